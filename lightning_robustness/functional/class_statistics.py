@@ -1,0 +1,141 @@
+"""Statistics of features by predicted class, shared by RDI and ROBY."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_robustness.utilities.rank_zero import rank_zero_warn
+
+Normalization = Literal["pairs", "all", "none"]
+
+# Rows that are widened to float64 at a time, so that half precision features need no second copy of themselves
+_CHUNK = 4096
+
+
+class ClassStatistics(NamedTuple):
+    """What RDI and ROBY need to know of each populated class, P of them.
+
+    Args:
+        classes: Labels of the populated classes, increasing, shape ``(P,)``.
+        counts: Samples in each, shape ``(P,)``.
+        centers: Mean feature vectors, shape ``(P, D)``.
+        distances: Mean distance of the samples of a class to its centre, shape ``(P,)``.
+
+    """
+
+    classes: Tensor
+    counts: Tensor
+    centers: Tensor
+    distances: Tensor
+
+
+def accumulation_dtype(device: torch.device) -> torch.dtype:
+    """Widest floating point type of a device."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def result_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Type of a result for features of a type: never narrower than float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def class_statistics(features: Tensor, preds: Tensor, p: float) -> ClassStatistics:
+    """Compute centres and mean distances in one pass each, in float64 whatever the features are."""
+    classes, index, counts = preds.unique(return_inverse=True, return_counts=True)
+    centers = sum_by_class(features, index, len(classes)) / counts.unsqueeze(1)
+    distances = sum_distances_by_class(features, index, centers, p) / counts
+    return ClassStatistics(classes, counts, centers, distances)
+
+
+def sum_by_class(features: Tensor, index: Tensor, num_classes: int) -> Tensor:
+    """Sum the features of each class, shape ``(num_classes, D)``."""
+    sums = features.new_zeros(num_classes, features.shape[1], dtype=accumulation_dtype(features.device))
+    for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
+        sums = sums.index_add(0, labels, rows.to(sums.dtype))
+    return sums
+
+
+def sum_distances_by_class(features: Tensor, index: Tensor, centers: Tensor, p: float) -> Tensor:
+    """Sum the distances of the samples of each class to its centre, shape ``(num_classes,)``."""
+    sums = centers.new_zeros(len(centers))
+    for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
+        distances = torch.linalg.vector_norm(rows.to(centers.dtype) - centers[labels], ord=p, dim=1)
+        sums = sums.index_add(0, labels, distances)
+    return sums
+
+
+def expand_distances_by_class(features: Tensor, index: Tensor, centers: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    r"""Expand the summed distance of each class to first order in its centre.
+
+    With r the distance of a sample to the centre c and u the gradient of the norm there, the distance to another
+    centre c' is r + u.c - u.c' to first order, a lower bound since a norm is convex.
+
+    Args:
+        features: Floating point tensor of shape ``(N, D)``.
+        index: Class of each sample.
+        centers: Where to expand, shape ``(K, D)``.
+        p: Order of the norm.
+
+    Returns:
+        Sum of r + u.c, shape ``(K,)``, and sum of u, shape ``(K, D)``, over the samples of each class.
+
+    """
+    offsets, slopes = centers.new_zeros(len(centers)), torch.zeros_like(centers)
+    for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
+        c = centers[labels]
+        difference = rows.to(centers.dtype) - c
+        r = torch.linalg.vector_norm(difference, ord=p, dim=1)
+        u = _norm_gradient(difference, r, p)
+        offsets = offsets.index_add(0, labels, r + (u * c).sum(dim=1))
+        slopes = slopes.index_add(0, labels, u)
+    return offsets, slopes
+
+
+def _norm_gradient(difference: Tensor, r: Tensor, p: float) -> Tensor:
+    """Gradient of the p-norm; zero at zero, one of the sub-gradients where there are several."""
+    if p == torch.inf:
+        largest = difference.abs().argmax(dim=1, keepdim=True)
+        return torch.zeros_like(difference).scatter(1, largest, difference.gather(1, largest).sign())
+    share = difference.abs() / r.clamp(min=torch.finfo(r.dtype).tiny).unsqueeze(1)
+    return difference.sign() * share.pow(p - 1)
+
+
+def pairwise_distances(centers: Tensor, p: float) -> Tensor:
+    """Distance of each pair of centres, in the order of ``torch.triu_indices``."""
+    if p != 2 or len(centers) <= 256:
+        return torch.pdist(centers, p=p)
+    # A matrix product is several times faster for many centres, and precise except for pairs that nearly coincide
+    centers = centers - centers.mean(dim=0)
+    i, j = torch.triu_indices(len(centers), len(centers), offset=1, device=centers.device)
+    distances = torch.cdist(centers, centers)[i, j]
+    near = (distances < 1e-3 * distances.max()).nonzero().squeeze(1)
+    exact = torch.linalg.vector_norm(centers[i[near]] - centers[j[near]], dim=1)
+    return distances.index_put((near,), exact)
+
+
+def min_max(values: Tensor) -> Tensor:
+    """Map values to [0, 1]; to 0 where they are all equal, since then there is no scale."""
+    if values.numel() == 0:
+        return values
+    low, high = values.aminmax()
+    constant = high - low <= 1e-12 * values.abs().max()
+    return torch.where(constant, torch.zeros_like(values), (values - low) / torch.where(constant, 1.0, high - low))
+
+
+def warn_if_unseparated(statistics: ClassStatistics, consequence: str) -> bool:
+    """Warn where fewer than two classes are populated, and say whether that is so."""
+    populated = len(statistics.classes)
+    if populated < 2:
+        rank_zero_warn(
+            f"The samples were predicted as {populated} class(es) in all: with fewer than two, {consequence}. "
+            "Is the network trained, and does the data hold several classes?",
+            stacklevel=4,
+        )
+    return populated < 2
+
+
+def check_p(p: float) -> None:
+    """Check the order of a Minkowski distance."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
+        raise ValueError(f"Expected argument `p` to be a number of at least 1, or infinity, but got {p}.")

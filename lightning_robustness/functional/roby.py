@@ -1,0 +1,154 @@
+from typing import NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_robustness.functional.class_statistics import (
+    ClassStatistics,
+    Normalization,
+    check_p,
+    class_statistics,
+    min_max,
+    pairwise_distances,
+    result_dtype,
+    warn_if_unseparated,
+)
+from lightning_robustness.utilities.checks import check_features_and_preds
+
+
+class ROBYComponents(NamedTuple):
+    """ROBY, FSA, FSD, and the value of each pair of populated classes in the order of ``torch.triu_indices``."""
+
+    roby: Tensor
+    fsa: Tensor
+    fsd: Tensor
+    pairs: Tensor
+
+
+def _check_normalization(normalization: Normalization) -> None:
+    allowed = get_args(Normalization)
+    if normalization not in allowed:
+        raise ValueError(f"Expected argument `normalization` to be one of {allowed} but got {normalization!r}.")
+
+
+def _roby_compute(statistics: ClassStatistics, p: float, normalization: Normalization) -> ROBYComponents:
+    aggregation, distances = statistics.distances, pairwise_distances(statistics.centers, p)
+    normalized_aggregation, normalized_distances = min_max(aggregation), min_max(distances)
+    fsa, fsd = 1 - normalized_aggregation.sum() / max(len(aggregation), 1), distances.new_zeros(())
+    if warn_if_unseparated(statistics, "FSD is 0 and ROBY is 1 (without normalization, twice the mean distance)"):
+        worst = 2 * aggregation.sum() if normalization == "none" else 1 + 0 * aggregation.sum()
+        return ROBYComponents(worst, fsa, fsd, distances)
+    fsd = normalized_distances.mean()
+    if normalization == "all":
+        aggregation, distances = normalized_aggregation, normalized_distances
+    i, j = torch.triu_indices(len(aggregation), len(aggregation), offset=1, device=aggregation.device)
+    pairs = aggregation[i] + aggregation[j] - distances
+    if normalization != "none":
+        pairs = min_max(pairs)
+    return ROBYComponents(pairs.mean(), fsa, fsd, pairs)
+
+
+def _components(features: Tensor, preds: Tensor, p: float, normalization: Normalization) -> ROBYComponents:
+    check_p(p)
+    _check_normalization(normalization)
+    features = check_features_and_preds(features, preds)
+    components = _roby_compute(class_statistics(features, preds, p), p, normalization)
+    return ROBYComponents(*(value.to(result_dtype(features.dtype)) for value in components))
+
+
+def roby(features: Tensor, preds: Tensor, p: float = 2.0, normalization: Normalization = "pairs") -> Tensor:
+    r"""Compute ROBY, a robustness metric from the overlap of pairs of classes, lower is more robust.
+
+    .. math::
+        \text{ROBY} = \operatorname{mean}_{i < j} \operatorname{norm}(\text{ROBY}_{ij})
+        \quad
+        \text{ROBY}_{ij} = \text{FSA}_i + \text{FSA}_j - \text{FSD}_{ij}
+        \quad
+        \text{FSA}_k = \frac{1}{|N_k|} \sum_{f \in N_k} \|f - c_k\|_p
+        \quad
+        \text{FSD}_{ij} = \|c_i - c_j\|_p
+
+    Where :math:`N_k` are the features of the samples that are predicted as class :math:`k`, :math:`c_k` is their mean,
+    and norm maps the values of all pairs to [0, 1] by their minimum and maximum (to 0 where they are equal, as with
+    two classes, for which ``normalization="none"`` is the one that tells something). Classes that no sample is
+    predicted as do not count. With fewer than two others, ROBY is 1, its worst.
+
+    Args:
+        features: Floating point tensor of shape ``(N, D)``, what enters the classifier head; dimensions after the
+            first are flattened. Half precision is accumulated in float64.
+        preds: Integer tensor of shape ``(N,)`` with the predicted labels, never the true ones.
+        p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
+        normalization: ``"pairs"`` normalises :math:`\text{ROBY}_{ij}`, as Algorithm 1 of the ROBY paper does;
+            ``"all"`` normalises :math:`\text{FSA}_k` and :math:`\text{FSD}_{ij}` before, as the RDI paper writes it;
+            ``"none"`` nothing, so that values of different networks have different scales.
+
+    Returns:
+        Scalar tensor, float64 for float64 features and float32 otherwise.
+
+    Raises:
+        TypeError: If the features are not floating point or the labels not integers.
+        ValueError: If shapes do not fit, labels are negative, features are not finite, or an option is unknown.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.functional import roby
+        >>> features = torch.tensor([[0.0, 0.0], [0.0, 2.0], [8.0, 0.0], [8.0, 2.0], [4.0, 0.0], [4.0, 6.0]])
+        >>> roby(features, preds=torch.tensor([0, 0, 1, 1, 2, 2]))
+        tensor(0.6667)
+
+    """
+    return _components(features, preds, p, normalization).roby
+
+
+def feature_subspace_aggregation(features: Tensor, preds: Tensor, p: float = 2.0) -> Tensor:
+    r"""Compute the feature subspace aggregation (FSA) of ROBY, higher is more robust.
+
+    .. math:: \text{FSA} = 1 - \operatorname{mean}_k \operatorname{norm}(\text{FSA}_k)
+
+    Where :math:`\text{FSA}_k` is the mean distance of the samples predicted as class :math:`k` to their centre, and
+    norm maps the values of all classes to [0, 1] by their minimum and maximum, to 0 where they are equal.
+
+    Args:
+        features: Floating point tensor of shape ``(N, D)``; dimensions after the first are flattened.
+        preds: Integer tensor of shape ``(N,)`` with the predicted labels.
+        p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
+
+    Returns:
+        Scalar tensor, float64 for float64 features and float32 otherwise.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.functional import feature_subspace_aggregation
+        >>> features = torch.tensor([[0.0, 0.0], [0.0, 2.0], [8.0, 0.0], [8.0, 2.0], [4.0, 0.0], [4.0, 6.0]])
+        >>> feature_subspace_aggregation(features, preds=torch.tensor([0, 0, 1, 1, 2, 2]))
+        tensor(0.6667)
+
+    """
+    return _components(features, preds, p, "pairs").fsa
+
+
+def feature_subspace_distance(features: Tensor, preds: Tensor, p: float = 2.0) -> Tensor:
+    r"""Compute the feature subspace distance (FSD) of ROBY, higher is more robust.
+
+    .. math:: \text{FSD} = \operatorname{mean}_{i < j} \operatorname{norm}(\|c_i - c_j\|_p)
+
+    Where :math:`c_k` is the mean of the features of the samples predicted as class :math:`k`, and norm maps the values
+    of all pairs to [0, 1] by their minimum and maximum, to 0 where they are equal.
+
+    Args:
+        features: Floating point tensor of shape ``(N, D)``; dimensions after the first are flattened.
+        preds: Integer tensor of shape ``(N,)`` with the predicted labels.
+        p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
+
+    Returns:
+        Scalar tensor, float64 for float64 features and float32 otherwise.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.functional import feature_subspace_distance
+        >>> features = torch.tensor([[0.0, 0.0], [8.0, 0.0], [4.0, 0.0]])
+        >>> feature_subspace_distance(features, preds=torch.tensor([0, 1, 2]))
+        tensor(0.3333)
+
+    """
+    return _components(features, preds, p, "pairs").fsd

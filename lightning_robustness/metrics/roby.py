@@ -1,0 +1,121 @@
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
+
+from lightning_robustness.functional.class_statistics import Normalization
+from lightning_robustness.functional.roby import _check_normalization, _roby_compute
+from lightning_robustness.metrics.class_statistics import ClassStatisticsMetric, Mode
+
+
+class ROBY(ClassStatisticsMetric):
+    r"""Compute ROBY, a robustness metric from the overlap of pairs of classes, lower is more robust.
+
+    .. math::
+        \text{ROBY} = \operatorname{mean}_{i < j} \operatorname{norm}(\text{FSA}_i + \text{FSA}_j - \text{FSD}_{ij})
+
+    Where :math:`\text{FSA}_k` is the mean distance of the samples that are predicted as class :math:`k` to their
+    centre, :math:`\text{FSD}_{ij}` the distance of two centres, and norm maps the values of all pairs to [0, 1] by
+    their minimum and maximum (to 0 where they are equal, as with two classes). Classes that no sample is predicted as
+    do not count; with fewer than two others, ROBY is 1. See :func:`~lightning_robustness.functional.roby`.
+
+    As input to ``forward`` and ``update`` the metric accepts the following input:
+
+    - ``features`` (:class:`~torch.Tensor`): A floating point tensor of shape ``(N, D)``, what enters the classifier
+      head; logits work too. Dimensions after the first are flattened.
+    - ``preds`` (:class:`~torch.Tensor`): An integer tensor of shape ``(N,)`` with the predicted labels, never the true
+      ones.
+
+    As output of ``forward`` and ``compute`` the metric returns the following output:
+
+    - ``roby`` (:class:`~torch.Tensor`): A scalar, in [0, 1] unless ``normalization="none"``.
+
+    ``compute_components`` returns it in a dictionary with ``fsa`` and ``fsd`` (both higher when more robust), ``pairs``
+    (the symmetric K x K matrix of what is averaged, NaN on the diagonal and for classes without samples),
+    ``distances`` (:math:`\text{FSA}_k` for each class, NaN for those without samples) and ``counts``.
+
+    Args:
+        num_classes: Number of classes.
+        p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
+        normalization: ``"pairs"`` normalises the values of the pairs, as Algorithm 1 of the ROBY paper does; ``"all"``
+            normalises FSA and FSD before, as the RDI paper writes it; ``"none"`` nothing.
+        mode: ``"exact"`` keeps all features until ``compute`` (with ``compute_on_cpu=True``, on the CPU);
+            ``"streaming"`` keeps a state of fixed size, for an approximation that is within about 5e-3.
+        kwargs: Further arguments of ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: If ``num_classes`` is not an integer of at least 2, ``p`` below 1, or an option is unknown.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.metrics import ROBY
+        >>> metric = ROBY(num_classes=3)
+        >>> metric.update(torch.tensor([[0.0, 0.0], [0.0, 2.0], [8.0, 0.0]]), preds=torch.tensor([0, 0, 1]))
+        >>> metric.update(torch.tensor([[8.0, 2.0], [4.0, 0.0], [4.0, 6.0]]), preds=torch.tensor([1, 2, 2]))
+        >>> metric.compute()
+        tensor(0.6667)
+        >>> metric.compute_components()["fsa"]
+        tensor(0.6667)
+
+    """
+
+    is_differentiable: bool = True
+    higher_is_better: bool = False
+    full_state_update: bool = False
+
+    def __init__(
+        self,
+        num_classes: int,
+        p: float = 2.0,
+        normalization: Normalization = "pairs",
+        mode: Mode = "exact",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_classes, p=p, mode=mode, **kwargs)
+        _check_normalization(normalization)
+        self.normalization: Normalization = normalization
+
+    @property
+    def plot_lower_bound(self) -> float | None:  # type: ignore[override]
+        """Lower end of the axis of ``plot``: 0, or open without normalization."""
+        return None if self.normalization == "none" else 0.0
+
+    @property
+    def plot_upper_bound(self) -> float | None:  # type: ignore[override]
+        """Upper end of the axis of ``plot``: 1, or open without normalization."""
+        return None if self.normalization == "none" else 1.0
+
+    def compute(self) -> Tensor:
+        """Compute ROBY over all batches."""
+        statistics = self._statistics()
+        components = _roby_compute(statistics, self.p, self.normalization)._asdict()
+        classes = statistics.classes
+        i, j = classes[torch.triu_indices(len(classes), len(classes), offset=1, device=classes.device)]
+        matrix = components["pairs"].new_full((self.num_classes, self.num_classes), torch.nan)
+        matrix[i, j] = matrix[j, i] = components["pairs"].detach()
+        return self._publish(components | {"pairs": matrix}, statistics)
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
+        """Plot one value, or several, for instance one for each epoch.
+
+        Args:
+            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
+            ax: A matplotlib axis to draw on; by default a new figure.
+
+        Returns:
+            Figure and axis.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        Example:
+            >>> import torch
+            >>> from lightning_robustness.metrics import ROBY
+            >>> metric = ROBY(num_classes=3)
+            >>> metric.update(torch.randn(20, 5), preds=torch.arange(20) % 3)
+            >>> figure, axis = metric.plot()
+
+        """
+        return self._plot(val, ax)

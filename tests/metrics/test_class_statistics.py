@@ -1,0 +1,295 @@
+"""What RDI and ROBY have in common: their state."""
+
+import math
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchmetrics.utilities.data import dim_zero_sum
+
+from lightning_robustness.functional import robustness_difference_index, roby
+from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
+from tests import references
+from tests.metrics.tester import check_metric_contract, update_in_batches
+
+METRICS = [
+    (RobustnessDifferenceIndex, robustness_difference_index, {}),
+    (ROBY, roby, {}),
+    (ROBY, roby, {"p": math.inf, "normalization": "all"}),
+    (ROBY, roby, {"p": 1.0, "normalization": "none"}),
+]
+each_metric = pytest.mark.parametrize(("metric_class", "function", "options"), METRICS)
+each_mode = pytest.mark.parametrize("mode", ["exact", "streaming"])
+
+
+def data(num_samples=150, num_classes=8, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    preds = torch.randint(num_classes - 1, (num_samples,), generator=generator)  # the last class is never predicted
+    means = torch.randn(num_classes, 6, dtype=dtype, generator=generator)
+    return torch.randn(num_samples, 6, dtype=dtype, generator=generator) + 2 * means[preds], preds
+
+
+@each_metric
+@each_mode
+def test_contract(metric_class, function, options, mode):
+    features, preds = data()
+    check_metric_contract(
+        lambda: metric_class(num_classes=8, mode=mode, **options),
+        lambda f, k: function(f, k, **options),
+        (features, preds),
+    )
+
+
+@each_mode
+@pytest.mark.parametrize("num_classes", [2, 200])
+@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
+def test_equals_the_papers_loops(mode, num_classes, p):
+    features, preds = data(num_classes=num_classes + 1)
+    metrics = (
+        update_in_batches(RobustnessDifferenceIndex(num_classes, mode=mode), 7, features, preds),
+        update_in_batches(ROBY(num_classes, p=p, mode=mode), 7, features, preds),
+    )
+    assert metrics[0].compute().item() == pytest.approx(references.rdi(features, preds)["rdi"], abs=1e-10)
+    assert metrics[1].compute().item() == pytest.approx(references.roby(features, preds, p)["roby"], abs=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each_mode
+def test_precision_of_the_features(dtype, mode):
+    features, preds = data(dtype=torch.float32)
+    features = (features + 30).to(dtype)
+    metric = update_in_batches(RobustnessDifferenceIndex(8, mode=mode), 32, features, preds)
+    assert metric.compute().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert metric.compute().item() == pytest.approx(references.rdi(features.double(), preds)["rdi"], abs=1e-6)
+
+
+def embedding_and_logits(network, images):
+    embedding = network[:-1](images)
+    return embedding, network[-1](embedding)
+
+
+def test_adversarial_training_moves_both_in_the_robust_direction(digits, digits_network, robust_digits_network):
+    values = {}
+    for name, network in {"natural": digits_network, "robust": robust_digits_network}.items():
+        embedding, logits = embedding_and_logits(network, digits[0][1200:])
+        for metric, features in ((RobustnessDifferenceIndex(10), logits), (ROBY(10), embedding)):
+            metric.update(features, logits.argmax(1))
+            values[name, type(metric)] = metric.compute()
+    for metric_class in (RobustnessDifferenceIndex, ROBY):
+        higher, lower = ("robust", "natural") if metric_class.higher_is_better else ("natural", "robust")
+        assert values[higher, metric_class] > values[lower, metric_class]
+
+
+def streaming_error(metric_class, features, preds, **options):
+    result = {}
+    for mode in ("exact", "streaming"):
+        metric = metric_class(int(preds.max()) + 1, mode=mode, **options)
+        result[mode] = update_in_batches(metric, 32, features, preds).compute()
+    return abs(result["streaming"] - result["exact"]).item()
+
+
+@pytest.mark.parametrize("layer", ["embedding", "logits"])
+def test_streaming_is_close_to_exact_on_real_features(digits, digits_network, layer):
+    embedding, logits = embedding_and_logits(digits_network, digits[0])
+    # Four passes with noise: more samples than the buffer holds, so that most distances are expansions
+    features = (embedding if layer == "embedding" else logits).repeat(4, 1)
+    features = features + 0.1 * features.std(dim=0) * torch.randn_like(features)
+    order = torch.randperm(len(features))
+    features, preds = features[order], logits.argmax(1).repeat(4)[order]
+    assert 0 < streaming_error(RobustnessDifferenceIndex, features, preds) < 1e-3
+    for p in (1.0, 2.0, 3.0, math.inf):
+        assert 0 < streaming_error(ROBY, features, preds, p=p) < 5e-3
+
+
+def test_streaming_is_exact_while_the_buffer_lasts(digits, digits_network):
+    logits = digits_network(digits[0])
+    assert streaming_error(RobustnessDifferenceIndex, logits, logits.argmax(1)) < 1e-6
+
+
+def test_streaming_with_batches_larger_than_the_buffer():
+    features, preds = data(num_samples=9000)
+    whole, parts = (RobustnessDifferenceIndex(8, mode="streaming") for _ in range(2))
+    whole.update(features, preds)
+    exact = robustness_difference_index(features, preds)
+    assert whole.compute() == pytest.approx(exact.item(), abs=1e-3)
+    assert update_in_batches(parts, 100, features, preds).compute() == pytest.approx(exact.item(), abs=1e-3)
+
+
+@each_metric
+def test_streaming_forward_and_merge_beyond_the_buffer(metric_class, function, options):
+    features, preds = data(num_samples=9000)
+    updated, forwarded, other = (metric_class(8, mode="streaming", **options) for _ in range(3))
+    for batch in zip(features[:6000].split(500), preds[:6000].split(500), strict=True):
+        updated.update(*batch)
+        forwarded(*batch)
+    assert torch.equal(updated.compute(), forwarded.compute())
+    if hasattr(updated, "merge_state"):
+        updated.merge_state(update_in_batches(other, 500, features[6000:], preds[6000:]))
+        exact = function(features, preds, **options)
+        assert updated.compute() == pytest.approx(exact.item(), rel=5e-3, abs=5e-3)
+
+
+@pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
+def test_streaming_state_is_of_fixed_size_and_reduced_by_sums(metric_class):
+    metric = metric_class(5, mode="streaming")
+    assert all(reduction is dim_zero_sum for reduction in metric._reductions.values())
+    sizes = []
+    for _ in range(40):
+        metric.update(torch.randn(200, 16), torch.randint(5, (200,)))
+        sizes.append({name: getattr(metric, name).shape for name in metric._defaults})
+    assert all(size == sizes[0] for size in sizes)
+    assert sum(math.prod(shape) for shape in sizes[0].values()) < 3 * 16 * max(2048, 16 * 5)
+
+
+def test_exact_features_can_be_kept_on_the_cpu():
+    features, preds = data()
+    metric = RobustnessDifferenceIndex(8, compute_on_cpu=True)
+    metric.update(features, preds)
+    assert metric.features[0].device.type == "cpu"
+    assert metric.compute() == robustness_difference_index(features, preds)
+
+
+def test_exact_features_do_not_keep_what_they_were_sliced_from():
+    metric = RobustnessDifferenceIndex(8)
+    tokens, preds = torch.randn(10, 50, 6), data(10)[1]
+    metric.update(tokens[:, 0], preds)
+    assert metric.features[0].untyped_storage().nbytes() == 10 * 6 * 4
+
+
+@each_mode
+def test_forward_of_features_with_a_graph_keeps_no_graph(mode):
+    metric = RobustnessDifferenceIndex(8, mode=mode)
+    features, preds = data()
+    features.requires_grad_()
+    metric(features, preds).backward()
+    assert features.grad.abs().sum() > 0
+    states = [getattr(metric, name) for name in metric._defaults]
+    assert not any(t.requires_grad for state in states for t in (state if isinstance(state, list) else [state]))
+
+
+@each_mode
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        ((torch.randn(5), torch.zeros(5).long()), "at least 2 dimensions"),
+        ((torch.randn(5, 6), torch.zeros(4).long()), "one label for each row"),
+        ((torch.randn(5, 6), torch.full((5,), 8)), "in the range 0 to 7"),
+        ((torch.full((5, 6), float("nan")), torch.zeros(5).long()), "5 of 5 samples hold NaN or infinity"),
+        ((torch.randn(5, 7), torch.zeros(5).long()), "`features` of width 6, as in the batches before, but got 7"),
+    ],
+)
+def test_bad_batch_is_refused_and_the_state_stays_usable(mode, bad, match):
+    features, preds = data()
+    metric = RobustnessDifferenceIndex(8, mode=mode)
+    metric.update(features[:50], preds[:50])
+    with pytest.raises(ValueError, match=match):
+        metric.update(*bad)
+    metric.update(features[50:], preds[50:])
+    torch.testing.assert_close(metric.compute(), robustness_difference_index(features, preds))
+
+
+@pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
+@each_mode
+def test_compute_before_update_warns_and_is_the_worst(metric_class, mode):
+    metric = metric_class(3, mode=mode)
+    with pytest.warns(UserWarning, match="called before the ``update`` method"):
+        worst = metric.compute()
+    assert worst == (1 if metric_class is ROBY else -1)
+    metric.update(torch.randn(0, 4), torch.zeros(0, dtype=torch.long))
+    with pytest.warns(UserWarning, match=r"predicted as 0 class\(es\)"):
+        assert metric.compute() == worst
+
+
+@pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
+@each_mode
+def test_one_populated_class_warns_once(metric_class, mode):
+    metric = metric_class(3, mode=mode)
+    metric.update(torch.randn(6, 4), torch.ones(6, dtype=torch.long))
+    with pytest.warns(UserWarning, match=r"predicted as 1 class\(es\)") as record:
+        assert metric.compute_components()["counts"].tolist() == [0, 6, 0]
+    assert len(record) == 1
+    assert metric.compute().isfinite()
+
+
+@pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"num_classes": 1}, "`num_classes` to be an integer of at least 2 but got 1"),
+        ({"num_classes": 2.0}, "`num_classes` to be an integer of at least 2 but got 2.0"),
+        ({"num_classes": 3, "mode": "fast"}, r"`mode` to be one of \('exact', 'streaming'\) but got 'fast'"),
+    ],
+)
+def test_arguments_are_checked(metric_class, arguments, match):
+    with pytest.raises(ValueError, match=match):
+        metric_class(**arguments)
+
+
+# Two processes
+
+
+def evaluate_share(rank, metric_class, options, shares):
+    metric = metric_class(8, **options)
+    features, preds = data()
+    share = shares[rank]
+    if len(share):
+        update_in_batches(metric, 20, features[share], preds[share])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchmetrics warns in a process that holds nothing
+        values = metric.compute_components()
+    assert metric._is_synced is False
+    if len(share):  # the state of this process is its own again
+        metric.update(features[share], preds[share])
+    return values
+
+
+FIRST_CLASS_ALONE = (data()[1] == 0).nonzero().squeeze(1), (data()[1] != 0).nonzero().squeeze(1)
+
+
+@each_mode
+@pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
+@pytest.mark.parametrize(
+    "shares",
+    [
+        (torch.arange(75), torch.arange(75, 150)),
+        (torch.arange(110), torch.arange(110, 150)),
+        FIRST_CLASS_ALONE,
+        (torch.arange(150), torch.arange(0)),
+        (torch.arange(0), torch.arange(150)),
+    ],
+    ids=["equal", "unequal", "class on one", "second empty", "first empty"],
+)
+def test_two_processes_equal_one(two_processes, mode, metric_class, shares):
+    metric = metric_class(8, mode="exact")
+    metric.update(*data())
+    expected = metric.compute_components()
+    for result in two_processes(evaluate_share, metric_class, {"mode": mode}, shares):
+        assert result.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(result[name], value, atol=1e-10, rtol=0, equal_nan=True)
+
+
+def evaluate_nothing(rank, mode):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return RobustnessDifferenceIndex(8, mode=mode).compute()
+
+
+@each_mode
+def test_two_processes_without_data(two_processes, mode):
+    assert two_processes(evaluate_nothing, mode) == [-1, -1]
+
+
+def evaluate_two_widths(rank, mode):
+    metric = RobustnessDifferenceIndex(2, mode=mode)
+    metric.update(torch.randn(4, 3 + rank), torch.arange(4) % 2)
+    with pytest.raises(ValueError, match=r"one width in all processes but got \[3, 4\]"):
+        metric.compute()
+    dist.barrier()
+    return True
+
+
+@each_mode
+def test_two_processes_with_features_of_two_widths(two_processes, mode):
+    assert two_processes(evaluate_two_widths, mode) == [True, True]

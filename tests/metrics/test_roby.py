@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from lightning_robustness.metrics import ROBY
+from tests import references
+
+
+@pytest.mark.parametrize("normalization", ["pairs", "all", "none"])
+@pytest.mark.parametrize("mode", ["exact", "streaming"])
+def test_components(normalization, mode):
+    features, preds = torch.randn(40, 3, dtype=torch.float64), torch.arange(40) % 4
+    preds[preds == 2] = 0
+    metric = ROBY(4, normalization=normalization, mode=mode)
+    metric.update(features, preds)
+    parts, expected = metric.compute_components(), references.roby(features, preds, normalization=normalization)
+    for name in ("roby", "fsa", "fsd"):
+        assert parts[name].item() == pytest.approx(expected[name], abs=1e-10)
+    pairs = parts["pairs"]
+    assert [pairs[0, 1], pairs[0, 3], pairs[1, 3]] == pytest.approx(expected["pairs"], abs=1e-10)
+    torch.testing.assert_close(pairs, pairs.T, equal_nan=True)
+    assert pairs.isnan().sum() == 4 + 6
+    assert parts["counts"].tolist() == [20, 10, 0, 10]
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="`p` to be a number of at least 1"):
+        ROBY(4, p=0.5)
+    with pytest.raises(ValueError, match="`normalization` to be one of"):
+        ROBY(4, normalization="max")
+
+
+@pytest.mark.parametrize("normalization", ["pairs", "none"])
+def test_plot(normalization):
+    metric = ROBY(3, normalization=normalization)
+    metric.update(torch.randn(20, 5), torch.arange(20) % 3)
+    _, axis = metric.plot()
+    assert axis.lines[0].get_ydata()[0] == pytest.approx(metric.compute().item())
+    bounded = axis.get_ylim() == pytest.approx((-0.1, 1.1))  # the bounds, and a tenth of their distance
+    assert bounded == (normalization == "pairs")

@@ -1,0 +1,61 @@
+"""The formulas once more, in plain Python with the papers' loops, for comparison."""
+
+import math
+
+
+def minkowski(a, b, p):
+    if p == math.inf:
+        return max(abs(x - y) for x, y in zip(a, b, strict=True))
+    return sum(abs(x - y) ** p for x, y in zip(a, b, strict=True)) ** (1 / p)
+
+
+def mean(values):
+    return math.fsum(values) / len(values)
+
+
+def center(vectors):
+    return [mean(column) for column in zip(*vectors, strict=True)]
+
+
+def norm(values):
+    low, high = min(values), max(values)
+    return [0.0 if high == low else (value - low) / (high - low) for value in values]
+
+
+def group(features, preds):
+    classes = {}
+    for vector, label in zip(features.tolist(), preds.tolist(), strict=True):
+        classes.setdefault(label, []).append(vector)
+    return {label: classes[label] for label in sorted(classes)}
+
+
+def rdi(features, preds):
+    """Algorithm 1 of the RDI paper."""
+    feature_vectors = group(features, preds)
+    center_list, intra_list = [], []
+    for vectors in feature_vectors.values():
+        center_list.append(center(vectors))
+        intra_list.append(mean([minkowski(v, center_list[-1], 2) for v in vectors]))
+    intra = mean(intra_list)
+    overall = center(center_list)
+    inter = mean([minkowski(c, overall, 2) for c in center_list])
+    return {"rdi": (inter - intra) / max(inter, intra), "intra": intra, "inter": inter, "distances": intra_list}
+
+
+def roby(features, preds, p=2.0, normalization="pairs"):
+    """Algorithm 1 of the ROBY paper."""
+    feature_vectors = group(features, preds)
+    center_list = [center(vectors) for vectors in feature_vectors.values()]
+    fsa_list = [
+        mean([minkowski(v, c, p) for v in vectors])
+        for vectors, c in zip(feature_vectors.values(), center_list, strict=True)
+    ]
+    pairs = [(i, j) for i in range(len(center_list)) for j in range(i + 1, len(center_list))]
+    fsd_list = [minkowski(center_list[i], center_list[j], p) for i, j in pairs]
+    fsa, fsd = 1 - mean(norm(fsa_list)), mean(norm(fsd_list))
+    if normalization == "all":
+        fsa_list, fsd_list = norm(fsa_list), norm(fsd_list)
+    roby_list = [fsa_list[i] + fsa_list[j] - d for (i, j), d in zip(pairs, fsd_list, strict=True)]
+    if normalization != "none":
+        roby_list = norm(roby_list)
+    return {"roby": mean(roby_list), "fsa": fsa, "fsd": fsd, "pairs": roby_list}

@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from lightning_robustness.utilities.checks import check_features_and_preds
+
+LABELS = torch.arange(4)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (4, 2, 3), (0, 6), (0, 2, 3)])
+def test_features_become_a_matrix(shape):
+    features = torch.randn(shape)
+    assert torch.equal(check_features_and_preds(features, LABELS[: shape[0]], 4), features.reshape(shape[0], 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_any_integer_labels_will_do(dtype):
+    check_features_and_preds(torch.randn(4, 2), LABELS.to(dtype), 4)
+
+
+@pytest.mark.parametrize(
+    ("features", "preds", "error", "match"),
+    [
+        (torch.ones(4, 2).int(), LABELS, TypeError, r"floating point tensor but got dtype torch\.int32"),
+        (torch.ones(4, 2), torch.ones(4, 3), TypeError, r"torch\.float32.*pass `logits\.argmax\(dim=1\)`"),
+        (torch.ones(4, 2), LABELS.bool(), TypeError, r"integer tensor of predicted labels but got dtype torch\.bool"),
+        (torch.ones(4), LABELS, ValueError, r"at least 2 dimensions but got \(4,\).*unsqueeze"),
+        (torch.ones(3, 2), LABELS, ValueError, r"`preds` to have shape \(3,\).*but got \(4,\)"),
+        (torch.ones(4, 2), LABELS.unsqueeze(1), ValueError, r"but got \(4, 1\)"),
+        (torch.ones(4, 2), LABELS + 1, ValueError, r"in the range 0 to 3 but got values from 1 to 4"),
+        (torch.ones(4, 2), LABELS - 1, ValueError, r"in the range 0 to 3 but got values from -1 to 2"),
+        (torch.tensor([[1.0], [float("nan")], [float("inf")], [2.0]]), LABELS, ValueError, r"2 of 4 samples hold NaN"),
+    ],
+)
+def test_bad_input(features, preds, error, match):
+    with pytest.raises(error, match=match):
+        check_features_and_preds(features, preds, num_classes=4)
+
+
+def test_negative_labels_without_a_number_of_classes():
+    with pytest.raises(ValueError, match="to be non-negative but got values from -1 to 2"):
+        check_features_and_preds(torch.ones(4, 2), LABELS - 1)
