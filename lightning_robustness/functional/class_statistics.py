@@ -9,8 +9,8 @@ from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 Normalization = Literal["pairs", "all", "none"]
 
-# Rows that are widened to float64 at a time, so that half precision features need no second copy of themselves
-_CHUNK = 4096
+# Rows that are widened to float64 at a time: they stay in the cache, and the features need no second copy
+_CHUNK = 1024
 
 
 class ClassStatistics(NamedTuple):
@@ -21,6 +21,7 @@ class ClassStatistics(NamedTuple):
         counts: Samples in each, shape ``(P,)``.
         centers: Mean feature vectors, shape ``(P, D)``.
         distances: Mean distance of the samples of a class to its centre, shape ``(P,)``.
+        dtype: Type that results should have: the features', but never narrower than float32.
 
     """
 
@@ -28,6 +29,7 @@ class ClassStatistics(NamedTuple):
     counts: Tensor
     centers: Tensor
     distances: Tensor
+    dtype: torch.dtype
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
@@ -45,14 +47,14 @@ def class_statistics(features: Tensor, preds: Tensor, p: float) -> ClassStatisti
     classes, index, counts = preds.unique(return_inverse=True, return_counts=True)
     centers = sum_by_class(features, index, len(classes)) / counts.unsqueeze(1)
     distances = sum_distances_by_class(features, index, centers, p) / counts
-    return ClassStatistics(classes, counts, centers, distances)
+    return ClassStatistics(classes, counts, centers, distances, result_dtype(features.dtype))
 
 
 def sum_by_class(features: Tensor, index: Tensor, num_classes: int) -> Tensor:
     """Sum the features of each class, shape ``(num_classes, D)``."""
     sums = features.new_zeros(num_classes, features.shape[1], dtype=accumulation_dtype(features.device))
     for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
-        sums = sums.index_add(0, labels, rows.to(sums.dtype))
+        sums.index_add_(0, labels, rows.to(sums.dtype))
     return sums
 
 
@@ -61,7 +63,7 @@ def sum_distances_by_class(features: Tensor, index: Tensor, centers: Tensor, p: 
     sums = centers.new_zeros(len(centers))
     for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
         distances = torch.linalg.vector_norm(rows.to(centers.dtype) - centers[labels], ord=p, dim=1)
-        sums = sums.index_add(0, labels, distances)
+        sums.index_add_(0, labels, distances)
     return sums
 
 
@@ -87,8 +89,8 @@ def expand_distances_by_class(features: Tensor, index: Tensor, centers: Tensor, 
         difference = rows.to(centers.dtype) - c
         r = torch.linalg.vector_norm(difference, ord=p, dim=1)
         u = _norm_gradient(difference, r, p)
-        offsets = offsets.index_add(0, labels, r + (u * c).sum(dim=1))
-        slopes = slopes.index_add(0, labels, u)
+        offsets.index_add_(0, labels, r + (u * c).sum(dim=1))
+        slopes.index_add_(0, labels, u)
     return offsets, slopes
 
 
@@ -101,26 +103,45 @@ def _norm_gradient(difference: Tensor, r: Tensor, p: float) -> Tensor:
     return difference.sign() * share.pow(p - 1)
 
 
-def pairwise_distances(centers: Tensor, p: float) -> Tensor:
+def pairwise_distances(statistics: ClassStatistics, p: float) -> Tensor:
     """Distance of each pair of centres, in the order of ``torch.triu_indices``."""
+    centers = statistics.centers
     if p != 2 or len(centers) <= 256:
         return torch.pdist(centers, p=p)
-    # A matrix product is several times faster for many centres, and precise except for pairs that nearly coincide
-    centers = centers - centers.mean(dim=0)
-    i, j = torch.triu_indices(len(centers), len(centers), offset=1, device=centers.device)
-    distances = torch.cdist(centers, centers)[i, j]
-    near = (distances < 1e-3 * distances.max()).nonzero().squeeze(1)
-    exact = torch.linalg.vector_norm(centers[i[near]] - centers[j[near]], dim=1)
-    return distances.index_put((near,), exact)
+    # For many centres, matrix products in the precision of the features, of the upper triangle only, are several times
+    # faster. They are not precise for pairs that nearly coincide.
+    centers = (centers - centers.mean(dim=0)).to(statistics.dtype)
+    near = torch.finfo(statistics.dtype).eps ** 0.2 * torch.linalg.vector_norm(centers.detach(), dim=1).max()
+    pieces = []
+    for start in range(0, len(centers), 256):
+        rows, columns = centers[start : start + 256], centers[start:]
+        i, j = torch.triu_indices(len(rows), len(columns), offset=1, device=centers.device)
+        above_diagonal = i * len(columns) + j
+        distances = torch.cdist(rows, columns).take(above_diagonal)
+        if distances.numel() and distances.min() < near:
+            distances = torch.cdist(rows, columns, compute_mode="donot_use_mm_for_euclid_dist").take(above_diagonal)
+        pieces.append(distances)
+    return torch.cat(pieces)
 
 
 def min_max(values: Tensor) -> Tensor:
     """Map values to [0, 1]; to 0 where they are all equal, since then there is no scale."""
     if values.numel() == 0:
         return values
+    low, scale = _low_and_scale(values)
+    return (values - low) * scale
+
+
+def min_max_mean(values: Tensor) -> Tensor:
+    """Mean of ``min_max(values)``, without writing it down."""
+    low, scale = _low_and_scale(values)
+    return (values.mean(dtype=accumulation_dtype(values.device)) - low) * scale
+
+
+def _low_and_scale(values: Tensor) -> tuple[Tensor, Tensor]:
     low, high = values.aminmax()
-    constant = high - low <= 1e-12 * values.abs().max()
-    return torch.where(constant, torch.zeros_like(values), (values - low) / torch.where(constant, 1.0, high - low))
+    constant = high - low <= 1e-12 * torch.maximum(high.abs(), low.abs())
+    return low, torch.where(constant, 0.0, 1 / torch.where(constant, 1.0, high - low))
 
 
 def warn_if_unseparated(statistics: ClassStatistics, consequence: str) -> bool:

@@ -6,7 +6,6 @@ from torch import Tensor
 from lightning_robustness.functional.class_statistics import (
     ClassStatistics,
     class_statistics,
-    result_dtype,
     warn_if_unseparated,
 )
 from lightning_robustness.utilities.checks import check_features_and_preds
@@ -70,4 +69,4 @@ def robustness_difference_index(features: Tensor, preds: Tensor) -> Tensor:
     """
     features = check_features_and_preds(features, preds)
     statistics = class_statistics(features, preds, p=2.0)
-    return _robustness_difference_index_compute(statistics).rdi.to(result_dtype(features.dtype))
+    return _robustness_difference_index_compute(statistics).rdi.to(statistics.dtype)

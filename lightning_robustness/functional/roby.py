@@ -9,15 +9,15 @@ from lightning_robustness.functional.class_statistics import (
     check_p,
     class_statistics,
     min_max,
+    min_max_mean,
     pairwise_distances,
-    result_dtype,
     warn_if_unseparated,
 )
 from lightning_robustness.utilities.checks import check_features_and_preds
 
 
 class ROBYComponents(NamedTuple):
-    """ROBY, FSA, FSD, and the value of each pair of populated classes in the order of ``torch.triu_indices``."""
+    """ROBY, FSA, FSD, and the value of each pair of populated classes, not normalised, as in ``torch.triu_indices``."""
 
     roby: Tensor
     fsa: Tensor
@@ -32,28 +32,27 @@ def _check_normalization(normalization: Normalization) -> None:
 
 
 def _roby_compute(statistics: ClassStatistics, p: float, normalization: Normalization) -> ROBYComponents:
-    aggregation, distances = statistics.distances, pairwise_distances(statistics.centers, p)
-    normalized_aggregation, normalized_distances = min_max(aggregation), min_max(distances)
-    fsa, fsd = 1 - normalized_aggregation.sum() / max(len(aggregation), 1), distances.new_zeros(())
+    aggregation, distances = statistics.distances, pairwise_distances(statistics, p)
+    fsa = 1 - min_max(aggregation).sum() / max(len(aggregation), 1)
     if warn_if_unseparated(statistics, "FSD is 0 and ROBY is 1 (without normalization, twice the mean distance)"):
-        worst = 2 * aggregation.sum() if normalization == "none" else 1 + 0 * aggregation.sum()
-        return ROBYComponents(worst, fsa, fsd, distances)
-    fsd = normalized_distances.mean()
+        zero = 0 * aggregation.sum()
+        worst = 2 * aggregation.sum() if normalization == "none" else zero + 1
+        return ROBYComponents(worst, fsa, zero, distances)
+    fsd = min_max_mean(distances)
     if normalization == "all":
-        aggregation, distances = normalized_aggregation, normalized_distances
+        aggregation, distances = min_max(aggregation), min_max(distances)
+    aggregation = aggregation.to(distances.dtype)
     i, j = torch.triu_indices(len(aggregation), len(aggregation), offset=1, device=aggregation.device)
-    pairs = aggregation[i] + aggregation[j] - distances
-    if normalization != "none":
-        pairs = min_max(pairs)
-    return ROBYComponents(pairs.mean(), fsa, fsd, pairs)
+    pairs = aggregation.take(i) + aggregation.take(j) - distances
+    return ROBYComponents(pairs.mean() if normalization == "none" else min_max_mean(pairs), fsa, fsd, pairs)
 
 
 def _components(features: Tensor, preds: Tensor, p: float, normalization: Normalization) -> ROBYComponents:
     check_p(p)
     _check_normalization(normalization)
     features = check_features_and_preds(features, preds)
-    components = _roby_compute(class_statistics(features, preds, p), p, normalization)
-    return ROBYComponents(*(value.to(result_dtype(features.dtype)) for value in components))
+    statistics = class_statistics(features, preds, p)
+    return ROBYComponents(*(value.to(statistics.dtype) for value in _roby_compute(statistics, p, normalization)))
 
 
 def roby(features: Tensor, preds: Tensor, p: float = 2.0, normalization: Normalization = "pairs") -> Tensor:

@@ -100,13 +100,12 @@ class ClassStatisticsMetric(Metric):
 
     def _publish(self, components: dict[str, Tensor], statistics: ClassStatistics) -> Tensor:
         """Keep the parts for ``compute_components`` and return the first, the headline."""
-        dtype = result_dtype(self._dtype_of_features())
         distances = statistics.distances.new_full((self.num_classes,), torch.nan)
         distances[statistics.classes] = statistics.distances.detach()
         counts = statistics.counts.new_zeros(self.num_classes).index_copy(0, statistics.classes, statistics.counts)
-        parts = {name: value.to(dtype) for name, value in components.items()}
+        parts = {name: value.to(statistics.dtype) for name, value in components.items()}
         headline = next(iter(parts.values()))
-        parts["distances"] = distances.to(dtype)
+        parts["distances"] = distances.to(statistics.dtype)
         self._components = {name: value.detach() for name, value in parts.items()} | {"counts": counts}
         return headline
 
@@ -119,18 +118,14 @@ class ClassStatisticsMetric(Metric):
         distances = self.offsets - (self.slopes * centers).sum(dim=1)
         distances = distances.clamp(min=0) + sum_distances_by_class(features, preds, centers, self.p)
         classes = counts.nonzero().squeeze(1)
-        return ClassStatistics(classes, counts[classes], centers[classes], distances[classes] / counts[classes])
+        counts, centers, distances = counts[classes], centers[classes], distances[classes]
+        return ClassStatistics(classes, counts, centers, distances / counts, self.buffer.dtype)
 
     def _width(self) -> int:
         """Number of features, or 0 before the first update."""
         if self.mode == "streaming":
             return self.buffer.shape[1]
         return self.features[0].shape[1] if len(self.features) else 0
-
-    def _dtype_of_features(self) -> torch.dtype:
-        if self.mode == "streaming":
-            return self.buffer.dtype
-        return self.features[0].dtype if len(self.features) else torch.float32
 
     def _stored(self) -> tuple[Tensor, Tensor]:
         """All features and labels of the exact mode."""
@@ -180,7 +175,8 @@ class ClassStatisticsMetric(Metric):
     def _sync_dist(self, dist_sync_fn: Callable = gather_all_tensors, process_group: Any | None = None) -> None:
         group = process_group or self.process_group
         # A process without data does not know the width and type of the others', and a gather of unlike tensors hangs
-        mine = torch.tensor([self._width(), self._dtype_of_features().itemsize], device=self.device)
+        dtype = self.buffer.dtype if self.mode == "streaming" else self._stored()[0].dtype
+        mine = torch.tensor([self._width(), dtype.itemsize], device=self.device)
         shapes = torch.stack(dist_sync_fn(mine, group=group))
         width, itemsize = shapes.amax(dim=0).tolist()
         if any(other not in (0, width) for other in shapes[:, 0].tolist()):

@@ -4,8 +4,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
+from typing_extensions import override
 
-from lightning_robustness.functional.class_statistics import Normalization
+from lightning_robustness.functional.class_statistics import Normalization, min_max
 from lightning_robustness.functional.roby import _check_normalization, _roby_compute
 from lightning_robustness.metrics.class_statistics import ClassStatisticsMetric, Mode
 
@@ -90,12 +91,17 @@ class ROBY(ClassStatisticsMetric):
     def compute(self) -> Tensor:
         """Compute ROBY over all batches."""
         statistics = self._statistics()
-        components = _roby_compute(statistics, self.p, self.normalization)._asdict()
-        classes = statistics.classes
+        return self._publish(_roby_compute(statistics, self.p, self.normalization)._asdict(), statistics)
+
+    @override
+    def compute_components(self) -> dict[str, Tensor]:
+        components = super().compute_components()
+        classes = components["counts"].nonzero().squeeze(1)
         i, j = classes[torch.triu_indices(len(classes), len(classes), offset=1, device=classes.device)]
-        matrix = components["pairs"].new_full((self.num_classes, self.num_classes), torch.nan)
-        matrix[i, j] = matrix[j, i] = components["pairs"].detach()
-        return self._publish(components | {"pairs": matrix}, statistics)
+        pairs = components["pairs"] if self.normalization == "none" else min_max(components["pairs"])
+        matrix = pairs.new_full((self.num_classes, self.num_classes), torch.nan)
+        matrix[i, j] = matrix[j, i] = pairs
+        return components | {"pairs": matrix}
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
         """Plot one value, or several, for instance one for each epoch.

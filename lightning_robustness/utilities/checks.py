@@ -35,8 +35,8 @@ def check_features_and_preds(features: Tensor, preds: Tensor, num_classes: int |
     if len(preds) == 0:
         return features.reshape(0, features.shape[1:].numel())
     features = features.flatten(1)
+    finite = torch.stack(features.detach().aminmax()).isfinite().all()  # a NaN becomes both
     # One transfer from the device for all three values
-    finite = torch.isfinite(features).all()
     low, high, is_finite = torch.stack([preds.min(), preds.max(), finite.to(preds.dtype)]).tolist()
     if low < 0 or (num_classes is not None and high >= num_classes):
         expected = "non-negative" if num_classes is None else f"in the range 0 to {num_classes - 1}"
