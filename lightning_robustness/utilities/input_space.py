@@ -1,0 +1,113 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class InputSpace:
+    """What the tensors that a model sees mean: a range of values, and how the loader normalised them.
+
+    Perturbation budgets, distortions and Fisher information are in un-normalised units, those of ``low`` and ``high``.
+
+    Args:
+        low: Smallest un-normalised value, or None for no bound.
+        high: Largest un-normalised value, or None for no bound.
+        mean: What the loader subtracted: a number, or one for each channel (dimension 1 of a batch).
+        std: What the loader divided by, likewise.
+
+    Raises:
+        ValueError: If the range is empty, or a standard deviation is not positive.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.utilities.input_space import InputSpace
+        >>> space = InputSpace(mean=(0.5, 0.25), std=(0.25, 0.125))
+        >>> batch = space.normalize(torch.tensor([[0.0, 1.0]]))
+        >>> batch
+        tensor([[-2.,  6.]])
+        >>> space.unnormalize(batch)
+        tensor([[0., 1.]])
+
+    """
+
+    low: float | None = 0.0
+    high: float | None = 1.0
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(f"Expected `low` to be smaller than `high` but got {self.low} and {self.high}.")
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if isinstance(value, Sequence):  # hashable, whatever was given
+                object.__setattr__(self, name, tuple(float(v) for v in value))
+        if self.std is not None and not (torch.as_tensor(self.std) > 0).all():
+            raise ValueError(f"Expected `std` to be positive but got {self.std}.")
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Map un-normalised values to what the model sees."""
+        return (x - self._per_channel("mean", x, 0.0)) / self.scale(x)
+
+    def unnormalize(self, x: Tensor) -> Tensor:
+        """Map what the model sees to un-normalised values."""
+        return x * self.scale(x) + self._per_channel("mean", x, 0.0)
+
+    def scale(self, x: Tensor) -> Tensor:
+        """Standard deviations in a shape that broadcasts with a batch: un-normalised units in one unit of the model."""
+        return self._per_channel("std", x, 1.0)
+
+    def check(self, x: Tensor) -> None:
+        """Check that a batch as the model sees it lies in the range, to rounding.
+
+        Args:
+            x: Floating point tensor of shape ``(N, ...)``.
+
+        Raises:
+            TypeError: If the batch is not floating point.
+            ValueError: If it holds values outside, NaN or infinity. The message gives the observed range.
+
+        """
+        if not x.is_floating_point():
+            raise TypeError(
+                f"Expected inputs to be a floating point tensor but got dtype {x.dtype}. For pixels that are "
+                "integers, convert them with `x.float()` and use `InputSpace(high=255)`."
+            )
+        if x.numel() == 0:
+            return
+        low, high = (value.item() for value in self.unnormalize(x.detach()).aminmax())
+        if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
+            raise ValueError("Expected inputs to be finite but they hold NaN or infinity.")
+        bounds = [abs(bound) for bound in (self.low, self.high) if bound is not None]
+        rounding = 16 * torch.finfo(x.dtype).eps * max([1.0, *bounds])
+        if (self.low is not None and low < self.low - rounding) or (
+            self.high is not None and high > self.high + rounding
+        ):
+            raise ValueError(
+                f"Expected inputs in the range [{self.low}, {self.high}] but observed [{low:.4g}, {high:.4g}]. "
+                + self._remedy(low, high)
+            )
+
+    def _remedy(self, low: float, high: float) -> str:
+        if self.mean is not None or self.std is not None:
+            return f"Are mean={self.mean} and std={self.std} what the loader normalises with?"
+        if low >= 0 and 1 < high <= 255:
+            return "For pixels from 0 to 255, use `InputSpace(high=255)`, with budgets in the same units."
+        return (
+            "If the loader normalises, pass what it uses: `InputSpace(mean=..., std=...)`. For other ranges pass "
+            "`low` and `high`, None for no bound."
+        )
+
+    def _per_channel(self, name: str, x: Tensor, default: float) -> Tensor:
+        value = getattr(self, name)
+        tensor = torch.as_tensor(default if value is None else value, dtype=x.dtype, device=x.device)
+        if tensor.ndim == 0 or len(tensor) == 1:
+            return tensor.reshape(())
+        if x.ndim < 2 or x.shape[1] != len(tensor):
+            raise ValueError(
+                f"Expected `{name}` to have one value, or one for each channel (dimension 1) of inputs of shape "
+                f"{tuple(x.shape)}, but got {len(tensor)}."
+            )
+        return tensor.reshape(-1, *[1] * (x.ndim - 2))

@@ -1,0 +1,63 @@
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
+    """Run a model and return its logits, shape ``(N, K)``.
+
+    Args:
+        model: Callable that returns logits, an object with ``.logits``, a mapping with ``"logits"``, or a tuple or list
+            whose first tensor of two dimensions holds them.
+        x: Inputs of shape ``(N, ...)``.
+
+    Raises:
+        ValueError: If there are no logits in the output, they have the wrong shape, or there is one class only.
+
+    """
+    output = model(x)
+    logits = find_logits(output)
+    if logits is None:
+        raise ValueError(
+            f"Expected the model to return logits of shape (N, K) but got {type(output).__name__}. "
+            "Wrap it in a function that picks them out."
+        )
+    if logits.ndim != 2 or len(logits) != len(x):
+        raise ValueError(
+            f"Expected logits of shape ({len(x)}, K), one row for each input, but got {tuple(logits.shape)}."
+        )
+    if logits.shape[1] < 2:
+        raise ValueError(
+            "Expected logits of at least 2 classes but got 1. For a binary classifier with one output z, return "
+            "`torch.cat([torch.zeros_like(z), z], dim=1)`."
+        )
+    return logits
+
+
+def find_logits(output: Any) -> Tensor | None:
+    """Find the logits in what a model returned."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(getattr(output, "logits", None), Tensor):
+        return output.logits
+    if isinstance(output, Mapping):
+        return find_logits(output.get("logits"))
+    if isinstance(output, (tuple, list)):
+        return next((value for value in output if isinstance(value, Tensor) and value.ndim == 2), None)
+    return None
+
+
+def check_finite(logits: Tensor) -> None:
+    """Check that logits are finite.
+
+    Raises:
+        ValueError: If they are not, with the number of samples that are concerned.
+
+    """
+    bad = int((~logits.isfinite()).any(dim=1).sum())
+    if bad:
+        raise ValueError(
+            f"Expected finite logits but {bad} of {len(logits)} samples have NaN or infinite ones. "
+            "Check the network for divergence, and the inputs for NaN."
+        )
