@@ -139,7 +139,7 @@ def min_max_mean(values: Tensor) -> Tensor:
 
 
 def _low_and_scale(values: Tensor) -> tuple[Tensor, Tensor]:
-    low, high = values.aminmax()
+    low, high = values.amin(), values.amax()
     constant = high - low <= 1e-12 * torch.maximum(high.abs(), low.abs())
     return low, torch.where(constant, 0.0, 1 / torch.where(constant, 1.0, high - low))
 
