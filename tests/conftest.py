@@ -1,9 +1,14 @@
 import pytest
 import torch
+from hypothesis import settings
 from sklearn.datasets import load_digits
 
 from tests.networks import train_network
 from tests.processes import start_two_processes
+
+# The same examples in every run, however slow the machine is
+settings.register_profile("reproducible", deadline=None, max_examples=50, derandomize=True)
+settings.load_profile("reproducible")
 
 
 @pytest.fixture(autouse=True)

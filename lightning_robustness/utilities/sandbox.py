@@ -62,8 +62,10 @@ def sandbox(
         stack.enter_context(_isolated_random_state(seed, index))
         stack.enter_context(_kept_buffers(modules))
         stack.enter_context(_kept_parameters(modules))
+        stack.enter_context(_kept_modes(modules))
         if eval_mode:
-            stack.enter_context(_eval_mode(modules))
+            for module in modules:
+                module.training = False  # not `eval()`: a module may override that to change its weights, or to refuse
         yield tuple(tensor.detach().clone() for tensor in tensors)
 
 
@@ -76,14 +78,13 @@ def find_modules(model: Callable[..., Any]) -> list[nn.Module]:
         found = [find_modules(value) for value in candidates if callable(value)]
         return [module for modules in found for module in modules]
     if inspect.ismethod(model):
-        return [model.__self__] if isinstance(model.__self__, nn.Module) else []
+        return find_modules(model.__self__)
     if inspect.isfunction(model):
         variables = inspect.getclosurevars(model)
         values = [*variables.nonlocals.values(), *variables.globals.values()]
-        return [value for value in values if isinstance(value, nn.Module)]
-    return (
-        [value for value in vars(model).values() if isinstance(value, nn.Module)] if hasattr(model, "__dict__") else []
-    )
+    else:
+        values = list(getattr(model, "__dict__", {}).values())
+    return [value for value in values if isinstance(value, nn.Module)]
 
 
 @contextmanager
@@ -142,12 +143,9 @@ def _kept_parameters(modules: list[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def _eval_mode(modules: list[nn.Module]) -> Iterator[None]:
-    # The flag itself, not `eval()`: a module may override that to change its weights or to refuse
+def _kept_modes(modules: list[nn.Module]) -> Iterator[None]:
     modes = [(module, module.training) for module in modules]
     try:
-        for module in modules:
-            module.training = False
         yield
     finally:
         for module, training in modes:

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_robustness.functional import robustness_difference_index
@@ -28,7 +28,6 @@ def test_half_precision_features_accumulate_wider(dtype):
     assert result.item() == pytest.approx(references.rdi(features.double(), preds)["rdi"], abs=1e-6)
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     seed=st.integers(0, 2**31),
     num_classes=st.integers(2, 12),

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_robustness.functional import feature_subspace_aggregation, feature_subspace_distance, roby
@@ -26,7 +26,6 @@ def test_equals_the_papers_loops(dtype, atol, num_classes, p):
     assert feature_subspace_distance(features, preds, p=p).item() == pytest.approx(expected["fsd"], abs=atol)
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     seed=st.integers(0, 2**31),
     num_classes=st.integers(3, 12),

@@ -1,0 +1,90 @@
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_robustness import InputSpace
+
+CIFAR = InputSpace(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+
+
+@given(st.lists(st.floats(-2, 2), min_size=3, max_size=3), st.lists(st.floats(0.01, 5), min_size=3, max_size=3))
+def test_normalize_is_per_channel_and_undone_by_unnormalize(mean, std):
+    space = InputSpace(mean=mean, std=std)
+    x = torch.rand(2, 3, 4, 5, dtype=torch.float64)
+    expected = torch.stack([(x[:, c] - mean[c]) / std[c] for c in range(3)], dim=1)
+    torch.testing.assert_close(space.normalize(x), expected)
+    torch.testing.assert_close(space.unnormalize(space.normalize(x)), x)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 7), (4, 3, 2, 2), (4, 3, 2, 2, 2)])
+def test_any_number_of_dimensions(shape):
+    x = CIFAR.normalize(torch.rand(shape))
+    CIFAR.check(x)
+    assert CIFAR.scale(x).expand(shape)[0, 2].unique() == torch.tensor(0.2616)
+
+
+def test_a_single_number_serves_all_channels():
+    space = InputSpace(low=-1, high=1, mean=0.5, std=2)
+    assert space.normalize(torch.tensor([[0.5, 2.5]])).tolist() == [[0.0, 1.0]]
+    assert InputSpace().normalize(torch.tensor([[0.5]])).tolist() == [[0.5]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_rounding_is_not_outside(dtype):
+    pixels = torch.tensor([0.0, 1.0], dtype=torch.float64).reshape(2, 1, 1, 1).expand(2, 3, 2, 2)
+    CIFAR.check(CIFAR.normalize(pixels).to(dtype))
+
+
+def test_equal_hashable_and_picklable():
+    space = InputSpace(mean=[0.5], std=[0.5])
+    assert pickle.loads(pickle.dumps(space)) == space == InputSpace(mean=(0.5,), std=(0.5,))
+    assert hash(space) == hash(InputSpace(mean=(0.5,), std=(0.5,)))
+
+
+def test_no_bounds():
+    InputSpace(low=None, high=None).check(torch.randn(100, 3) * 1e6)
+    InputSpace(low=0, high=None).check(torch.rand(100, 3) * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("space", "x", "match"),
+    [
+        (
+            InputSpace(),
+            torch.tensor([[-2.1, 2.6]]),
+            r"range \[0.0, 1.0\] but observed \[-2.1, 2.6\].*InputSpace\(mean=.*std=",
+        ),
+        (InputSpace(), torch.tensor([[0.0, 255.0]]), r"observed \[0, 255\]. For pixels from 0 to 255.*high=255"),
+        (InputSpace(mean=0.5, std=0.5), torch.tensor([[0.0, 2.0]]), r"observed \[0.5, 1.5\]. Are mean=0.5 and std=0.5"),
+        (InputSpace(), torch.tensor([[0.0, float("nan")]]), "inputs to be finite"),
+        (InputSpace(low=None, high=None), torch.tensor([[0.0, float("inf")]]), "inputs to be finite"),
+        (
+            CIFAR,
+            torch.zeros(2, 1, 4, 4),
+            r"`std` to have one value, or one for each channel.*\(2, 1, 4, 4\), but got 3",
+        ),
+    ],
+)
+def test_bad_batch(space, x, match):
+    with pytest.raises(ValueError, match=match):
+        space.check(x)
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError, match=r"floating point tensor but got dtype torch.uint8.*x.float\(\)"):
+        InputSpace().check(torch.zeros(2, 2, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"low": 1.0, "high": 1.0}, "`low` to be smaller than `high` but got 1.0 and 1.0"),
+        ({"std": (0.5, 0.0)}, r"`std` to be positive but got \(0.5, 0.0\)"),
+    ],
+)
+def test_arguments_are_checked(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        InputSpace(**arguments)

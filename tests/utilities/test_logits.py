@@ -1,0 +1,36 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lightning_robustness.utilities.logits import check_finite, compute_logits
+
+X, Z = torch.randn(4, 2), torch.randn(4, 3)
+
+
+@pytest.mark.parametrize(
+    "output", [Z, SimpleNamespace(logits=Z), {"loss": X.sum(), "logits": Z}, (X.sum(), Z), [Z, Z + 1]]
+)
+def test_logits_are_found(output):
+    assert torch.equal(compute_logits(lambda x: output, X), Z)
+
+
+@pytest.mark.parametrize(
+    ("output", "match"),
+    [
+        ({"scores": Z}, r"to return logits of shape \(N, K\) but got dict. Wrap it"),
+        ("text", r"but got str"),
+        (Z[:3], r"logits of shape \(4, K\), one row for each input, but got \(3, 3\)"),
+        (Z[:, :, None], r"but got \(4, 3, 1\)"),
+        (Z[:, :1], r"at least 2 classes but got 1.*torch.cat"),
+    ],
+)
+def test_bad_output(output, match):
+    with pytest.raises(ValueError, match=match):
+        compute_logits(lambda x: output, X)
+
+
+def test_finite():
+    check_finite(Z)
+    with pytest.raises(ValueError, match="2 of 4 samples have NaN or infinite ones"):
+        check_finite(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [0.0, 1.0], [torch.inf, torch.nan]]))

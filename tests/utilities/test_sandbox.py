@@ -1,0 +1,196 @@
+import functools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness.utilities.sandbox import find_modules, sandbox
+
+
+class Network(nn.Module):
+    """A network with everything that could be left changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5))
+        self.frozen = nn.BatchNorm1d(8).eval()
+        self.head = nn.Linear(8, 3)
+        self.head.bias.requires_grad_(False)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.full((2,), float("nan")))
+        self.register_buffer("absent", None)
+
+    def forward(self, x):
+        self.calls += 1  # in place
+        self.last = x.detach()[0, :2]  # by another tensor
+        return self.head(self.frozen(self.body(x)))
+
+
+def trained_once():
+    network, optimizer = Network(), None
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    network(torch.randn(16, 4)).sum().backward()
+    optimizer.step()
+    return network
+
+
+def snapshot(network):
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    return {
+        "values": {name: tensor.detach().clone() for name, tensor in tensors.items()},
+        "identities": {name: id(tensor) for name, tensor in tensors.items()},
+        "versions": {name: p._version for name, p in network.named_parameters()},
+        "gradients": {
+            name: (id(p.grad), None if p.grad is None else p.grad.clone()) for name, p in network.named_parameters()
+        },
+        "requires_grad": {name: p.requires_grad for name, p in network.named_parameters()},
+        "modes": {name: module.training for name, module in network.named_modules()},
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "torch": torch.get_rng_state(),
+    }
+
+
+def assert_same(before, after):
+    for key, expected in before.items():
+        if key in ("values", "gradients"):
+            assert expected.keys() == after[key].keys()
+            for name in expected:
+                torch.testing.assert_close(after[key][name], expected[name], rtol=0, atol=0, equal_nan=True)
+        elif key == "torch":
+            assert torch.equal(after[key], expected)
+        else:
+            assert after[key] == expected
+
+
+def disturb(network, x):
+    """What a careless attack does."""
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    random.random(), np.random.rand(), torch.rand(1)
+    network.train()
+    for p in network.parameters():
+        p.requires_grad_(True)
+    network(x.requires_grad_()).sum().backward()
+    network.eval()
+
+
+@pytest.mark.parametrize("eval_mode", [False, True])
+def test_everything_is_as_before(eval_mode):
+    network, batch = trained_once(), torch.randn(5, 4)
+    before = snapshot(network)
+    with sandbox(network, batch, eval_mode=eval_mode) as (x,):
+        disturb(network, x)
+    assert_same(before, snapshot(network))
+
+
+def test_everything_is_as_before_after_an_exception():
+    network, batch = trained_once(), torch.randn(5, 4)
+    before = snapshot(network)
+    with pytest.raises(ZeroDivisionError), sandbox(network, batch) as (x,):  # noqa: PT012
+        disturb(network, x)
+        raise ZeroDivisionError
+    assert_same(before, snapshot(network))
+
+
+def test_inside():
+    network = trained_once()
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        batch = torch.randn(5, 4)
+        with sandbox(network, batch, batch[:, 0]) as (x, column):
+            assert not torch.is_inference_mode_enabled()
+            assert torch.is_grad_enabled()
+            assert not any(module.training for module in network.modules())
+            assert not any(p.requires_grad for p in network.parameters())
+            assert all(p.grad is None for p in network.parameters())
+            logits = network(x.requires_grad_())
+            assert logits.dtype == torch.float32
+            (gradient,) = torch.autograd.grad(logits.sum(), x)
+            assert gradient.abs().sum() > 0
+            x.data.zero_()
+            assert column.shape == (5,)
+        assert torch.is_inference_mode_enabled()
+        assert torch.is_autocast_enabled("cpu")
+    assert batch.abs().sum() > 0
+    with torch.no_grad(), sandbox(network):
+        assert torch.is_grad_enabled()
+
+
+def draw():
+    return random.random(), np.random.rand(), torch.rand(()).item()
+
+
+def test_random_state_depends_on_seed_and_index_only():
+    draws = {}
+    for seed, index in [(0, 0), (0, 1), (1, 0), (0, 0)]:
+        draw()
+        with sandbox(nn.Identity(), seed=seed, index=index):
+            drawn = draw()
+        assert draws.setdefault((seed, index), drawn) == drawn
+    assert len({number for numbers in draws.values() for number in numbers}) == 9
+
+
+def test_eval_mode_does_not_call_what_a_module_overrides():
+    class Stubborn(nn.Linear):
+        def train(self, mode=True):
+            raise RuntimeError("refuses to change")
+
+    with sandbox(Stubborn(2, 2)) as _:
+        pass
+
+
+def test_untouched_buffers_stay_usable_in_a_graph():
+    network = nn.BatchNorm1d(3).eval()
+    x = torch.randn(4, 3, requires_grad=True)
+    loss = network(x).square().sum()  # holds the running statistics for backward
+    with sandbox(network):
+        network(torch.randn(4, 3))
+    loss.backward()
+
+
+def test_nested():
+    network = trained_once()
+    before = snapshot(network)
+    with sandbox(network):
+        outer = draw()
+        with sandbox(network, seed=5):
+            draw()
+        assert not network.training
+    with sandbox(network):
+        assert draw() == outer
+    assert_same(before, snapshot(network))
+
+
+class Wrapper:
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, x):
+        return self.module(x)
+
+    def method(self, x):
+        return self.module(x)
+
+
+GLOBAL = nn.Linear(2, 2)
+
+
+def test_modules_behind_a_callable_are_found():
+    module = nn.Linear(2, 2)
+    assert find_modules(module) == [module]
+    assert find_modules(module.forward) == [module]
+    assert find_modules(functools.partial(module.forward)) == [module]
+    assert find_modules(functools.partial(lambda network, x: network(x), module)) == [module]
+    assert find_modules(lambda x: module(x)) == [module]
+    assert find_modules(lambda x: GLOBAL(x)) == [GLOBAL]
+    assert find_modules(Wrapper(module)) == [module]
+    assert find_modules(Wrapper(module).method) == [module]
+    assert find_modules(torch.sin) == []
+
+
+def test_recurrent_networks_are_differentiated_without_cudnn():
+    enabled = torch.backends.cudnn.enabled
+    with sandbox(nn.LSTM(2, 2)):
+        assert not torch.backends.cudnn.enabled
+    assert torch.backends.cudnn.enabled == enabled
