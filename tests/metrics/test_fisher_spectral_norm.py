@@ -1,0 +1,159 @@
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics.utilities.data import dim_zero_max, dim_zero_sum
+
+from lightning_robustness import InputSpace
+from lightning_robustness.functional import fisher_spectral_norm
+from lightning_robustness.metrics import FisherSpectralNorm
+from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
+
+
+def network(num_classes=4):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, num_classes))
+
+
+def batches(batch_size):
+    return torch.randn(31, 6, generator=torch.Generator().manual_seed(1)).split(batch_size)
+
+
+@pytest.mark.parametrize("method", ["auto", "exact", "lanczos", "power", "hutchinson", "blackbox"])
+@pytest.mark.parametrize("batch_size", [1, 7, 31])
+def test_components_equal_those_of_the_whole(method, batch_size):
+    model, metric = network(), FisherSpectralNorm(method)
+    for x in batches(batch_size):
+        metric.update(model, x)
+    (x,) = batches(31)
+    expected = fisher_spectral_norm(model, x, method, return_components=True)
+    values = expected.spectral_norm.double()
+    parts = metric.compute_components()
+    assert metric.compute() == parts["mean"]
+    assert parts["mean"].item() == pytest.approx(values.mean().item(), rel=1e-4)
+    assert parts["inverse"].item() == pytest.approx(values.reciprocal().mean().item(), rel=1e-4)
+    assert parts["geometric"].item() == pytest.approx(values.log().mean().exp().item(), rel=1e-4)
+    assert parts["max"].item() == pytest.approx(values.max().item(), rel=1e-4)
+    assert parts["products"].item() == pytest.approx(expected.products.double().mean().item(), rel=0.1)
+    assert (parts["saturated"], parts["count"]) == (0, 31)
+    assert {"trace", "jacobian_norm", "lipschitz"} <= parts.keys() or method not in ("auto", "exact")
+    for name in ("trace", "jacobian_norm", "lipschitz"):
+        if name in parts:
+            assert parts[name].item() == pytest.approx(getattr(expected, name).mean().item(), rel=1e-4)
+
+
+def test_forward_returns_the_batch_and_adds_it():
+    model, updated, forwarded = network(), FisherSpectralNorm(), FisherSpectralNorm()
+    for x in batches(10):
+        updated.update(model, x)
+        torch.testing.assert_close(forwarded(model, x), fisher_spectral_norm(model, x).mean())
+    torch.testing.assert_close(forwarded.compute_components(), updated.compute_components())
+
+
+def test_forward_runs_the_model_once():
+    calls = []
+
+    def model(x):
+        calls.append(len(x))
+        return x @ torch.ones(6, 3)
+
+    metric = FisherSpectralNorm()
+    metric.update(model, batches(10)[0])
+    once, calls[:] = len(calls), []
+    metric(model, batches(10)[0])
+    assert len(calls) == once
+
+
+def test_the_model_is_left_alone_and_not_stored():
+    model, metric = trained_once(), FisherSpectralNorm("lanczos")
+    before = snapshot(model)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        metric.update(model, torch.ones(5, 4))
+    assert_same(before, snapshot(model))
+    assert not metric.state_dict()
+    assert not list(metric.modules())[1:]
+    assert len(pickle.dumps(metric)) < 20_000
+    torch.testing.assert_close(pickle.loads(pickle.dumps(metric)).compute(), metric.compute())
+    torch.testing.assert_close(metric.clone().compute(), metric.compute())
+
+
+def test_states_reduce_by_sum_or_maximum():
+    assert set(FisherSpectralNorm()._reductions.values()) == {dim_zero_sum, dim_zero_max}
+
+
+def test_saturated_samples():
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    metric = FisherSpectralNorm()
+    metric.update(lambda x: x @ weight.T, torch.tensor([[0.0, 0.0], [1e4, 0.0], [40.0, 0.0]]))
+    parts = metric.compute_components()
+    assert all(value.isfinite() for value in parts.values())
+    assert parts["saturated"].item() == pytest.approx(2 / 3)
+    assert parts["inverse"].item() == pytest.approx((2 + 2e12) / 3, rel=1e-4)
+    assert parts["mean"].item() == pytest.approx(0.5 / 3, rel=1e-4)
+
+
+def test_adversarial_training_lowers_it(digits, digits_network, robust_digits_network):
+    values = []
+    for model in (digits_network, robust_digits_network):
+        metric = FisherSpectralNorm()
+        metric.update(model, digits[0][1200:])
+        values.append(metric.compute_components())
+    natural, robust = values
+    assert metric.higher_is_better is False
+    for name in ("mean", "max", "trace", "jacobian_norm", "lipschitz"):
+        assert robust[name] < natural[name]
+
+
+def test_input_space_and_other_options_reach_the_function():
+    space, (x,) = InputSpace(mean=0.5, std=0.25), batches(31)
+    x = space.normalize(x.sigmoid())
+    metric = FisherSpectralNorm("hutchinson", input_space=space, num_directions=3, distribution="rademacher", seed=5)
+    metric.update(network(), x)
+    expected = fisher_spectral_norm(
+        network(), x, "hutchinson", input_space=space, num_directions=3, distribution="rademacher", seed=5
+    )
+    torch.testing.assert_close(metric.compute(), expected.mean())
+    with pytest.raises(ValueError, match="but observed"):
+        metric.update(network(), 10 * x)
+    torch.testing.assert_close(metric.compute(), expected.mean())
+
+
+def test_compute_before_update():
+    metric = FisherSpectralNorm()
+    with pytest.warns(UserWarning, match="called before the ``update`` method"):
+        assert metric.compute() == 0
+    metric.update(network(), torch.randn(0, 6))
+    assert metric.compute_components()["count"] == 0
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="`method` to be one of"):
+        FisherSpectralNorm("fast")
+    with pytest.raises(ValueError, match="`floor` to be positive but got 0"):
+        FisherSpectralNorm(floor=0)
+
+
+def test_plot():
+    metric = FisherSpectralNorm()
+    metric.update(network(), batches(31)[0])
+    _, axis = metric.plot()
+    assert axis.lines[0].get_ydata()[0] == pytest.approx(metric.compute().item())
+
+
+def evaluate_share(rank, sizes):
+    metric = FisherSpectralNorm("exact")
+    (x,) = batches(31)
+    share = x.split(sizes)[rank]
+    if len(share):
+        metric.update(network(), share)
+    return metric.compute_components()
+
+
+@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
+@pytest.mark.parametrize("sizes", [[16, 15], [5, 26], [31, 0]])
+def test_two_processes_equal_one(two_processes, sizes):
+    metric = FisherSpectralNorm("exact")
+    metric.update(network(), batches(31)[0])
+    for parts in two_processes(evaluate_share, sizes):
+        torch.testing.assert_close(parts, metric.compute_components(), rtol=1e-5, atol=0)
