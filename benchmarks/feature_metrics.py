@@ -6,28 +6,16 @@ files of Fashion-MNIST (without ``--data``, torchvision downloads them, where it
 """
 
 import argparse
-import statistics
 import time
-from collections.abc import Callable
 
 import torch
 from fashion_mnist import load_fashion_mnist
 from networks import resnet18, small_network, train
+from timing import seconds
 from torch import Tensor
 
 from lightning_robustness.functional import robustness_difference_index, roby
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
-
-
-def seconds(functions: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Median seconds of each function, which take turns so that a slow moment of the machine hits all."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repetitions):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def rdi_loops(features: Tensor, preds: Tensor, num_classes: int) -> Tensor:

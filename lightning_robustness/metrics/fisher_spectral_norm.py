@@ -6,12 +6,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
-from lightning_robustness.functional.fisher_spectral_norm import (
-    FisherComponents,
-    FisherMethod,
-    _check_arguments,
-    fisher_spectral_norm,
-)
+from lightning_robustness.functional.fisher_estimators import FisherComponents
+from lightning_robustness.functional.fisher_spectral_norm import FisherMethod, _check_arguments, fisher_spectral_norm
 from lightning_robustness.utilities.input_space import InputSpace
 
 # Of these, the methods that have them give a value for each sample

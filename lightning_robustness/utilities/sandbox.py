@@ -59,6 +59,9 @@ def sandbox(
         if any(isinstance(module, nn.RNNBase) for module in modules):
             # cuDNN cannot run an RNN backward in eval mode
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        if any(_is_compiled(module) for module in modules):
+            # Compiled code cannot be differentiated twice, and would be compiled anew for the other flags and modes
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_isolated_random_state(seed, index))
         stack.enter_context(_kept_buffers(modules))
         stack.enter_context(_kept_parameters(modules))
@@ -69,7 +72,7 @@ def sandbox(
         yield tuple(tensor.detach().clone() for tensor in tensors)
 
 
-def find_modules(model: Callable[..., Any]) -> list[nn.Module]:
+def find_modules(model: Any) -> list[nn.Module]:
     """Find the modules that a callable uses: itself, what it is bound to, or what it refers to by name."""
     if isinstance(model, nn.Module):
         return [model]
@@ -85,6 +88,10 @@ def find_modules(model: Callable[..., Any]) -> list[nn.Module]:
     else:
         values = list(getattr(model, "__dict__", {}).values())
     return [value for value in values if isinstance(value, nn.Module)]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 @contextmanager

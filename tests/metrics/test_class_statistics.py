@@ -124,10 +124,9 @@ def test_streaming_forward_and_merge_beyond_the_buffer(metric_class, function, o
         updated.update(*batch)
         forwarded(*batch)
     assert torch.equal(updated.compute(), forwarded.compute())
-    if hasattr(updated, "merge_state"):
-        updated.merge_state(update_in_batches(other, 500, features[6000:], preds[6000:]))
-        exact = function(features, preds, **options)
-        assert updated.compute() == pytest.approx(exact.item(), rel=5e-3, abs=5e-3)
+    updated.merge_state(update_in_batches(other, 500, features[6000:], preds[6000:]))
+    exact = function(features, preds, **options)
+    assert updated.compute() == pytest.approx(exact.item(), rel=5e-3, abs=5e-3)
 
 
 @pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])

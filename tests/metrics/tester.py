@@ -36,12 +36,9 @@ def check_metric_contract(make_metric, function, tensors, atol=1e-10):
     first, second = make_metric(), make_metric()
     first.update(*(tensor[:half] for tensor in tensors))
     second.update(*(tensor[half:] for tensor in tensors))
-    if hasattr(first, "merge_state"):  # torchmetrics 1.5 and later
-        first.merge_state(second)
-        torch.testing.assert_close(first.compute(), expected, atol=atol, rtol=0)
-        torch.testing.assert_close(
-            second.compute(), function(*(tensor[half:] for tensor in tensors)), atol=atol, rtol=0
-        )
+    first.merge_state(second)
+    torch.testing.assert_close(first.compute(), expected, atol=atol, rtol=0)
+    torch.testing.assert_close(second.compute(), function(*(tensor[half:] for tensor in tensors)), atol=atol, rtol=0)
 
     results = [tensor.clone().requires_grad_() if tensor.is_floating_point() else tensor for tensor in tensors]
     metric.reset()

@@ -194,3 +194,18 @@ def test_recurrent_networks_are_differentiated_without_cudnn():
     with sandbox(nn.LSTM(2, 2)):
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled == enabled
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compiled_networks_are_differentiated_without_their_compiled_code(in_place):
+    network, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)
+    compiled = network if in_place else torch.compile(network, backend="aot_eager")
+    if in_place:
+        network.compile(backend="aot_eager")
+    expected = compiled(x)
+    with sandbox(compiled, x) as (x,):
+        output = compiled(x.requires_grad_())
+        (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), x)
+    torch.testing.assert_close(output, expected)
+    assert second.abs().sum() > 0

@@ -1,0 +1,72 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_robustness.attacks.attack import Attack, Perturbation, perturb
+from lightning_robustness.attacks.classifier import Classifier
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Cascade(Attack):
+    """Several attacks, each of which sees only the samples that those before it did not break.
+
+    A sample counts as broken if any of the attacks breaks it: the success rate is that of the worst case.
+
+    Args:
+        attacks: Attacks, cheap ones first; callables that are not built in work too.
+        targeted: Whether ``y`` holds labels that the model shall predict; the attacks must agree.
+        all_steps: Whether all attacks see all samples.
+        progress: Whether to show a progress bar.
+        low: Smallest value of inputs, or None for no bound.
+        high: Largest value of inputs, or None for no bound.
+
+    Raises:
+        ValueError: If there is no attack, or one is targeted and the cascade is not, or the reverse.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.attacks import PGD, Cascade, run
+        >>> model = torch.nn.Linear(2, 2)
+        >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
+        >>> x, y = torch.tensor([[0.75, 0.5], [1.0, 0.5]]), torch.tensor([0, 0])
+        >>> attack = Cascade(attacks=(PGD(eps=0.25, steps=1, start="clean"), PGD(eps=0.375, steps=1, start="clean")))
+        >>> run(model, attack, x, y).linf
+        tensor([0.2500, 0.3750])
+
+    """
+
+    attacks: tuple[Callable[..., Any], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attacks", tuple(self.attacks))
+        if not self.attacks:
+            raise ValueError("Expected argument `attacks` to hold at least one attack but got none.")
+        for attack in self.attacks:
+            if isinstance(attack, Attack) and attack.targeted != self.targeted:
+                raise ValueError(
+                    f"Expected all attacks to have targeted={self.targeted} as the cascade has, but got {attack!r}."
+                )
+
+    @property
+    def white_box(self) -> None:
+        """Whether the attack uses gradients: some may, some may not."""
+        return
+
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
+        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+        x_adv, queries = x.clone(), torch.zeros_like(y)
+        survivors = active
+        for number in self._iterations(len(self.attacks)):
+            perturbation = perturb(self.attacks[number], model, x, y, survivors)
+            # What broke a sample stays, for those that nothing breaks the last attempt
+            x_adv[survivors] = perturbation.x_adv[survivors]
+            with torch.no_grad():
+                reached = self.reached(model(x_adv[survivors]), y[survivors])
+            queries[survivors] += perturbation.queries[survivors] + 1
+            survivors = survivors[~reached]
+            if len(survivors) == 0:
+                break
+        return Perturbation(x_adv, queries)

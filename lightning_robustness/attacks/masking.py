@@ -1,0 +1,188 @@
+"""Signs that gradients are masked, so that white-box attacks look weaker than they are."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NamedTuple
+
+from lightning_robustness.attacks.run import AttackResult
+
+
+class MaskingSign(NamedTuple):
+    """A reason to doubt a success rate: its name, what was observed, what it means and what to try."""
+
+    name: str
+    evidence: str
+    explanation: str
+    remedy: str
+
+
+@dataclass
+class _Tally:
+    """Results of one attack, summed over batches."""
+
+    attack: Any
+    success: int = 0
+    eligible: int = 0
+    zero_gradients: int = 0
+    samples_with_gradients: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.success / max(self.eligible, 1)
+
+    def setting(self, *left_out: str) -> tuple[Any, ...]:
+        """Everything that distinguishes attacks but what is left out."""
+        attack = self.attack
+        if not is_dataclass(attack):
+            return (id(attack),)
+        values = ((field.name, getattr(attack, field.name)) for field in fields(attack) if field.name not in left_out)
+        return (type(attack), *values)
+
+    def has(self, **attributes: Any) -> bool:
+        return all(getattr(self.attack, name, None) == value for name, value in attributes.items())
+
+
+def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> list[MaskingSign]:
+    """Look for signs that gradients are masked, in what several attacks did to one model and the same samples.
+
+    - ``black_box_beats_white_box``: an attack without gradients succeeds more often than all with, at the same budget.
+    - ``zero_gradients``: the gradient of some samples is zero in every coordinate.
+    - ``one_step_beats_many``: a single step succeeds more often than several, at the same budget.
+    - ``not_rising_with_eps``: a larger budget does not give more success.
+    - ``probabilities``: the outputs of the model look like probabilities.
+    - ``random_outputs``: two forward passes give different outputs.
+
+    The more attacks and budgets, the more can be seen: PGD, FGSM and Square, at two or more budgets, show all.
+
+    Args:
+        results: What ``run`` returned; batches of the same attack are taken together.
+        tolerance: By how much success rates have to differ to count as different.
+
+    Returns:
+        The signs that were found, each with a sentence that explains it and what to try.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.attacks import PGD, masking_signs, run
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Softmax(dim=1))
+        >>> result = run(model, PGD(eps=0.1), torch.rand(8, 2), torch.zeros(8, dtype=torch.long))
+        >>> for sign in masking_signs([result]):
+        ...     print(sign.name, "|", sign.remedy)
+        probabilities | Let the model return logits, what enters the softmax, and repeat the attacks.
+
+    """
+    results = list(results)
+    tallies = _tally(results)
+    return [
+        *_black_box_beats_white_box(tallies, tolerance),
+        *_zero_gradients(tallies, tolerance),
+        *_one_step_beats_many(tallies, tolerance),
+        *_not_rising_with_eps(tallies, tolerance),
+        *_outputs(results),
+    ]
+
+
+def _tally(results: list[AttackResult]) -> list[_Tally]:
+    tallies: list[_Tally] = []
+    for result in results:
+        tally = next((t for t in tallies if t.attack is result.attack or t.attack == result.attack), None)
+        if tally is None:
+            tallies.append(tally := _Tally(result.attack))
+        tally.success += int(result.success.sum())
+        tally.eligible += int(result.eligible.sum())
+        if result.zero_gradients is not None:
+            tally.zero_gradients += int((result.zero_gradients & result.eligible).sum())
+            tally.samples_with_gradients += int(result.eligible.sum())
+    return tallies
+
+
+def _black_box_beats_white_box(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
+    for black in tallies:
+        budget = {name: getattr(black.attack, name, None) for name in ("eps", "norm", "targeted")}
+        rivals = [t for t in tallies if t.has(white_box=True, **budget)]
+        if not black.has(white_box=False) or budget["eps"] is None or not rivals:
+            continue
+        white = max(rivals, key=lambda t: t.rate)
+        if black.rate > white.rate + tolerance:
+            yield MaskingSign(
+                "black_box_beats_white_box",
+                f"{_name(black)} succeeds on {black.rate:.1%}, {_name(white)} on {white.rate:.1%}.",
+                "An attack that knows the gradient should do at least as well as one that does not: the gradient "
+                "does not show the way, so the white-box success rate is too low.",
+                "Take the success rate of both together (`worst`); use loss='margin', more steps and restarts, and "
+                "look for operations without a useful gradient, such as rounding or saturated activations.",
+            )
+
+
+def _zero_gradients(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
+    for tally in tallies:
+        share = tally.zero_gradients / max(tally.samples_with_gradients, 1)
+        if share > tolerance:
+            yield MaskingSign(
+                "zero_gradients",
+                f"{_name(tally)} finds a gradient of zero for {share:.1%} of the samples.",
+                "Where the gradient is zero in every coordinate, a gradient attack cannot move: confident outputs may "
+                "have underflowed, or an operation may stop gradients.",
+                "Use loss='margin', which does not saturate, a random start, and Square, which needs no gradient.",
+            )
+
+
+def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
+    for one in tallies:
+        budget = {name: getattr(one.attack, name, None) for name in ("eps", "norm", "targeted")}
+        rivals = [t for t in tallies if t.has(white_box=True, **budget) and getattr(t.attack, "steps", 1) > 1]
+        if not one.has(white_box=True, steps=1) or not rivals:
+            continue
+        many = max(rivals, key=lambda t: t.rate)
+        if one.rate > many.rate + tolerance:
+            yield MaskingSign(
+                "one_step_beats_many",
+                f"{_name(one)} with one step succeeds on {one.rate:.1%}, {_name(many)} with {many.attack.steps} steps "
+                f"on {many.rate:.1%}.",
+                "Many small steps should do at least as well as a large one: close to the input the gradient points "
+                "the wrong way, as after training against a single step.",
+                "Use a larger alpha, more steps and random restarts; train against several steps.",
+            )
+
+
+def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
+    groups: dict[tuple[Any, ...], list[_Tally]] = {}
+    for tally in tallies:
+        if getattr(tally.attack, "eps", None) is not None and is_dataclass(tally.attack):
+            groups.setdefault(tally.setting("eps", "alpha", "options"), []).append(tally)
+    for group in groups.values():
+        group.sort(key=lambda t: t.attack.eps)
+        for small, large in itertools.pairwise(group):
+            doubled = large.attack.eps >= 2 * small.attack.eps and 0 < large.rate < 1 - tolerance
+            if large.rate < small.rate - tolerance or (doubled and large.rate <= small.rate):
+                yield MaskingSign(
+                    "not_rising_with_eps",
+                    f"{_name(small)} succeeds on {small.rate:.1%} with eps={small.attack.eps:g} and on "
+                    f"{large.rate:.1%} with eps={large.attack.eps:g}.",
+                    "What a small budget breaks, a larger one can break too: the attack does not find what is there.",
+                    "Let alpha grow with eps, or leave it out; use more steps and restarts, and Square beside it.",
+                )
+
+
+def _outputs(results: list[AttackResult]) -> Iterator[MaskingSign]:
+    if any(result.probabilities for result in results):
+        yield MaskingSign(
+            "probabilities",
+            "All outputs are non-negative and add up to 1 for each sample.",
+            "Attacks expect logits: a softmax on top flattens the loss, and hides gradients of confident samples.",
+            "Let the model return logits, what enters the softmax, and repeat the attacks.",
+        )
+    if not all(result.deterministic for result in results):
+        yield MaskingSign(
+            "random_outputs",
+            "Two forward passes of the same inputs gave different outputs.",
+            "A model that is random in eval mode gives an attack another gradient at every step, and its predictions "
+            "change without any attack.",
+            "Take the randomness out, or attack the mean of several forward passes.",
+        )
+
+
+def _name(tally: _Tally) -> str:
+    default = getattr(tally.attack, "__name__", type(tally.attack).__name__)
+    return str(getattr(tally.attack, "name", default))

@@ -1,0 +1,35 @@
+"""What attacks push: the margin of a class, and gradients of losses with respect to logits."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Loss = Literal["cross_entropy", "margin"]
+
+
+def margin(logits: Tensor, y: Tensor) -> Tensor:
+    """Logit of the label less the largest other one: positive where the label wins, unchanged by a shift of all."""
+    own = logits.gather(1, y.unsqueeze(1)).squeeze(1)
+    return own - logits.scatter(1, y.unsqueeze(1), -torch.inf).amax(dim=1)
+
+
+def margin_gradient(logits: Tensor, y: Tensor) -> Tensor:
+    """Gradient of the negative margin with respect to the logits: 1 for the best other class, -1 for the label."""
+    label = y.unsqueeze(1)
+    other = logits.scatter(1, label, -torch.inf).argmax(dim=1, keepdim=True)
+    return torch.zeros_like(logits).scatter_(1, other, 1.0).scatter_(1, label, -1.0)
+
+
+def loss_gradient(logits: Tensor, y: Tensor, loss: Loss) -> Tensor:
+    """Gradient of a loss of each sample with respect to its logits, scaled so that it does not underflow.
+
+    A confident sample has a tiny gradient of cross-entropy, which half precision would round to zero on its way to the
+    input. The factor is a power of two for each sample: directions and signs are exactly what they were.
+    """
+    if loss == "margin":
+        return margin_gradient(logits, y)
+    probabilities = logits.softmax(dim=1)
+    gradient = probabilities.scatter_add(1, y.unsqueeze(1), -torch.ones_like(probabilities[:, :1]))
+    exponent = gradient.abs().amax(dim=1, keepdim=True).frexp().exponent
+    return torch.ldexp(gradient, -exponent.clamp(min=-100))

@@ -1,0 +1,156 @@
+"""Attacks by name, and the settings of the papers."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from lightning_robustness.attacks.attack import Attack
+from lightning_robustness.attacks.cascade import Cascade
+from lightning_robustness.attacks.cw import CW
+from lightning_robustness.attacks.pgd import PGD
+from lightning_robustness.attacks.siren import SirenAttack
+from lightning_robustness.attacks.square import Square
+from lightning_robustness.attacks.torch_attack import TorchAttack
+
+_ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
+    "fgsm": (PGD, {"steps": 1, "start": "clean"}),
+    "rfgsm": (PGD, {"start": "sign"}),
+    "bim": (PGD, {"start": "clean"}),
+    "pgd": (PGD, {}),
+    "pgd_l2": (PGD, {"norm": "l2", "eps": 1.0}),
+    "mifgsm": (PGD, {"start": "clean", "momentum": 1.0}),
+    "cw": (CW, {}),
+    "square": (Square, {}),
+    "siren": (SirenAttack, {}),
+}
+# What a preset sets for an attack: a group of settings, and those of them that the attack takes
+_GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "fgsm": ("steps", ("eps",)),
+    "rfgsm": ("steps", ("eps", "alpha", "steps")),
+    "bim": ("steps", ("eps", "alpha", "steps")),
+    "pgd": ("steps", ("eps", "alpha", "steps")),
+    "pgd_l2": ("steps", ("steps",)),
+    "mifgsm": ("steps", ("eps", "alpha", "steps")),
+    "cw": ("cw", ("steps", "lr", "c")),
+    "square": ("square", ("eps", "num_queries")),
+    "siren": ("siren", ("eps", "alpha", "steps", "gradient_steps")),
+}
+_MNIST = {
+    "steps": {"eps": 0.3, "alpha": 0.01, "steps": 40},
+    "cw": {"steps": 50, "lr": 0.01, "c": 1.0},
+    "square": {"eps": 0.3, "num_queries": 5000},
+}
+_CIFAR10 = {
+    "steps": {"eps": 0.1, "alpha": 0.0025, "steps": 10},
+    "cw": {"steps": 10, "lr": 0.01, "c": 0.5},
+    "square": {"eps": 0.1, "num_queries": 200},
+}
+_CIFAR100 = {
+    "steps": {"eps": 0.01, "alpha": 0.001, "steps": 10},
+    "cw": {"steps": 10, "lr": 0.01, "c": 0.1},
+    "square": {"eps": 0.01, "num_queries": 200},
+}
+_FISHER = {
+    "steps": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
+    "cw": {"steps": 20, "lr": 0.01, "c": 1.0},
+    "square": {"eps": 8 / 255, "num_queries": 5000},
+}
+_PRESETS: dict[str, dict[str, dict[str, float | int]]] = {
+    "mnist": _MNIST,
+    "fashion-mnist": _MNIST,
+    "cifar10": _CIFAR10,
+    "cifar100": _CIFAR100,
+    "tiny-imagenet": _CIFAR100,
+    "imagenet": _FISHER,
+    "fisher": _FISHER,
+    "speech": {"siren": {"eps": 0.5, "alpha": 0.05, "steps": 50, "gradient_steps": 50}},
+}
+
+
+def get_attack(
+    attack: str | Callable[..., Any], eps: float | None = None, preset: str | None = None, **options: Any
+) -> Callable[..., Any]:
+    """Get an attack by its name.
+
+    Args:
+        attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``, ``"square"``,
+            ``"siren"``, or ``"worst"``: PGD with cross-entropy, PGD with the margin and five restarts, and Square, of
+            which each sees only what those before it did not break. ``"torchattacks:NAME"`` is a class of
+            torchattacks. An instance of such a class, or any other callable ``(model, x, y) -> x_adv``, works too, and
+            takes no further arguments.
+        eps: Largest distance from the input, in un-normalised units, instead of that of the preset or the default of
+            the attack. C&W has no budget, and takes no notice.
+        preset: Settings of the RDI paper for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``,
+            ``"tiny-imagenet"`` and (SirenAttack alone) ``"speech"``; those of the Fisher information paper for
+            ``"imagenet"`` or, by the name ``"fisher"``, its other data sets.
+        options: Further arguments of the attack, instead of those of the preset; for ``"worst"`` those that all attacks
+            share, such as ``targeted``.
+
+    Raises:
+        TypeError: If the attack is neither a name nor callable.
+        ValueError: If a name, preset or option is unknown.
+
+    Example:
+        >>> from lightning_robustness.attacks import get_attack
+        >>> get_attack("fgsm", eps=0.1)
+        PGD(eps=0.1, alpha=None, steps=1, norm='linf', start='clean', restarts=1, momentum=0.0, loss='cross_entropy')
+        >>> get_attack("square", preset="mnist", num_queries=1000)
+        Square(eps=0.3, num_queries=1000, norm='linf', p=0.8, loss='margin')
+
+    """
+    if not isinstance(attack, str):
+        return _from_object(attack, given=eps is not None or preset is not None or bool(options))
+    if attack.startswith("torchattacks:"):
+        if preset is not None:
+            raise ValueError(f"Expected no preset for {attack!r} but got {preset!r}. Pass its arguments one by one.")
+        shared = {name: options.pop(name) for name in _shared() if name in options}
+        options |= {} if eps is None else {"eps": eps}
+        return TorchAttack(attack=attack.removeprefix("torchattacks:"), options=options, **shared)
+    if attack == "worst":
+        _check_options(attack, options, _shared())
+        settings = {"eps": eps, "preset": preset, **options}
+        parts = get_attack("pgd", **settings), get_attack("pgd", **settings, loss="margin", restarts=5)
+        return Cascade(attacks=(*parts, get_attack("square", **settings)), **options)
+    if attack not in _ATTACKS:
+        raise ValueError(
+            f"Expected the name of an attack but got {attack!r}. Known: {', '.join([*_ATTACKS, 'worst'])}, and "
+            "torchattacks:NAME for the classes of torchattacks."
+        )
+    kind, defaults = _ATTACKS[attack]
+    known = tuple(field.name for field in fields(kind))
+    _check_options(attack, options, known)
+    budget = {"eps": eps} if eps is not None and "eps" in known else {}
+    return kind(**(defaults | _preset(attack, preset) | budget | options))
+
+
+def _from_object(attack: Callable[..., Any], given: bool) -> Callable[..., Any]:
+    if not callable(attack):
+        raise TypeError(
+            f"Expected an attack, a callable (model, x, y) -> x_adv or a name, but got {type(attack).__name__}."
+        )
+    if given:
+        raise ValueError(f"Expected eps, preset and options for the name of an attack only but got {attack!r}.")
+    is_foreign = any(parent.__module__.split(".")[0] == "torchattacks" for parent in type(attack).__mro__)
+    return TorchAttack(attack=attack) if is_foreign else attack
+
+
+def _preset(attack: str, preset: str | None) -> dict[str, Any]:
+    if preset is None:
+        return {}
+    group, taken = _GROUPS[attack]
+    known = [name for name, groups in _PRESETS.items() if group in groups]
+    if preset not in known:
+        raise ValueError(
+            f"Expected argument `preset` for {attack!r} to be one of {', '.join(known)} but got {preset!r}."
+        )
+    return {name: value for name, value in _PRESETS[preset][group].items() if name in taken}
+
+
+def _shared() -> tuple[str, ...]:
+    return tuple(field.name for field in fields(Attack))
+
+
+def _check_options(attack: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ValueError(f"Expected options of {attack!r} to be among {', '.join(known)} but got {', '.join(unknown)}.")

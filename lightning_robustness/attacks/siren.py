@@ -1,0 +1,163 @@
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
+from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.attacks.objective import margin
+from lightning_robustness.attacks.pgd import PGD
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SirenAttack(Attack):
+    r"""SirenAttack, a particle swarm for audio and other sequences, by outputs alone or followed by gradient steps.
+
+    .. math:: v \leftarrow \omega v + c_1 r_1 (b_p - d) + c_2 r_2 (b - d), \qquad d \leftarrow d + v
+
+    Each particle is a perturbation :math:`d` of at most ``eps`` with a velocity :math:`v`, drawn by random numbers
+    :math:`r` towards its own best :math:`b_p` and the best of the swarm :math:`b`: those with the smallest margin of
+    the label. A swarm without progress starts anew from random places, its best kept. In the white-box form, signed
+    gradient steps refine the best of the swarm where it has not succeeded. A sample leaves the batch when it is broken.
+
+    Args:
+        eps: Largest change of a coordinate, in the units of the range.
+        steps: Number of iterations of the swarm, each one query a particle.
+        num_particles: Number of particles for each sample.
+        gradient_steps: Number of gradient steps after the swarm: 0 for the black-box form.
+        alpha: Size of a gradient step.
+        inertia: Weight :math:`\omega` of the velocity in the first and the last iteration.
+        attraction: Weights :math:`c_1` and :math:`c_2`.
+        patience: Iterations without progress after which a swarm starts anew.
+        targeted: Whether ``y`` holds labels that the model shall predict, instead of true ones that it shall not.
+        all_steps: Whether every sample goes through every step, also those that are wrong before or broken.
+        progress: Whether to show a progress bar.
+        low: Smallest value of inputs, or None for no bound.
+        high: Largest value of inputs, or None for no bound.
+
+    Raises:
+        ValueError: If an argument is out of range, or inputs are not sequences.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.attacks import SirenAttack
+        >>> model = torch.nn.Linear(2, 2)
+        >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
+        >>> x_adv = SirenAttack(eps=0.25)(model, torch.tensor([[0.75, 0.5]]), torch.tensor([0]))
+        >>> model(x_adv).argmax(dim=1)
+        tensor([1])
+
+    """
+
+    eps: float = 0.5
+    steps: int = 50
+    num_particles: int = 25
+    gradient_steps: int = 0
+    alpha: float = 0.05
+    inertia: tuple[float, float] = (0.9, 0.1)
+    attraction: tuple[float, float] = (1.4961, 1.4961)
+    patience: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("eps", "alpha"):
+            self._check_number(name)
+        for name in ("steps", "num_particles", "patience"):
+            self._check_count(name)
+        self._check_count("gradient_steps", minimum=0)
+        for name in ("inertia", "attraction"):
+            value = tuple(getattr(self, name))
+            object.__setattr__(self, name, value)
+            if len(value) != 2 or not all(isinstance(v, (int, float)) and v >= 0 for v in value):
+                raise ValueError(f"Expected argument `{name}` to be two non-negative numbers but got {value!r}.")
+
+    @property
+    def norm(self) -> Norm:
+        """Norm of the budget."""
+        return "linf"
+
+    @property
+    def white_box(self) -> bool:
+        """Whether the attack uses gradients."""
+        return self.gradient_steps > 0
+
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
+        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+        if x.ndim not in (2, 3):
+            raise ValueError(
+                f"Expected sequences of shape (N, L) or (N, C, L) for SirenAttack but got {tuple(x.shape)}. "
+                "For images, use Square or PGD."
+            )
+        x_adv, queries = x.clone(), torch.zeros_like(y)
+        x_adv[active], queries[active], unbroken = self._swarm(model, x[active], y[active])
+        rest = active if self.all_steps else active[unbroken]
+        if self.gradient_steps and len(rest):
+            refinement = PGD(
+                eps=self.eps,
+                alpha=self.alpha,
+                steps=self.gradient_steps,
+                targeted=self.targeted,
+                all_steps=self.all_steps,
+                progress=self.progress,
+            ).descend(model, x[rest], y[rest], x_adv[rest])
+            x_adv[rest] = refinement.x_adv
+            queries[rest] += refinement.queries
+        return Perturbation(x_adv, queries)
+
+    @torch.no_grad()
+    def _swarm(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the swarms; return the best inputs, the cost and the samples that are not broken."""
+        final, queries = x.clone(), torch.full_like(y, self.steps * self.num_particles)
+        index, places = torch.arange(len(x), device=x.device), self._scatter(x)
+        velocities, own_best, own_lowest = (
+            torch.zeros_like(places),
+            places,
+            places.new_full(places.shape[:2], torch.inf),
+        )
+        best, lowest, idle = places[0], own_lowest[0], torch.zeros_like(y)
+        for step in self._iterations(self.steps):
+            values = torch.stack([self._objective(model, model.clamp(x + place), y) for place in places])
+            better = values < own_lowest
+            own_best = torch.where(_spread(better, places), places, own_best)
+            own_lowest = torch.minimum(own_lowest, values)
+            value, particle = own_lowest.min(dim=0)
+            idle = torch.where(value < lowest, 0, idle + 1)
+            best, lowest = own_best[particle, torch.arange(len(x), device=x.device)], value
+            broken = lowest < 0
+            if not self.all_steps and broken.any():
+                final[index[broken]] = model.clamp(x + best)[broken]
+                queries[index[broken]] = (step + 1) * self.num_particles
+                rest = (~broken).nonzero().squeeze(1)
+                index, x, y, best, lowest, idle = (t[rest] for t in (index, x, y, best, lowest, idle))
+                places, velocities, own_best, own_lowest = (
+                    t[:, rest] for t in (places, velocities, own_best, own_lowest)
+                )
+                if len(index) == 0:
+                    break
+            velocities = self._accelerate(velocities, places, own_best, best, step)
+            places = (places + velocities).clamp_(-self.eps, self.eps)
+            lost = idle >= self.patience
+            if lost.any():
+                places[:, lost], velocities[:, lost], own_lowest[:, lost] = self._scatter(x[lost]), 0.0, torch.inf
+                places[0, lost], idle = best[lost], idle.masked_fill(lost, 0)
+        final[index] = model.clamp(x + best)
+        return final, queries, index
+
+    def _scatter(self, x: Tensor) -> Tensor:
+        """Random perturbations, one for each particle and sample."""
+        return x.new_empty(self.num_particles, *x.shape).uniform_(-self.eps, self.eps)
+
+    def _accelerate(self, velocities: Tensor, places: Tensor, own_best: Tensor, best: Tensor, step: int) -> Tensor:
+        first, last = self.inertia
+        inertia = first + (last - first) * step / max(self.steps - 1, 1)
+        velocities = inertia * velocities
+        for weight, goal in zip(self.attraction, (own_best, best), strict=True):
+            velocities += weight * torch.rand_like(places) * (goal - places)
+        return velocities.clamp_(-self.eps, self.eps)
+
+    def _objective(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+        value = margin(model(x), y)
+        return -value if self.targeted else value
+
+
+def _spread(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.reshape(*mask.shape, *[1] * (like.ndim - mask.ndim))

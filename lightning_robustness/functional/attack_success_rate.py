@@ -1,0 +1,117 @@
+from statistics import NormalDist
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class AttackSuccessComponents(NamedTuple):
+    """Attack success with the rates that it is easily mistaken for.
+
+    Args:
+        asr: Samples that the attack flipped, of those that were correct before it.
+        asr_low: Lower end of the Wilson confidence interval of ``asr``.
+        asr_high: Upper end of it.
+        error_rate: Samples that are wrong after the attack, of all.
+        adv_acc: Samples that are correct after the attack, of all: 1 - ``error_rate``.
+
+    """
+
+    asr: Tensor
+    asr_low: Tensor
+    asr_high: Tensor
+    error_rate: Tensor
+    adv_acc: Tensor
+
+
+def _attack_success_rate_update(preds: Tensor, adv_preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each sample was correct before the attack, and whether it is wrong after it."""
+    for name, labels in {"preds": preds, "adv_preds": adv_preds, "target": target}.items():
+        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+            raise TypeError(
+                f"Expected `{name}` to be an integer tensor of labels but got dtype {labels.dtype}. "
+                "If these are logits, pass `logits.argmax(dim=1)`."
+            )
+        if labels.ndim != 1 or len(labels) != len(preds):
+            raise ValueError(
+                f"Expected `{name}` to have shape (N,), with one label for each sample, but got "
+                f"{tuple(labels.shape)} next to `preds` of shape {tuple(preds.shape)}."
+            )
+    return preds == target, adv_preds != target
+
+
+def _attack_success_rate_compute(
+    flipped: Tensor, correct: Tensor, wrong: Tensor, count: Tensor, confidence: float
+) -> AttackSuccessComponents:
+    """Rates from the numbers of samples that were flipped, correct before, wrong after, and of all."""
+    asr = flipped / correct.clamp(min=1)
+    error_rate = wrong / count.clamp(min=1)
+    low, high = wilson_interval(flipped, correct, confidence)
+    return AttackSuccessComponents(asr, low, high, error_rate, torch.where(count > 0, 1 - error_rate, 0.0))
+
+
+def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
+    r"""Compute the Wilson score interval of a rate.
+
+    .. math::
+        \frac{1}{1 + s^2/n} \left(\hat r + \frac{s^2}{2n}
+        \pm s \sqrt{\frac{\hat r (1 - \hat r)}{n} + \frac{s^2}{4n^2}}\right)
+
+    Where :math:`\hat r` is the rate of successes, :math:`n` the number of trials and :math:`s` the quantile of the
+    normal distribution. Without trials the interval is [0, 1].
+
+    Args:
+        successes: Numbers of successes, of any shape.
+        trials: Numbers of trials, of the same shape.
+        confidence: Probability that the interval holds the rate.
+
+    Returns:
+        Lower and upper end.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.functional.attack_success_rate import wilson_interval
+        >>> wilson_interval(torch.tensor(8), torch.tensor(10))
+        (tensor(0.4902), tensor(0.9433))
+
+    """
+    squared = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
+    denominator = trials + squared  # the formula times n, which has a value also for n = 0
+    center = (successes + squared / 2) / denominator
+    spread = (squared * (successes * (trials - successes) / trials.clamp(min=1) + squared / 4)).sqrt() / denominator
+    return (center - spread).clamp(min=0.0), (center + spread).clamp(max=1.0)
+
+
+def attack_success_rate(preds: Tensor, adv_preds: Tensor, target: Tensor) -> Tensor:
+    r"""Compute the success rate of an attack, lower is more robust.
+
+    .. math::
+        \text{ASR} = \frac{|\{i : k(x_i) = y_i \text{ and } k(x_i') \neq y_i\}|}{|\{i : k(x_i) = y_i\}|}
+
+    Where :math:`k` is the predicted class, :math:`y` the label and :math:`x'` the attacked input. The denominator is
+    the number of samples that were classified correctly before the attack; samples that were wrong before it don't
+    count. It is 0 where there is no correct sample. The share of *all* samples that are wrong after the attack is
+    another number, the error rate; :class:`~lightning_robustness.metrics.AttackSuccessRate` has both.
+
+    Args:
+        preds: Integer tensor of shape ``(N,)`` with the labels predicted for clean inputs.
+        adv_preds: Integer tensor of shape ``(N,)`` with the labels predicted for attacked inputs.
+        target: Integer tensor of shape ``(N,)`` with the true labels.
+
+    Returns:
+        Scalar tensor in [0, 1].
+
+    Raises:
+        TypeError: If the labels are not integers.
+        ValueError: If shapes do not fit.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.functional import attack_success_rate
+        >>> target = torch.tensor([0, 1, 2, 3])
+        >>> attack_success_rate(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 2, 2, 0]), target)
+        tensor(0.3333)
+
+    """
+    correct, wrong = _attack_success_rate_update(preds, adv_preds, target)
+    return (correct & wrong).sum() / correct.sum().clamp(min=1)

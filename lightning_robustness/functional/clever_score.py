@@ -1,0 +1,170 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightning_robustness.functional.class_statistics import result_dtype
+from lightning_robustness.functional.jacobian import Jacobian, check_samples_are_independent
+from lightning_robustness.functional.reverse_weibull import fit_reverse_weibull
+from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.logits import check_finite, compute_logits
+from lightning_robustness.utilities.sandbox import sandbox
+
+_DUAL_ORDERS = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}
+
+
+def clever_score(
+    model: Callable[..., Any],
+    x: Tensor,
+    radius: float,
+    p: float = 2.0,
+    targets: Tensor | None = None,
+    num_batches: int = 50,
+    batch_size: int = 128,
+    input_space: InputSpace | None = None,
+    chunk_size: int = 1024,
+    seed: int = 0,
+) -> Tensor:
+    r"""Estimate the smallest perturbation that changes the prediction by CLEVER scores, higher is more robust.
+
+    .. math::
+        \text{CLEVER}(x) = \min_{j \neq c} \min\left(\frac{g_j(x)}{L_j}, R\right) \quad
+        g_j = z_c - z_j \quad
+        L_j = \max_{\|y - x\|_p \leq R} \|\nabla g_j(y)\|_q
+
+    Where :math:`z` are the logits, :math:`c` the predicted class, :math:`j` a target class, :math:`R` the radius and
+    :math:`1/p + 1/q = 1`. No perturbation of a p-norm below :math:`g_j / L_j` reaches class :math:`j`, if
+    :math:`L_j` is right. It is estimated as Weng et al. (2018) do: the largest gradient norm of a batch of points drawn
+    uniformly from the ball, for many batches, and the location of a reverse Weibull distribution fitted to these
+    maxima. So the score is an estimate, no certificate. The points are the same for each sample, so that scores don't
+    depend on how data is cut into batches.
+
+    Args:
+        model: Callable from inputs to logits, or to an output that holds them.
+        x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
+        radius: Radius R of the ball, in un-normalised units: no score is larger.
+        p: Order of the norm of perturbations: 1, 2 or infinity.
+        targets: Integer tensor of shape ``(N,)`` or ``(N, T)`` with target classes for each sample. By default, all
+            classes but the predicted one, of which the lowest score is returned.
+        num_batches: Number of maxima that the distribution is fitted to; the paper uses 500.
+        batch_size: Number of points that each is taken over; the paper uses 1024.
+        input_space: What the inputs mean; points are kept in its range. By default inputs are taken as they are.
+        chunk_size: Number of points to work on at a time, which bounds memory; at least a batch for one sample.
+        seed: Seed of the points.
+
+    Returns:
+        Tensor of shape ``(N,)``, or of the shape of ``targets``, with values from 0 to the radius; 0 where the target
+        is the predicted class. It is float64 for float64 inputs and float32 otherwise.
+
+    Raises:
+        TypeError: If the inputs are not floating point, or the targets not integers.
+        ValueError: If the logits are not of shape ``(N, K)``, not finite, cannot be differentiated, or depend on other
+            samples, inputs are outside the range, or an argument is not as described.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.functional import clever_score
+        >>> model = torch.nn.Linear(2, 3, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0], [0.0, 0.0], [-3.0, 4.0]]))
+        >>> x = torch.tensor([[1.0, 0.5], [4.0, 0.0]])
+        >>> clever_score(model, x, radius=2.0)
+        tensor([1., 2.])
+        >>> clever_score(model, x, radius=2.0, p=float("inf"), targets=torch.tensor([1, 0]))
+        tensor([0.7143, 0.0000])
+
+    """
+    _check_arguments(radius, p, num_batches, batch_size, chunk_size)
+    if x.ndim < 2:
+        raise ValueError(f"Expected inputs of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}.")
+    space = InputSpace(low=None, high=None) if input_space is None else input_space
+    space.check(x)
+    dtype = result_dtype(x.dtype)
+    with sandbox(model, x, seed=seed) as (x,):
+        if len(x) == 0:
+            return torch.zeros(0 if targets is None else targets.shape, dtype=dtype, device=x.device)
+        check_samples_are_independent(model, x)
+        with torch.no_grad():
+            logits = compute_logits(model, x)
+        check_finite(logits)
+        logits = logits.to(dtype)
+        preds = logits.argmax(dim=1, keepdim=True)
+        classes = _other_classes(preds, logits.shape[1]) if targets is None else _check_targets(targets, logits)
+        margins = logits.gather(1, preds) - logits.gather(1, classes)
+        maxima = []
+        for _ in range(num_batches):
+            offsets = radius * _uniform_in_unit_ball((batch_size, *x.shape[1:]), p).to(x)
+            index = torch.arange(len(x), device=x.device).split(max(1, chunk_size // batch_size))
+            norms = [_largest_gradients(model, x[i], preds[i], classes[i], offsets, p, space) for i in index]
+            maxima.append(torch.cat(norms))
+    constants = fit_reverse_weibull(torch.stack(maxima, dim=-1)).location.to(margins)
+    scores = torch.where(constants > 0, margins / constants, math.inf).clamp(max=radius)
+    scores = torch.where(margins > 0, scores, 0.0)
+    return scores.amin(dim=1) if targets is None else scores.reshape(targets.shape)
+
+
+def _check_arguments(radius: float, p: float, num_batches: int, batch_size: int, chunk_size: int) -> None:
+    if not 0 < radius < math.inf:
+        raise ValueError(f"Expected argument `radius` to be a positive number but got {radius}.")
+    if p not in _DUAL_ORDERS:
+        raise ValueError(f"Expected argument `p` to be 1, 2 or infinity but got {p}.")
+    for name, value in {"num_batches": num_batches, "batch_size": batch_size, "chunk_size": chunk_size}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"Expected argument `{name}` to be a positive integer but got {value!r}.")
+
+
+def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:
+    """Return targets in the shape ``(N, T)``."""
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TypeError(f"Expected `targets` to be an integer tensor of target classes but got dtype {targets.dtype}.")
+    if targets.ndim not in (1, 2) or len(targets) != len(logits) or targets.numel() == 0:
+        raise ValueError(
+            f"Expected `targets` to have shape ({len(logits)},) or ({len(logits)}, T), target classes for each sample, "
+            f"but got {tuple(targets.shape)}."
+        )
+    if not 0 <= targets.min() <= targets.max() < logits.shape[1]:
+        raise ValueError(
+            f"Expected classes in `targets` to be in the range 0 to {logits.shape[1] - 1} but got values from "
+            f"{targets.min()} to {targets.max()}."
+        )
+    return targets.reshape(len(logits), -1).long().to(logits.device)
+
+
+def _other_classes(preds: Tensor, num_classes: int) -> Tensor:
+    """All classes but one for each sample, shape ``(N, num_classes - 1)``."""
+    classes = torch.arange(num_classes - 1, device=preds.device)
+    return classes + (classes >= preds)
+
+
+def _uniform_in_unit_ball(shape: tuple[int, ...], p: float) -> Tensor:
+    """Points drawn uniformly from the unit ball of a p-norm in all but the first dimension."""
+    num_points, num_dims = shape[0], math.prod(shape[1:])
+    if p == math.inf:
+        return torch.empty(shape).uniform_(-1, 1)
+    if p == 1:
+        # Exponential numbers divided by the sum of one more of them are uniform in the corner of the ball
+        lengths = torch.empty(num_points, num_dims + 1).exponential_()
+        signs = torch.randint(2, (num_points, num_dims)) * 2 - 1
+        return (signs * lengths[:, :-1] / lengths.sum(dim=1, keepdim=True)).reshape(shape)
+    directions = functional.normalize(torch.randn(num_points, num_dims), dim=1)
+    return (directions * torch.rand(num_points, 1) ** (1 / num_dims)).reshape(shape)
+
+
+def _largest_gradients(
+    model: Callable[..., Any], x: Tensor, preds: Tensor, classes: Tensor, offsets: Tensor, p: float, space: InputSpace
+) -> Tensor:
+    """Largest gradient norm of each margin over the points around each sample, shape ``(N, T)``."""
+    points = (x.unsqueeze(1) + offsets / space.scale(x)).flatten(0, 1)
+    if space.low is not None or space.high is not None:
+        points = space.normalize(space.unnormalize(points).clamp(space.low, space.high))
+    jacobian = Jacobian(model, points, space)
+    predicted = functional.one_hot(preds.squeeze(1), jacobian.logits.shape[1])
+    largest = []
+    for target in classes.unbind(dim=1):
+        margin = predicted - functional.one_hot(target, predicted.shape[1])
+        weights = margin.to(jacobian.logits.dtype).repeat_interleave(len(offsets), dim=0)
+        norms = torch.linalg.vector_norm(jacobian.transposed_product(weights), ord=_DUAL_ORDERS[float(p)], dim=1)
+        largest.append(norms.unflatten(0, (len(x), len(offsets))).amax(dim=1))
+    return torch.stack(largest, dim=1)

@@ -1,0 +1,225 @@
+"""Spectral norms of layers: one rule for each kind of layer that has one."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightning_robustness.functional.convolution_norms import (
+    convolution_norm,
+    padding_norm,
+    transposed_convolution_norm,
+)
+
+
+class SpectralNorm(NamedTuple):
+    """Largest factor by which a layer stretches a distance between two inputs, in the l2 norm.
+
+    Args:
+        value: The factor, or an upper bound of it.
+        exact: Whether inputs come as close to it as one likes.
+
+    """
+
+    value: float
+    exact: bool
+
+
+Rule = Callable[[Any, Tensor, Tensor], "SpectralNorm | None"]
+
+
+def layer_spectral_norm(kind: str, options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
+    """Spectral norm of a layer, or None where there is no rule for it.
+
+    Args:
+        kind: Name of a module's class or of a function, in lower case, without underscores and dimensions: ``conv``.
+        options: What holds the layer's arguments as attributes, a module or a namespace, or None.
+        x: An input of shape ``(N, ...)``.
+        y: The output for it.
+
+    """
+    if kind in _LIPSCHITZ_CONSTANTS:
+        return SpectralNorm(_LIPSCHITZ_CONSTANTS[kind], exact=True)
+    return _RULES[kind](options, x, y) if kind in _RULES and options is not None else None
+
+
+def matrix_spectral_norm(matrix: Tensor) -> float:
+    """Largest singular value of a matrix."""
+    return torch.linalg.matrix_norm(_wide(matrix), ord=2).item() if matrix.numel() else 0.0
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().double()
+
+
+def _linear(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(matrix_spectral_norm(options.weight), exact=True)
+
+
+def _convolution(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(*convolution_norm(options, x, y))
+
+
+def _transposed_convolution(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(*transposed_convolution_norm(options, x, y))
+
+
+def _batch_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
+    if options.training or options.running_var is None:  # statistics of the batch: samples are mixed
+        return None
+    return _running_scale(options)
+
+
+def _running_scale(options: Any) -> SpectralNorm:
+    scale = (_wide(options.running_var) + options.eps).rsqrt()
+    scale = scale if options.weight is None else scale * _wide(options.weight)
+    return SpectralNorm(scale.abs().max().item(), exact=True)
+
+
+def _layer_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    """For all inputs: what they are divided by can be as small as sqrt(eps)."""
+    weight = options.weight
+    eps = torch.finfo(x.dtype).eps if options.eps is None else options.eps
+    scale = 1.0 if weight is None else _wide(weight).abs().max().item()
+    return SpectralNorm(scale / math.sqrt(eps) if eps else math.inf, exact=False)
+
+
+def _instance_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    if getattr(options, "use_input_stats", options.running_var is None):
+        return _layer_norm(options, x, y)
+    return _running_scale(options)
+
+
+def _max_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    """The root of the number of windows that an input lies in: each of them can pass its change on."""
+    num_dims = x.ndim - 2
+    windows = 1
+    for k, s, d, m in zip(
+        _per_dim(options.kernel_size, num_dims),
+        _per_dim(options.stride or options.kernel_size, num_dims),
+        _per_dim(options.dilation, num_dims),
+        y.shape[2:],
+        strict=True,
+    ):
+        windows *= min(math.ceil(k / (s // math.gcd(s, d))), m)
+    return SpectralNorm(math.sqrt(windows), exact=windows == 1)
+
+
+def _avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
+    """Average pooling is a Kronecker product of matrices, one for each dimension."""
+    num_dims = x.ndim - 2
+    if getattr(options, "divisor_override", None):
+        return None
+    norm = 1.0
+    for k, s, p, n in zip(
+        _per_dim(options.kernel_size, num_dims),
+        _per_dim(options.stride or options.kernel_size, num_dims),
+        _per_dim(options.padding, num_dims),
+        x.shape[2:],
+        strict=True,
+    ):
+        basis = torch.eye(n, dtype=torch.double).unsqueeze(1)
+        pooled = functional.avg_pool1d(basis, k, s, p, options.ceil_mode, options.count_include_pad)
+        norm *= matrix_spectral_norm(pooled.squeeze(1))
+    return SpectralNorm(norm, exact=True)
+
+
+def _per_dim(value: int | Sequence[int], num_dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * num_dims if len(values) == 1 else values
+
+
+def _adaptive_avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(math.prod(map(matrix_spectral_norm, _adaptive_pool_matrices(x, y))), exact=True)
+
+
+def _adaptive_max_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    windows = math.prod(int((matrix > 0).sum(dim=1).max()) for matrix in _adaptive_pool_matrices(x, y))
+    return SpectralNorm(math.sqrt(windows), exact=windows == 1)
+
+
+def _adaptive_pool_matrices(x: Tensor, y: Tensor) -> list[Tensor]:
+    return [
+        functional.adaptive_avg_pool1d(torch.eye(n, dtype=torch.double).unsqueeze(1), m).squeeze(1)
+        for n, m in zip(x.shape[2:], y.shape[2:], strict=True)
+    ]
+
+
+def _padding(mode: str | None = None) -> Rule:
+    def rule(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+        chosen = mode or options.mode
+        if chosen == "constant":
+            return SpectralNorm(1.0, exact=True)
+        pads = options.pad if mode is None else options.padding  # pairs, from the last dimension on
+        pairs = enumerate(zip(pads[::2], pads[1::2], strict=True), start=1)
+        return SpectralNorm(math.prod(padding_norm(x.shape[-i], pair, chosen) for i, pair in pairs), exact=True)
+
+    return rule
+
+
+def _dropout(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
+    return None if getattr(options, "training", True) else SpectralNorm(1.0, exact=True)
+
+
+def _log_softmax(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    """The Jacobian 1 - 1 p^T is a projection, of the norm of 1 p^T, which is at most the root of the classes."""
+    return SpectralNorm(math.sqrt(max(x.shape)), exact=False)
+
+
+def _gelu(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(1.1289041452 if options.approximate == "none" else 1.1289930687, exact=True)
+
+
+def _slope(name: str) -> Rule:
+    def rule(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+        slope = torch.as_tensor(getattr(options, name)).abs().max().item()
+        return SpectralNorm(max(1.0, slope), exact=True)
+
+    return rule
+
+
+# Largest absolute derivatives; functions that jump, such as Hardshrink and Threshold, have none
+_LIPSCHITZ_CONSTANTS = {
+    **dict.fromkeys(("relu", "relu6", "hardtanh", "celu", "tanh", "softsign", "softplus", "logsigmoid"), 1.0),
+    **dict.fromkeys(("tanhshrink", "softshrink", "clamp", "abs", "neg", "sin", "cos"), 1.0),
+    **dict.fromkeys(("identity", "flatten", "unflatten", "pixelshuffle", "pixelunshuffle", "channelshuffle"), 1.0),
+    **dict.fromkeys(("softmax", "softmin"), 0.5),
+    "sigmoid": 0.25,
+    "hardsigmoid": 1 / 6,
+    "hardswish": 1.5,
+    "selu": 1.7580993409,
+    "silu": 1.0998393202,
+    "mish": 1.0884981613,
+}
+
+_RULES: dict[str, Rule] = {
+    "linear": _linear,
+    "conv": _convolution,
+    "convtranspose": _transposed_convolution,
+    "batchnorm": _batch_norm,
+    "syncbatchnorm": _batch_norm,
+    "layernorm": _layer_norm,
+    "groupnorm": _layer_norm,
+    "rmsnorm": _layer_norm,
+    "instancenorm": _instance_norm,
+    "maxpool": _max_pool,
+    "avgpool": _avg_pool,
+    "adaptiveavgpool": _adaptive_avg_pool,
+    "adaptivemaxpool": _adaptive_max_pool,
+    "pad": _padding(),
+    "zeropad": _padding("constant"),
+    "constantpad": _padding("constant"),
+    "reflectionpad": _padding("reflect"),
+    "replicationpad": _padding("replicate"),
+    "circularpad": _padding("circular"),
+    **dict.fromkeys(("dropout", "alphadropout", "featurealphadropout"), _dropout),
+    "logsoftmax": _log_softmax,
+    "gelu": _gelu,
+    "leakyrelu": _slope("negative_slope"),
+    "rrelu": _slope("upper"),
+    "prelu": _slope("weight"),
+    "elu": _slope("alpha"),
+}

@@ -1,0 +1,132 @@
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
+
+from lightning_robustness.functional.attack_success_rate import (
+    _attack_success_rate_compute,
+    _attack_success_rate_update,
+)
+
+
+class AttackSuccessRate(Metric):
+    r"""Compute the success rate of an attack, with its confidence interval, lower is more robust.
+
+    .. math::
+        \text{ASR} = \frac{\text{flipped}}{\text{correct}} \quad
+        \text{error rate} = \frac{\text{wrong}}{N} \quad
+        \text{adversarial accuracy} = 1 - \text{error rate}
+
+    Where *correct* samples are classified correctly before the attack, *flipped* ones are correct before it and wrong
+    after, *wrong* ones are wrong after it, whatever they were before, and :math:`N` is the number of all samples.
+
+    As input to ``forward`` and ``update`` the metric accepts the following input:
+
+    - ``preds`` (:class:`~torch.Tensor`): An integer tensor of shape ``(N,)`` with the labels predicted for clean
+      inputs.
+    - ``adv_preds`` (:class:`~torch.Tensor`): An integer tensor of shape ``(N,)`` with the labels predicted for attacked
+      inputs, from a forward pass of their own.
+    - ``target`` (:class:`~torch.Tensor`): An integer tensor of shape ``(N,)`` with the true labels.
+    - ``distortion`` (:class:`~torch.Tensor`, optional): A floating point tensor of shape ``(N,)`` with the size of each
+      perturbation, in any norm.
+
+    As output of ``forward`` and ``compute`` the metric returns the following output:
+
+    - ``asr`` (:class:`~torch.Tensor`): A scalar in [0, 1]; 0 where no sample was correct before the attack.
+
+    ``compute_components`` returns a dictionary with ``asr``; ``asr_low`` and ``asr_high``, its Wilson confidence
+    interval; ``error_rate`` and ``adv_acc``; ``distortion``, the mean over the flipped samples whose distortion was
+    given, NaN where there is none; and the numbers of samples ``flipped``, ``correct``, ``wrong`` and ``count``. Rates
+    of nothing are 0; their count tells.
+
+    Args:
+        confidence: Probability that the confidence interval holds the rate.
+        kwargs: Further arguments of ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: If ``confidence`` is not between 0 and 1.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.metrics import AttackSuccessRate
+        >>> metric = AttackSuccessRate()
+        >>> metric.update(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 2, 2, 0]), target=torch.tensor([0, 1, 2, 3]))
+        >>> metric.compute()
+        tensor(0.3333)
+        >>> metric.compute_components()["adv_acc"]
+        tensor(0.5000)
+
+    """
+
+    is_differentiable: bool = False
+    higher_is_better: bool = False
+    full_state_update: bool = False
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: float = 1.0
+
+    flipped: Tensor
+    correct: Tensor
+    wrong: Tensor
+    count: Tensor
+    distortion: Tensor
+    distorted: Tensor
+
+    def __init__(self, confidence: float = 0.95, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not 0 < confidence < 1:
+            raise ValueError(f"Expected argument `confidence` to be between 0 and 1 but got {confidence}.")
+        self.confidence = confidence
+        for name in ("flipped", "correct", "wrong", "count", "distorted"):
+            self.add_state(name, default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        # Apple's GPUs have no float64
+        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
+        self.add_state("distortion", default=torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self._components: dict[str, Tensor] = {}
+
+    def update(self, preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None = None) -> None:
+        """Add the samples of a batch, and how far the attack moved each of them."""
+        correct, wrong = _attack_success_rate_update(preds, adv_preds, target)
+        flipped = correct & wrong
+        if distortion is not None:
+            if distortion.shape != preds.shape or not distortion.is_floating_point():
+                raise ValueError(
+                    f"Expected `distortion` to be a floating point tensor of shape {tuple(preds.shape)}, one value for "
+                    f"each sample, but got dtype {distortion.dtype} and shape {tuple(distortion.shape)}."
+                )
+            self.distortion = self.distortion + distortion[flipped].to(self.distortion).sum()
+            self.distorted = self.distorted + flipped.sum()
+        self.flipped = self.flipped + flipped.sum()
+        self.correct = self.correct + correct.sum()
+        self.wrong = self.wrong + wrong.sum()
+        self.count = self.count + len(preds)
+
+    def compute(self) -> Tensor:
+        """Compute the success rate over all batches."""
+        rates = _attack_success_rate_compute(self.flipped, self.correct, self.wrong, self.count, self.confidence)
+        counts = {name: getattr(self, name).clone() for name in ("flipped", "correct", "wrong", "count")}
+        self._components = {**rates._asdict(), "distortion": (self.distortion / self.distorted).float(), **counts}
+        return self._components["asr"]
+
+    def compute_components(self) -> dict[str, Tensor]:
+        """Compute the metric and return it with its parts, by name."""
+        self.compute()
+        return dict(self._components)
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
+        """Plot one value, or several, for instance one for each epoch.
+
+        Args:
+            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
+            ax: A matplotlib axis to draw on; by default a new figure.
+
+        Returns:
+            Figure and axis.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        return self._plot(val, ax)

@@ -1,0 +1,135 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
+
+from lightning_robustness.functional.clever_score import _check_arguments, clever_score
+from lightning_robustness.utilities.input_space import InputSpace
+
+
+class CleverScore(Metric):
+    r"""Compute the mean CLEVER score, an estimate of what a prediction withstands, higher is more robust.
+
+    .. math::
+        \frac{1}{N} \sum_x \min_{j \neq c} \min\left(\frac{z_c(x) - z_j(x)}{L_j(x)}, R\right)
+
+    Where :math:`z` are the logits, :math:`c` is the predicted class, right or wrong, and :math:`L_j` the Lipschitz
+    constant of the margin in a ball of radius :math:`R`, estimated from gradients at random points. See
+    :func:`~lightning_robustness.functional.clever_score`.
+
+    As input to ``forward`` and ``update`` the metric accepts the following input:
+
+    - ``model``: A callable from inputs to logits of shape ``(N, K)``. It is used in eval mode, left as it was, and
+      never stored.
+    - ``x`` (:class:`~torch.Tensor`): A floating point tensor of inputs, of any shape ``(N, ...)``.
+
+    As output of ``forward`` and ``compute`` the metric returns the following output:
+
+    - ``clever`` (:class:`~torch.Tensor`): A scalar from 0 to the radius, the mean over the samples.
+
+    ``compute_components`` returns it in a dictionary, as ``mean``, with ``min``, the lowest score of a sample, and
+    ``count``, the number of samples; all are 0 without samples.
+
+    Args:
+        radius: Radius R of the ball, in un-normalised units: no score is larger.
+        p: Order of the norm of perturbations: 1, 2 or infinity.
+        num_batches: Number of maxima that the distribution of the largest gradient is fitted to.
+        batch_size: Number of points that each is taken over.
+        input_space: What the inputs mean; points are kept in its range. By default inputs are taken as they are.
+        chunk_size: Number of points to work on at a time, which bounds memory; at least a batch for one sample.
+        seed: Seed of the points, which are the same for each sample.
+        kwargs: Further arguments of ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: If an argument is not as described.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.metrics import CleverScore
+        >>> model = torch.nn.Linear(2, 3, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0], [0.0, 0.0], [-3.0, 4.0]]))
+        >>> metric = CleverScore(radius=2.0)
+        >>> metric.update(model, torch.tensor([[1.0, 0.5], [4.0, 0.0]]))
+        >>> metric.compute()
+        tensor(1.5000)
+        >>> metric.compute_components()["min"]
+        tensor(1.)
+
+    """
+
+    is_differentiable: bool = False
+    higher_is_better: bool = True
+    full_state_update: bool = False
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: None = None
+
+    total: Tensor
+    lowest: Tensor
+    count: Tensor
+
+    def __init__(
+        self,
+        radius: float,
+        p: float = 2.0,
+        num_batches: int = 50,
+        batch_size: int = 128,
+        input_space: InputSpace | None = None,
+        chunk_size: int = 1024,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _check_arguments(radius, p, num_batches, batch_size, chunk_size)
+        self.radius = radius
+        self.options: dict[str, Any] = {
+            "p": p,
+            "num_batches": num_batches,
+            "batch_size": batch_size,
+            "input_space": input_space,
+            "chunk_size": chunk_size,
+            "seed": seed,
+        }
+        # Apple's GPUs have no float64
+        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
+        self.add_state("total", default=torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("lowest", default=torch.full((), radius, dtype=dtype), dist_reduce_fx="min")
+        self.add_state("count", default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self._components: dict[str, Tensor] = {}
+
+    def update(self, model: Callable[..., Any], x: Tensor) -> None:
+        """Add the samples of a batch."""
+        values = clever_score(model, x, self.radius, **self.options).to(self.total)
+        self.total = self.total + values.sum()
+        self.lowest = torch.cat([values, self.lowest.unsqueeze(0)]).min()
+        self.count = self.count + len(values)
+
+    def compute(self) -> Tensor:
+        """Compute the mean over all batches."""
+        lowest = self.lowest if self.count else torch.zeros_like(self.lowest)
+        means = {"mean": self.total / self.count.clamp(min=1), "min": lowest}
+        self._components = {name: value.float() for name, value in means.items()} | {"count": self.count.clone()}
+        return self._components["mean"]
+
+    def compute_components(self) -> dict[str, Tensor]:
+        """Compute the metric and return it with its parts, by name."""
+        self.compute()
+        return dict(self._components)
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
+        """Plot one value, or several, for instance one for each epoch.
+
+        Args:
+            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
+            ax: A matplotlib axis to draw on; by default a new figure.
+
+        Returns:
+            Figure and axis.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        return self._plot(val, ax)

@@ -1,0 +1,107 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
+
+from lightning_robustness.functional.lipschitz_constant import lipschitz_constant
+from lightning_robustness.utilities.input_space import InputSpace
+
+
+class LipschitzConstant(Metric):
+    r"""Compute the mean local Lipschitz constant of the class probabilities, lower is more robust.
+
+    .. math::
+        \frac{1}{N} \sum_x \max_k \|\nabla_x p_k(x)\|_2
+
+    Where :math:`p` is the softmax of the logits and :math:`k` runs over the classes. See
+    :func:`~lightning_robustness.functional.lipschitz_constant`.
+
+    As input to ``forward`` and ``update`` the metric accepts the following input:
+
+    - ``model``: A callable from inputs to logits of shape ``(N, K)``. It is used in eval mode, left as it was, and
+      never stored.
+    - ``x`` (:class:`~torch.Tensor`): A floating point tensor of inputs, of any shape ``(N, ...)``.
+
+    As output of ``forward`` and ``compute`` the metric returns the following output:
+
+    - ``lipschitz`` (:class:`~torch.Tensor`): A scalar, the mean over the samples.
+
+    ``compute_components`` returns it in a dictionary, as ``mean``, with ``max``, the largest value of a sample, and
+    ``count``, the number of samples; all are 0 without samples.
+
+    Args:
+        input_space: What the inputs mean; values are in un-normalised units. By default inputs are taken as they are.
+        seed: Seed of the random state, for models that draw numbers also in eval mode.
+        kwargs: Further arguments of ``torchmetrics.Metric``.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.metrics import LipschitzConstant
+        >>> model = torch.nn.Linear(3, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+        >>> metric = LipschitzConstant()
+        >>> metric.update(model, torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]]))
+        >>> metric.compute()
+        tensor(0.2500)
+        >>> metric.compute_components()["max"]
+        tensor(0.5000)
+
+    """
+
+    is_differentiable: bool = False
+    higher_is_better: bool = False
+    full_state_update: bool = False
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: None = None
+
+    total: Tensor
+    largest: Tensor
+    count: Tensor
+
+    def __init__(self, input_space: InputSpace | None = None, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.input_space = input_space
+        self.seed = seed
+        # Apple's GPUs have no float64
+        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
+        self.add_state("total", default=torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("largest", default=torch.zeros((), dtype=dtype), dist_reduce_fx="max")
+        self.add_state("count", default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+        self._components: dict[str, Tensor] = {}
+
+    def update(self, model: Callable[..., Any], x: Tensor) -> None:
+        """Add the samples of a batch."""
+        values = lipschitz_constant(model, x, self.input_space, self.seed).to(self.total)
+        self.total = self.total + values.sum()
+        self.largest = torch.cat([values, self.largest.unsqueeze(0)]).max()
+        self.count = self.count + len(values)
+
+    def compute(self) -> Tensor:
+        """Compute the mean over all batches."""
+        means = {"mean": self.total / self.count.clamp(min=1), "max": self.largest}
+        self._components = {name: value.float() for name, value in means.items()} | {"count": self.count.clone()}
+        return self._components["mean"]
+
+    def compute_components(self) -> dict[str, Tensor]:
+        """Compute the metric and return it with its parts, by name."""
+        self.compute()
+        return dict(self._components)
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
+        """Plot one value, or several, for instance one for each epoch.
+
+        Args:
+            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
+            ax: A matplotlib axis to draw on; by default a new figure.
+
+        Returns:
+            Figure and axis.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        return self._plot(val, ax)

@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from lightning_robustness.attacks import PGD, Cascade, Square, get_attack, run
+
+
+class Recorder:
+    """An attack that notes what it sees."""
+
+    def __init__(self, attack):
+        self.attack, self.seen = attack, []
+
+    def __call__(self, model, x, y):
+        self.seen.append(len(x))
+        return self.attack(model, x, y)
+
+
+def test_each_attack_sees_the_survivors_of_those_before(digits, digits_network):
+    x, y = digits[0][:300], digits[1][:300]
+    first, second = PGD(eps=0.1, steps=2, start="clean"), Recorder(PGD(eps=0.1, steps=10))
+    alone = run(digits_network, first, x, y)
+    result = run(digits_network, Cascade(attacks=(first, second)), x, y)
+    assert second.seen == [(alone.eligible & ~alone.success).sum()]
+    torch.testing.assert_close(result.x_adv[alone.success], x_adv := alone.x_adv[alone.success])
+    assert len(x_adv) > 0
+    assert result.success_rate > alone.success_rate
+    assert torch.equal(result.queries[alone.success], alone.queries[alone.success] + 1)
+
+
+@pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
+def test_worst_is_at_least_each_of_its_parts(digits, request, network):
+    network, x, y = request.getfixturevalue(network), digits[0][:200], digits[1][:200]
+    worst = get_attack("worst", eps=0.15)
+    parts = [run(network, attack, x, y) for attack in (*worst.attacks[:2], Square(eps=0.15, num_queries=100))]
+    worst = Cascade(attacks=tuple(part.attack for part in parts))
+    result = run(network, worst, x, y)
+    assert result.success_rate >= max(part.success_rate for part in parts)
+    assert result.linf.max() <= 0.15 + 1e-6
+
+
+def test_stops_when_nothing_is_left(digits, digits_network):
+    never = Recorder(PGD())
+    result = run(digits_network, Cascade(attacks=[PGD(eps=1.0), never]), digits[0][:50], digits[1][:50])
+    assert result.success_rate == 1
+    assert never.seen == []
+
+
+def test_budget_of_each_attack_is_checked(digits, digits_network):
+    def too_far(model, x, y):
+        return (x + 0.5).clamp(0, 1)
+
+    too_far.eps, too_far.norm = 0.1, "linf"
+    with pytest.raises(ValueError, match=r"too_far.*to stay within eps=0\.1 in the linf norm but it went 0\.5 far"):
+        run(digits_network, Cascade(attacks=(PGD(eps=0.01), too_far)), digits[0][:20], digits[1][:20])
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match=r"`attacks` to hold at least one attack but got none"):
+        Cascade(attacks=())
+    with pytest.raises(ValueError, match=r"all attacks to have targeted=True as the cascade has, but got PGD\("):
+        Cascade(attacks=(PGD(),), targeted=True)

@@ -1,0 +1,220 @@
+import pytest
+import torch
+import torchattacks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_robustness.attacks import PGD, get_attack, run
+from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.sandbox import sandbox
+from tests.attacks.linear import closest_boundary, linear, random_linear
+
+UNBOUNDED = InputSpace(low=None, high=None)
+
+
+def reference(network, x, y, name, **options):
+    """Images of torchattacks, with the random numbers that `run` would give."""
+    with sandbox(network, x, y) as (x, y):
+        return getattr(torchattacks, name)(network, **options)(x, y)
+
+
+def success_rate(network, x, y, x_adv):
+    right = network(x).argmax(1) == y
+    return ((network(x_adv).argmax(1) != y) & right).sum().item() / right.sum().item()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 10])
+def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
+    x, y = digits[0][:64], digits[1][:64]
+    expected = reference(digits_network, x, y, "PGD", eps=0.2, alpha=0.03, steps=steps)
+    result = run(digits_network, PGD(eps=0.2, alpha=0.03, steps=steps, all_steps=True), x, y)
+    torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reference_name", "options"),
+    [
+        ("fgsm", "FGSM", {}),
+        ("bim", "BIM", {"alpha": 0.03, "steps": 6}),
+        ("mifgsm", "MIFGSM", {"alpha": 0.03, "steps": 6}),
+        ("rfgsm", "RFGSM", {"alpha": 0.03, "steps": 6}),
+    ],
+)
+@pytest.mark.parametrize("targeted", [False, True])
+def test_settings_give_the_other_attacks(digits, robust_digits_network, name, reference_name, options, targeted):
+    x, y = digits[0][:64], digits[1][:64]
+    attack = get_attack(name, eps=0.2, **options, all_steps=True, targeted=targeted)
+    with sandbox(robust_digits_network, x, y) as (x, y):
+        their = getattr(torchattacks, reference_name)(robust_digits_network, eps=0.2, **options)
+        if targeted:
+            their.set_mode_targeted_by_function(lambda images, labels: labels)
+        expected = their(x, (y + 1) % 10 if targeted else y)
+    result = run(robust_digits_network, attack, x, (y + 1) % 10 if targeted else y)
+    torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reference_name", "options"),
+    [
+        ("fgsm", "FGSM", {}),
+        ("bim", "BIM", {"alpha": 0.02, "steps": 12}),
+        ("mifgsm", "MIFGSM", {"alpha": 0.02, "steps": 12}),
+        ("rfgsm", "RFGSM", {"alpha": 0.02, "steps": 12}),
+        ("pgd", "PGD", {"alpha": 0.02, "steps": 12}),
+    ],
+)
+@pytest.mark.parametrize(("network", "eps"), [("digits_network", 0.1), ("robust_digits_network", 0.2)])
+def test_success_rate_of_torchattacks_at_least(digits, request, name, reference_name, options, network, eps):
+    network, x, y = request.getfixturevalue(network), digits[0][:1150], digits[1][:1150]
+    expected = success_rate(network, x, y, reference(network, x, y, reference_name, eps=eps, **options))
+    result = run(network, get_attack(name, eps=eps, **options), x, y)
+    assert result.eligible.sum() > 1000
+    assert result.success_rate >= expected - 0.005
+    assert result.queries[result.success].float().mean() < result.attack.steps + 1e-6
+
+
+def test_l2_success_rate_of_torchattacks_at_least(digits, robust_digits_network):
+    x, y = digits
+    expected = reference(robust_digits_network, x, y, "PGDL2", eps=1.0, alpha=0.2, steps=10)
+    result = run(robust_digits_network, PGD(eps=1.0, alpha=0.2, norm="l2"), x, y)
+    assert result.success_rate >= success_rate(robust_digits_network, x, y, expected) - 0.005
+    assert result.l2.max() <= 1.0 + 1e-5
+
+
+@pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
+def test_success_is_monotone_in_eps_steps_and_restarts(digits, request, network):
+    network, x, y = request.getfixturevalue(network), digits[0][:1000], digits[1][:1000]
+
+    def rate(**options):
+        return run(network, PGD(**{"eps": 0.12, "alpha": 0.02, "steps": 8} | options), x, y).success_rate
+
+    for name, values in (
+        ("eps", (0.0, 0.03, 0.06, 0.1, 0.15, 0.25)),
+        ("steps", (1, 2, 4, 9)),
+        ("restarts", (1, 3)),
+    ):
+        rates = [rate(**{name: value}) for value in values]
+        assert rates == sorted(rates), f"{name}: {rates}"
+        assert rates[-1] > rates[0]
+
+
+def test_every_sample_that_few_steps_break_is_broken_by_many(digits, digits_network):
+    x, y = digits
+    few, many = (run(digits_network, PGD(eps=0.12, alpha=0.02, steps=steps), x, y).success for steps in (4, 12))
+    assert (many | ~few).all()
+
+
+def test_a_broken_sample_keeps_its_image_and_costs_no_more(digits, digits_network):
+    x, y = digits[0][:200], digits[1][:200]
+    attack = PGD(eps=0.2, alpha=0.02, steps=15)
+    result = run(digits_network, attack, x, y)
+    for steps in (1, 2, 5, 10):
+        earlier = run(digits_network, PGD(eps=0.2, alpha=0.02, steps=steps), x, y)
+        left = earlier.success & (earlier.queries < steps)  # seen to be broken, not just after the last step
+        torch.testing.assert_close(result.x_adv[left], earlier.x_adv[left])
+        assert torch.equal(result.queries[left], earlier.queries[left])
+    assert (result.queries[~result.eligible] == 0).all()
+    assert (result.queries[result.eligible & ~result.success] == 15).all()
+
+
+def test_all_steps_gives_images_of_full_strength(digits, digits_network):
+    x, y = digits[0][:300], digits[1][:300].clone()
+    y[0] = (y[0] + 1) % 10  # wrong before the attack
+    attack = PGD(eps=0.1, steps=10)
+    early, full = (run(digits_network, a, x, y) for a in (attack, PGD(eps=0.1, steps=10, all_steps=True)))
+    loss = torch.nn.CrossEntropyLoss()
+    assert loss(digits_network(full.x_adv), y) > 2 * loss(digits_network(early.x_adv), y)
+    assert (full.queries == 10).all()
+    assert torch.equal(early.x_adv[0], x[0])
+    assert not torch.equal(full.x_adv[0], x[0])
+    assert not full.success[0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    eps=st.floats(0.0, 0.5),
+    norm=st.sampled_from(["linf", "l2"]),
+    start=st.sampled_from(["uniform", "clean"]),
+    loss=st.sampled_from(["cross_entropy", "margin"]),
+    momentum=st.sampled_from([0.0, 0.5, 1.0]),
+    num_classes=st.integers(2, 4),
+    restarts=st.integers(1, 2),
+)
+def test_budget_and_range_hold(seed, eps, norm, start, loss, momentum, num_classes, restarts):
+    model = random_linear(seed, num_classes)
+    x = torch.rand(9, 6, generator=torch.Generator().manual_seed(seed)).round(decimals=1)
+    y = model(x).argmax(1)
+    for all_steps in (False, True):
+        attack = PGD(
+            eps=eps,
+            steps=4,
+            norm=norm,
+            start=start,
+            loss=loss,
+            momentum=momentum,
+            restarts=restarts,
+            all_steps=all_steps,
+        )
+        result = run(model, attack, x, y, seed=seed)
+        assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 1
+        assert (result.linf if norm == "linf" else result.l2).max() <= eps + 1e-6
+        assert torch.equal(result.adv_preds, model(result.x_adv).argmax(1))
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**31), eps=st.floats(0.01, 0.5), norm=st.sampled_from(["linf", "l2"]))
+def test_two_classes_and_a_linear_model_in_closed_form(seed, eps, norm):
+    model = random_linear(seed, num_classes=2)
+    x = torch.randn(20, 6, generator=torch.Generator().manual_seed(seed))
+    y = model(x).argmax(1)
+    distance = closest_boundary(model, x, y, norm)
+    result = run(model, PGD(eps=eps, norm=norm, steps=5), x, y, UNBOUNDED)
+    certain = (distance - eps).abs() > 1e-4
+    assert torch.equal(result.success[certain], (distance < eps)[certain])
+
+
+def test_targeted(digits, digits_network):
+    x, y = digits[0][:200], digits[1][:200]
+    target = (y + 1) % 10
+    result = run(digits_network, PGD(eps=0.3, steps=20, targeted=True), x, target)
+    assert torch.equal(result.success, (result.adv_preds == target) & (result.preds != target))
+    assert result.success_rate > 0.9
+
+
+def test_margin_loss_moves_where_cross_entropy_has_underflowed():
+    model = linear([[300.0, 0.0], [0.0, 300.0]])
+    x, y = torch.tensor([[0.9, 0.1]]), torch.tensor([0])
+    stuck = run(model, PGD(eps=0.5, start="clean"), x, y)
+    assert stuck.zero_gradients.all()
+    assert not stuck.success.any()
+    moved = run(model, PGD(eps=0.5, start="clean", loss="margin"), x, y)
+    assert not moved.zero_gradients.any()
+    assert moved.success.all()
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1, 0.2), (10, 0.05)])
+def test_default_step_size(steps, expected):
+    assert PGD(eps=0.2, steps=steps).step_size == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"eps": -0.1}, r"`eps` to be a finite number of at least 0 but got -0\.1"),
+        ({"eps": float("nan")}, r"`eps` to be a finite number of at least 0 but got nan"),
+        ({"eps": "8"}, r"`eps` to be a finite number of at least 0 but got '8'"),
+        ({"alpha": -1}, r"`alpha` to be a finite number of at least 0 but got -1"),
+        ({"momentum": -1}, r"`momentum` to be a finite number"),
+        ({"steps": 0}, r"`steps` to be an integer of at least 1 but got 0"),
+        ({"steps": 2.0}, r"`steps` to be an integer of at least 1 but got 2\.0"),
+        ({"restarts": True}, r"`restarts` to be an integer of at least 1 but got True"),
+        ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
+        ({"start": "random"}, r"`start` to be one of \('uniform', 'sign', 'clean'\) but got 'random'"),
+        ({"loss": "ce"}, r"`loss` to be one of \('cross_entropy', 'margin'\) but got 'ce'"),
+        ({"norm": "l2", "start": "sign"}, r'`start` to be "uniform" or "clean" in the l2 norm but got "sign"'),
+    ],
+)
+def test_arguments_are_checked(options, match):
+    with pytest.raises(ValueError, match=match):
+        PGD(**options)

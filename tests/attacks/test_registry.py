@@ -1,0 +1,112 @@
+import pickle
+
+import pytest
+import torch
+
+from lightning_robustness.attacks import CW, PGD, Cascade, SirenAttack, Square, TorchAttack, get_attack, run
+
+STEPS = {
+    "mnist": {"eps": 0.3, "alpha": 0.01, "steps": 40},
+    "fashion-mnist": {"eps": 0.3, "alpha": 0.01, "steps": 40},
+    "cifar10": {"eps": 0.1, "alpha": 0.0025, "steps": 10},
+    "cifar100": {"eps": 0.01, "alpha": 0.001, "steps": 10},
+    "tiny-imagenet": {"eps": 0.01, "alpha": 0.001, "steps": 10},
+    "imagenet": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
+    "fisher": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
+}
+KINDS = (CW, PGD, Cascade, SirenAttack, Square, TorchAttack)
+NAMES = ("fgsm", "rfgsm", "bim", "pgd", "pgd_l2", "mifgsm", "cw", "square", "siren", "worst")
+
+
+@pytest.mark.parametrize("preset", STEPS)
+def test_presets_of_gradient_attacks(preset):
+    settings = STEPS[preset]
+    assert get_attack("pgd", preset=preset) == PGD(**settings)
+    assert get_attack("rfgsm", preset=preset) == PGD(**settings, start="sign")
+    assert get_attack("bim", preset=preset) == PGD(**settings, start="clean")
+    assert get_attack("mifgsm", preset=preset) == PGD(**settings, start="clean", momentum=1.0)
+    assert get_attack("fgsm", preset=preset) == PGD(eps=settings["eps"], steps=1, start="clean")
+    assert get_attack("pgd_l2", preset=preset) == PGD(eps=1.0, steps=settings["steps"], norm="l2")
+
+
+@pytest.mark.parametrize(
+    ("preset", "cw", "square"),
+    [
+        ("mnist", CW(steps=50, lr=0.01, c=1.0), Square(num_queries=5000, eps=0.3)),
+        ("fashion-mnist", CW(steps=50, lr=0.01, c=1.0), Square(num_queries=5000, eps=0.3)),
+        ("cifar10", CW(steps=10, lr=0.01, c=0.5), Square(num_queries=200, eps=0.1)),
+        ("cifar100", CW(steps=10, lr=0.01, c=0.1), Square(num_queries=200, eps=0.01)),
+        ("tiny-imagenet", CW(steps=10, lr=0.01, c=0.1), Square(num_queries=200, eps=0.01)),
+        ("imagenet", CW(steps=20, lr=0.01, c=1.0), Square(num_queries=5000, eps=8 / 255)),
+    ],
+)
+def test_presets_of_cw_and_square(preset, cw, square):
+    assert get_attack("cw", preset=preset) == cw
+    assert get_attack("square", preset=preset) == square
+
+
+def test_preset_of_speech():
+    expected = SirenAttack(eps=0.5, steps=50, alpha=0.05, gradient_steps=50)
+    assert get_attack("siren", preset="speech") == expected
+
+
+def test_eps_and_options_override_the_preset():
+    assert get_attack("pgd", eps=0.1, preset="mnist") == PGD(eps=0.1, alpha=0.01, steps=40)
+    assert get_attack("pgd", eps=0.1, preset="mnist", steps=5, loss="margin") == PGD(
+        eps=0.1, alpha=0.01, steps=5, loss="margin"
+    )
+    assert get_attack("cw", eps=0.1, preset="mnist") == CW(steps=50, lr=0.01, c=1.0)
+
+
+def test_worst_is_a_cascade():
+    worst = get_attack("worst", eps=0.2, preset="mnist", targeted=True)
+    pgd = {"eps": 0.2, "alpha": 0.01, "steps": 40, "targeted": True}
+    expected = PGD(**pgd), PGD(**pgd, loss="margin", restarts=5), Square(eps=0.2, num_queries=5000, targeted=True)
+    assert worst == Cascade(attacks=expected, targeted=True)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "torchattacks:PGD", "torchattacks:DeepFool"])
+def test_attacks_are_small_frozen_picklable_and_readable(name):
+    attack = get_attack(name)
+    assert pickle.loads(pickle.dumps(attack)) == attack
+    assert hash(pickle.loads(pickle.dumps(attack))) == hash(attack)
+    assert eval(repr(attack), {kind.__name__: kind for kind in KINDS}) == attack
+    with pytest.raises(AttributeError, match="cannot assign to field"):
+        attack.low = -1
+
+
+def test_what_differs_from_the_default_is_in_the_repr():
+    assert repr(PGD(eps=1, targeted=True, low=-1)).endswith("loss='cross_entropy', targeted=True, low=-1)")
+
+
+def test_names_work_in_run(digits, digits_network):
+    x, y = digits[0][:20], digits[1][:20]
+    result = run(digits_network, "pgd", x, y)
+    assert result.attack == PGD()
+    assert torch.equal(result.x_adv, run(digits_network, PGD(), x, y).x_adv)
+
+
+def test_callables_come_back_as_they_are():
+    def attack(model, x, y):
+        return x
+
+    assert get_attack(attack) is attack
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"attack": "pdg"}, ValueError, r"got 'pdg'\. Known: fgsm, rfgsm, bim, pgd, .*siren, worst, and torchattacks:"),
+        ({"attack": "pgd", "preset": "svhn"}, ValueError, r"`preset` for 'pgd' to be one of mnist, .* but got 'svhn'"),
+        ({"attack": "siren", "preset": "mnist"}, ValueError, r"for 'siren' to be one of speech but got 'mnist'"),
+        ({"attack": "pgd", "step": 3}, ValueError, r"options of 'pgd' to be among .*steps.* but got step"),
+        ({"attack": "worst", "steps": 3}, ValueError, r"options of 'worst' to be among targeted, .* but got steps"),
+        ({"attack": 3}, TypeError, r"a callable \(model, x, y\) -> x_adv or a name, but got int"),
+        ({"attack": PGD(), "eps": 0.1}, ValueError, r"eps, preset and options for the name of an attack only but got"),
+        ({"attack": "torchattacks:PGD", "preset": "mnist"}, ValueError, r"no preset for 'torchattacks:PGD' but got"),
+        ({"attack": "pgd", "eps": -1}, ValueError, r"`eps` to be a finite number of at least 0 but got -1"),
+    ],
+)
+def test_arguments_are_checked(arguments, error, match):
+    with pytest.raises(error, match=match):
+        get_attack(**arguments)

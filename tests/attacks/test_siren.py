@@ -1,0 +1,115 @@
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness.attacks import PGD, SirenAttack, get_attack, run
+from lightning_robustness.utilities.input_space import InputSpace
+
+AUDIO = InputSpace(low=-1.0, high=1.0)
+LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def tones():
+    """Tones of four frequencies with random phases and noise, in [-1, 1]."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(600) % 4
+    phase = 2 * torch.pi * torch.rand(600, 1, generator=generator)
+    time = torch.arange(LENGTH) / LENGTH
+    x = 0.6 * torch.sin(2 * torch.pi * (3 + 2 * y.unsqueeze(1)) * time + phase)
+    return (x + 0.1 * torch.randn(x.shape, generator=generator)).clamp(-1, 1).unsqueeze(1), y
+
+
+@pytest.fixture(scope="module")
+def tone_network(tones):
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv1d(1, 16, 9, stride=2),
+        nn.ReLU(),
+        nn.Conv1d(16, 16, 9, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(4),
+    )
+    network(tones[0][:2])
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(tones[0]), tones[1]).backward()
+        optimizer.step()
+    return network.eval()
+
+
+def test_swarm_beats_as_many_random_perturbations(tones, tone_network):
+    x, y = tones[0][:80], tones[1][:80]
+    attack = SirenAttack(eps=0.4, steps=20, num_particles=10)
+    result = run(tone_network, attack, x, y, AUDIO)
+    noise = torch.empty(200, *x.shape).uniform_(-0.4, 0.4)
+    broken = torch.stack([tone_network((x + n).clamp(-1, 1)).argmax(1) != y for n in noise]).any(dim=0)
+    assert result.preds.eq(y).float().mean() > 0.95
+    assert result.success_rate > (broken & result.eligible).sum() / result.eligible.sum() + 0.2
+    assert result.linf.max() <= 0.4 + 1e-6
+    assert result.x_adv.abs().max() <= 1
+    assert (result.queries[result.eligible] % 10 == 0).all()
+    assert result.queries.max() <= 200
+
+
+def test_white_box_form_refines_what_the_swarm_found(tones, tone_network):
+    x, y = tones[0][:60], tones[1][:60]
+    options = {"eps": 0.4, "steps": 4, "num_particles": 5, "alpha": 0.05}
+    black = run(tone_network, SirenAttack(**options), x, y, AUDIO)
+    white = run(tone_network, SirenAttack(**options, gradient_steps=10), x, y, AUDIO)
+    pgd = run(tone_network, PGD(eps=0.4, alpha=0.05, steps=10), x, y, AUDIO)
+    assert (white.success | ~black.success).all()
+    assert white.success_rate > black.success_rate
+    assert white.success_rate >= pgd.success_rate - 0.05
+    assert (white.queries[black.success] == black.queries[black.success]).all()
+
+
+def test_more_iterations_break_more(tones, tone_network):
+    x, y = tones[0][:60], tones[1][:60]
+    rates = [
+        run(tone_network, SirenAttack(eps=0.4, steps=steps, num_particles=8), x, y, AUDIO).success_rate
+        for steps in (1, 10, 40)
+    ]
+    assert rates[0] < rates[1] < rates[2]
+
+
+def test_preset_of_the_speech_experiment_breaks_everything(tones, tone_network):
+    x, y = tones[0][:40].squeeze(1), tones[1][:40]
+    result = run(lambda audio: tone_network(audio.unsqueeze(1)), get_attack("siren", preset="speech"), x, y, AUDIO)
+    assert result.success_rate == 1
+
+
+def test_targeted_and_all_steps(tones, tone_network):
+    x, target = tones[0][:40], (tones[1][:40] + 1) % 4
+    attack = SirenAttack(
+        eps=0.6, steps=15, num_particles=6, gradient_steps=5, targeted=True, all_steps=True, patience=3
+    )
+    result = run(tone_network, attack, x, target, AUDIO)
+    assert (result.queries == 15 * 6 + 5).all()
+    assert result.success_rate > 0.5
+    assert (result.adv_preds[result.success] == target[result.success]).all()
+
+
+def test_images_are_refused(digits, digits_network):
+    with pytest.raises(ValueError, match=r"\(N, L\) or \(N, C, L\) for SirenAttack but got \(4, 1, 8, 8\).*use Square"):
+        run(digits_network, SirenAttack(), digits[0][:4], digits[1][:4])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"eps": -0.1}, r"`eps` to be a finite number of at least 0 but got -0\.1"),
+        ({"alpha": -0.1}, r"`alpha` to be a finite number of at least 0 but got -0\.1"),
+        ({"steps": 0}, r"`steps` to be an integer of at least 1 but got 0"),
+        ({"num_particles": 0}, r"`num_particles` to be an integer of at least 1 but got 0"),
+        ({"patience": 0}, r"`patience` to be an integer of at least 1 but got 0"),
+        ({"gradient_steps": -1}, r"`gradient_steps` to be an integer of at least 0 but got -1"),
+        ({"inertia": (1.0,)}, r"`inertia` to be two non-negative numbers but got \(1\.0,\)"),
+        ({"attraction": (1.0, -1.0)}, r"`attraction` to be two non-negative numbers but got \(1\.0, -1\.0\)"),
+    ],
+)
+def test_arguments_are_checked(options, match):
+    with pytest.raises(ValueError, match=match):
+        SirenAttack(**options)

@@ -1,0 +1,163 @@
+import math
+
+import pytest
+import torch
+import torchattacks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lightning_robustness.attacks import Square, run
+from lightning_robustness.attacks.square import _bump, _pyramid
+from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.sandbox import sandbox
+from tests.attacks.linear import linear
+
+
+@pytest.mark.parametrize(("network", "eps"), [("digits_network", 0.2), ("robust_digits_network", 0.3)])
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_success_rate_of_torchattacks_at_least(digits, request, network, eps, norm):
+    network, x, y = request.getfixturevalue(network), digits[0][:1100], digits[1][:1100]
+    eps = eps if norm == "linf" else 6 * eps
+    with sandbox(network, x):
+        x_adv = torchattacks.Square(network, norm=norm.capitalize(), eps=eps, n_queries=60)(x, y)
+    result = run(network, Square(eps=eps, num_queries=60, norm=norm), x, y)
+    right = network(x).argmax(1) == y
+    expected = ((network(x_adv).argmax(1) != y) & right).sum() / right.sum()
+    assert right.sum() > 1000
+    assert result.success_rate >= expected - 0.02
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    shape=st.one_of(
+        st.tuples(st.integers(1, 3), st.integers(1, 13), st.integers(1, 13)),
+        st.tuples(st.integers(1, 3), st.integers(1, 30)),
+        st.tuples(st.integers(1, 30)),
+    ),
+    norm=st.sampled_from(["linf", "l2"]),
+    eps=st.floats(0.0, 2.0),
+    seed=st.integers(0, 2**31),
+    all_steps=st.booleans(),
+)
+def test_any_shape_within_budget_and_range(shape, norm, eps, seed, all_steps):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(3, math.prod(shape), generator=generator)
+    x = torch.rand(4, *shape, generator=generator).round(decimals=1)
+    y = (x.flatten(1) @ weight.T).argmax(1)
+    attack = Square(eps=eps, num_queries=12, norm=norm, all_steps=all_steps)
+    result = run(nn.Sequential(nn.Flatten(), linear(weight)), attack, x, y, seed=seed)
+    assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 1
+    assert (result.linf if norm == "linf" else result.l2).max() <= eps + 1e-5
+
+
+@pytest.mark.parametrize(("norm", "shape"), [("linf", (200,)), ("linf", (1, 200)), ("l2", (1, 200))])
+def test_sequences(norm, shape):
+    """An interval of one sign shifts the mean that the model looks at, in both norms."""
+    model = nn.Sequential(nn.Flatten(), linear([[1 / 200] * 200, [0.0] * 200], [0.0, 0.57]))
+    x = torch.full((30, *shape), 0.6)
+    attack = Square(eps=0.1 if norm == "linf" else 1.5, num_queries=300, norm=norm)
+    result = run(model, attack, x, torch.zeros(30, dtype=torch.long))
+    assert result.success.all()
+    assert result.queries.max() < 300
+
+
+def test_published_schedule():
+    attack = Square(num_queries=10_000)
+    sides = {query: attack.window(query, 224, 224)[0] for query in (1, 12, 52, 202, 502, 1002, 2002, 4002, 6002, 8002)}
+    shares = [0.8 / 2**k for k in range(10)]
+    assert list(sides.values()) == [round(math.sqrt(share * 224 * 224)) for share in shares]
+    stretched = Square(num_queries=1000)
+    assert stretched.window(201, 224, 224) == attack.window(2001, 224, 224)
+
+
+@pytest.mark.parametrize(
+    ("norm", "height", "width", "expected"),
+    [
+        ("linf", 10, 10, (9, 9)),
+        ("linf", 1, 100, (1, 80)),
+        ("linf", 100, 1, (80, 1)),
+        ("linf", 4, 100, (4, 80)),
+        ("linf", 100, 4, (80, 4)),
+        ("l2", 1, 2, (1, 2)),
+        ("l2", 11, 11, (11, 11)),
+    ],
+)
+def test_windows_have_their_share_of_the_area(norm, height, width, expected):
+    assert Square(norm=norm).window(1, height, width) == expected
+
+
+def test_bump_is_two_opposite_pyramids():
+    image = torch.zeros(1, 1, 1, 1)
+    pyramid = _pyramid(3, 3)
+    torch.testing.assert_close(pyramid[1, 1] / pyramid[0, 0], torch.tensor((1 + 1 / 4) / (1 / 4)))
+    torch.testing.assert_close(pyramid.norm(), torch.tensor(1.0))
+    for rows, columns in ((6, 6), (1, 8), (8, 1), (7, 4)):
+        bump = _bump(rows, columns, image)
+        torch.testing.assert_close(bump.norm(), torch.tensor(1.0))
+        assert bump.min() < 0 < bump.max()
+    assert _bump(1, 1, image).abs() == 1
+
+
+@pytest.mark.parametrize("loss", ["margin", "cross_entropy"])
+def test_targeted(digits, digits_network, loss):
+    x, target = digits[0][:100], (digits[1][:100] + 1) % 10
+    result = run(digits_network, Square(eps=0.4, num_queries=150, targeted=True, loss=loss), x, target)
+    assert (result.adv_preds[result.success] == target[result.success]).all()
+    assert result.success_rate > 0.4
+
+
+def test_what_is_tried_for_a_sample_depends_on_no_other(digits, digits_network):
+    x, y = digits[0][:60], digits[1][:60]
+    attack = Square(eps=0.15, num_queries=40)
+    result = run(digits_network, attack, x, y)
+    others_wrong = y.clone()
+    others_wrong[::2] = (y[::2] + 1) % 10
+    other = run(digits_network, attack, x, others_wrong)
+    torch.testing.assert_close(other.x_adv[1::2], result.x_adv[1::2])
+
+
+def test_all_steps_goes_on_after_success(digits, digits_network):
+    x, y = digits[0][:100], digits[1][:100]
+    early = run(digits_network, Square(eps=0.2, num_queries=60), x, y)
+    full = run(digits_network, Square(eps=0.2, num_queries=60, all_steps=True), x, y)
+    assert (full.queries == 60).all()
+    assert early.queries.max() == 60
+    assert full.success.sum() >= early.success.sum()
+    loss = nn.CrossEntropyLoss()
+    assert loss(digits_network(full.x_adv), y) > 1.5 * loss(digits_network(early.x_adv), y)
+
+
+def test_other_range(digits, digits_network):
+    x, y = digits[0][:50], digits[1][:50]
+    result = run(
+        lambda image: digits_network(image / 255), Square(eps=60, num_queries=30), x * 255, y, InputSpace(high=255)
+    )
+    same = run(digits_network, Square(eps=60 / 255, num_queries=30), x, y)
+    assert torch.equal(result.success, same.success)
+
+
+def test_shape_is_checked():
+    with pytest.raises(ValueError, match=r"\(N, C, L\) or \(N, L\) for the square attack but got \(2, 1, 2, 2, 2\)"):
+        run(
+            nn.Sequential(nn.Flatten(), nn.Linear(8, 2)),
+            Square(all_steps=True),
+            torch.rand(2, 1, 2, 2, 2),
+            torch.zeros(2).long(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"eps": -0.1}, r"`eps` to be a finite number of at least 0 but got -0\.1"),
+        ({"p": 0.0}, r"`p` to be a finite number above 0 but got 0\.0"),
+        ({"p": 1.5}, r"`p` to be a share of at most 1 but got 1\.5"),
+        ({"num_queries": 0}, r"`num_queries` to be an integer of at least 1 but got 0"),
+        ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
+        ({"loss": "ce"}, r"`loss` to be one of"),
+    ],
+)
+def test_arguments_are_checked(options, match):
+    with pytest.raises(ValueError, match=match):
+        Square(**options)

@@ -1,0 +1,70 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from lightning_robustness.functional import attack_success_rate
+from lightning_robustness.functional.attack_success_rate import wilson_interval
+
+
+def labels(*values):
+    return torch.tensor(values, dtype=torch.long)
+
+
+def test_counts_only_samples_that_were_correct():
+    # correct and kept, flipped, flipped, wrong and mended, wrong and wrong
+    preds, adv_preds, target = labels(0, 1, 2, 0, 0), labels(0, 0, 1, 3, 1), labels(0, 1, 2, 3, 4)
+    assert attack_success_rate(preds, adv_preds, target) == pytest.approx(2 / 3)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(*[st.integers(0, 2)] * 3), min_size=1, max_size=30))
+def test_equals_a_loop(samples):
+    correct = [(a, y) for k, a, y in samples if k == y]
+    flipped = [a for a, y in correct if a != y]
+    expected = len(flipped) / len(correct) if correct else 0.0
+    assert attack_success_rate(*torch.tensor(samples).unbind(dim=1)).item() == pytest.approx(expected)
+
+
+def test_no_correct_sample_is_zero():
+    assert attack_success_rate(labels(1, 0), labels(0, 1), labels(0, 1)) == 0
+    assert attack_success_rate(labels(), labels(), labels()) == 0
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (8, 10), (0, 50), (50, 50), (333, 1000)])
+def test_wilson_interval_equals_scipys(successes, trials, confidence):
+    expected = binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    low, high = wilson_interval(torch.tensor(successes), torch.tensor(trials), confidence)
+    assert [low.item(), high.item()] == pytest.approx([expected.low, expected.high], abs=1e-6)
+
+
+def test_wilson_interval_of_nothing_is_everything():
+    low, high = wilson_interval(torch.tensor(0), torch.tensor(0))
+    assert [low.item(), high.item()] == pytest.approx([0, 1], abs=1e-6)
+
+
+def test_wilson_interval_solves_its_equation():
+    low, high = wilson_interval(torch.tensor([3, 7]), torch.tensor([9, 8]))
+    for bound in (low, high):  # where the rate is 1.96 standard deviations away
+        deviations = (torch.tensor([3 / 9, 7 / 8]) - bound).abs() / (bound * (1 - bound) / torch.tensor([9, 8])).sqrt()
+        assert deviations.tolist() == pytest.approx([1.959964, 1.959964], rel=1e-4)
+    assert math.isclose(wilson_interval(torch.tensor(5), torch.tensor(10))[0].item(), 0.2366, abs_tol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((torch.ones(2), labels(0, 1), labels(0, 1)), TypeError, "`preds` to be an integer tensor of labels"),
+        ((labels(0, 1), torch.ones(2), labels(0, 1)), TypeError, r"`adv_preds`.*pass `logits.argmax\(dim=1\)`"),
+        ((labels(0, 1), labels(0, 1), torch.ones(2) > 0), TypeError, "`target`.*but got dtype torch.bool"),
+        ((labels(0, 1), labels(0), labels(0, 1)), ValueError, r"`adv_preds` to have shape \(N,\).*but got \(1,\) next"),
+        ((labels(0), labels(0), labels(0)[None]), ValueError, r"`target` to have shape \(N,\).*but got \(1, 1\)"),
+    ],
+)
+def test_arguments_are_checked(arguments, error, match):
+    with pytest.raises(error, match=match):
+        attack_success_rate(*arguments)

@@ -1,0 +1,216 @@
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness import InputSpace
+from lightning_robustness.functional import clever_score
+from lightning_robustness.functional.clever_score import _uniform_in_unit_ball
+from tests.networks import perturb
+
+FEW = {"num_batches": 8, "batch_size": 6}
+each_norm = pytest.mark.parametrize(("p", "dual"), [(1, math.inf), (2.0, 2), (math.inf, 1)])
+
+
+def linear(num_inputs=5, num_classes=4):
+    return nn.Linear(num_inputs, num_classes).double()
+
+
+def margins_by_hand(model, x, dual):
+    """Margin of the predicted class over each class, divided by the dual norm of the difference of weights."""
+    logits, weight = model(x).detach(), model.weight.detach()
+    result = torch.zeros_like(logits)
+    for i, pred in enumerate(logits.argmax(dim=1).tolist()):
+        for j in range(logits.shape[1]):
+            if j != pred:
+                norm = torch.linalg.vector_norm(weight[pred] - weight[j], ord=dual)
+                result[i, j] = (logits[i, pred] - logits[i, j]) / norm
+    return result
+
+
+@each_norm
+def test_linear_model_has_a_closed_form(p, dual):
+    model, x = linear(), torch.randn(6, 5, dtype=torch.double)
+    expected = margins_by_hand(model, x, dual)
+    classes = torch.arange(4).expand(6, 4)
+    torch.testing.assert_close(clever_score(model, x, 1e3, p=p, targets=classes, **FEW), expected, atol=1e-12, rtol=0)
+    one = torch.tensor([0, 1, 2, 3, 0, 1])
+    by_one = clever_score(model, x, 1e3, p=p, targets=one, **FEW)
+    torch.testing.assert_close(by_one, expected.gather(1, one.unsqueeze(1)).squeeze(1), atol=1e-12, rtol=0)
+    untargeted = clever_score(model, x, 1e3, p=p, **FEW)
+    nearest = expected.masked_fill(expected == 0, math.inf).amin(dim=1)
+    torch.testing.assert_close(untargeted, nearest, atol=1e-12, rtol=0)
+    radius = nearest.median().item()
+    torch.testing.assert_close(clever_score(model, x, radius, p=p, **FEW), nearest.clamp(max=radius))
+
+
+def bowl(x):
+    """A margin of (1 - |x|^2) / 2, whose gradient -x grows linearly."""
+    return torch.stack([(1 - x.square().sum(dim=1)) / 2, torch.zeros_like(x[:, 0])], dim=1)
+
+
+@each_norm
+def test_largest_gradient_in_the_ball_is_found(p, dual):
+    x, radius = torch.tensor([[0.4, -0.2], [0.0, 0.6]]), 0.5
+    # The dual norm of x, and how far a step of the radius can increase it
+    largest = torch.linalg.vector_norm(x, ord=dual, dim=1) + radius * (2 if p == math.inf else 1)
+    expected = (1 - x.square().sum(dim=1)) / 2 / largest
+    score = clever_score(bowl, x, radius, p=p, num_batches=50, batch_size=100)
+    torch.testing.assert_close(score, expected, rtol=0.05, atol=0)
+
+
+def test_flat_margin_gives_the_radius_and_a_tie_zero():
+    def flat(x):
+        return 0 * x[:, :1] + torch.tensor([1.0, 3.0, 3.0])
+
+    x = torch.randn(2, 2)
+    assert clever_score(flat, x, radius=0.7, targets=torch.tensor([0, 0]), **FEW).tolist() == pytest.approx([0.7, 0.7])
+    assert clever_score(flat, x, radius=0.7, **FEW).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("shape", [(4000, 3), (4000, 2, 2, 1)])
+def test_points_are_uniform_in_the_ball(p, shape):
+    points = _uniform_in_unit_ball(shape, p)
+    assert points.shape == shape
+    num_dims = math.prod(shape[1:])
+    lengths = torch.linalg.vector_norm(points.flatten(1), ord=p, dim=1)
+    assert lengths.max() <= 1 + 1e-6
+    # Volume grows with the power of the number of dimensions: r^n is uniform
+    quantiles = (lengths**num_dims).quantile(torch.tensor([0.1, 0.5, 0.9]))
+    torch.testing.assert_close(quantiles, torch.tensor([0.1, 0.5, 0.9]), atol=0.03, rtol=0)
+    # All signs alike, and no coordinate preferred
+    signs = (points.flatten(1) > 0).double().mean(dim=0)
+    torch.testing.assert_close(signs, torch.full_like(signs, 0.5), atol=0.04, rtol=0)
+    sizes = points.flatten(1).abs().mean(dim=0)
+    torch.testing.assert_close(sizes, sizes.mean().expand_as(sizes), atol=0, rtol=0.06)
+
+
+@each_norm
+def test_units_are_un_normalised(p, dual):
+    space = InputSpace(mean=(0.5, 0.2), std=(0.25, 2.0))
+    inner = nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    pixels = torch.rand(3, 2, 2, 2, dtype=torch.double)
+    score = clever_score(inner, space.normalize(pixels), 0.1, p=p, input_space=space, **FEW)
+    expected = clever_score(lambda x: inner(space.normalize(x)), pixels, 0.1, p=p, input_space=InputSpace(), **FEW)
+    torch.testing.assert_close(score, expected)
+    assert score.std() > 0
+
+
+def test_points_stay_in_the_range_of_the_inputs():
+    def steep_outside(x):
+        margin = 1 + x.sum(dim=1) + 1e3 * ((x - 1).relu() + (-x).relu()).sum(dim=1)
+        return torch.stack([margin, torch.zeros_like(margin)], dim=1)
+
+    x = torch.tensor([[0.1, 0.95]])
+    inside = clever_score(steep_outside, x, 3.0, input_space=InputSpace(), **FEW)
+    assert inside.item() == pytest.approx(2.05 / math.sqrt(2), rel=1e-5)
+    assert clever_score(steep_outside, x, 3.0, **FEW) < 0.01
+
+
+def small_network():
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 12, 1000])
+def test_does_not_depend_on_batches_and_chunks(chunk_size):
+    model, x = small_network().double().eval(), torch.rand(5, 1, 4, 4, dtype=torch.double)
+    whole = clever_score(model, x, 0.5, **FEW)
+    alone = [clever_score(model, x[i : i + 1], 0.5, chunk_size=chunk_size, **FEW) for i in range(5)]
+    torch.testing.assert_close(torch.cat(alone), whole)
+    torch.testing.assert_close(clever_score(model, x, 0.5, chunk_size=chunk_size, **FEW), whole)
+
+
+def test_seed():
+    x = torch.tensor([[0.4, -0.2]])
+    first = clever_score(bowl, x, 0.5, **FEW)
+    torch.manual_seed(5)
+    assert torch.equal(first, clever_score(bowl, x, 0.5, **FEW))
+    assert not torch.equal(first, clever_score(bowl, x, 0.5, seed=1, **FEW))
+
+
+def test_leaves_everything_as_it_was():
+    model, x = small_network(), torch.rand(3, 1, 4, 4)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate()
+    expected = clever_score(model.eval(), x, 0.5, **FEW)
+    model.train()
+    with torch.inference_mode():
+        batch = x.clone()
+        with torch.autocast("cpu"):
+            torch.testing.assert_close(clever_score(model, batch, 0.5, **FEW), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(clever_score(model, x, 0.5, **FEW), expected)
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_precision(dtype):
+    model, x = nn.Linear(4, 3).to(dtype), torch.randn(3, 4).to(dtype)
+    score = clever_score(model, x, 10.0, **FEW)
+    assert score.dtype == torch.float32
+    expected = margins_by_hand(model.double(), x.double(), 2)
+    expected = expected.masked_fill(expected == 0, math.inf).amin(dim=1)
+    torch.testing.assert_close(score.double(), expected, rtol=10 * torch.finfo(dtype).eps, atol=0.02)
+
+
+def test_two_classes_and_no_samples():
+    model = linear(num_classes=2)
+    x = torch.randn(1, 5, dtype=torch.double)
+    expected = margins_by_hand(model, x, 2).amax(dim=1)
+    torch.testing.assert_close(clever_score(model, x, 1e3, **FEW), expected)
+    assert clever_score(model, x[:0], 1.0).shape == (0,)
+    assert clever_score(model, x[:0].float(), 1.0, targets=torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3)
+
+
+def test_smaller_perturbations_than_the_score_hardly_ever_succeed(digits, digits_network):
+    images = digits[0][1200:1230]
+    score = clever_score(digits_network, images, radius=0.2, p=math.inf, num_batches=15, batch_size=10)
+    preds = digits_network(images).argmax(dim=1)
+    for factor, lowest, highest in ((0.8, 0.9, 1.0), (20.0, 0.0, 0.1)):
+        kept = [
+            digits_network(perturb(digits_network, x[None], y[None], factor * s.item())).argmax() == y
+            for x, y, s in zip(images, preds, score, strict=True)
+        ]
+        assert lowest <= torch.stack(kept).double().mean() <= highest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"radius": 0.0}, ValueError, "`radius` to be a positive number but got 0.0"),
+        ({"radius": math.inf}, ValueError, "`radius` to be a positive number but got inf"),
+        ({"p": 3}, ValueError, "`p` to be 1, 2 or infinity but got 3"),
+        ({"num_batches": 0}, ValueError, "`num_batches` to be a positive integer but got 0"),
+        ({"batch_size": 2.0}, ValueError, "`batch_size` to be a positive integer but got 2.0"),
+        ({"chunk_size": True}, ValueError, "`chunk_size` to be a positive integer but got True"),
+        ({"targets": torch.ones(2)}, TypeError, "`targets` to be an integer tensor of target classes but got dtype"),
+        ({"targets": torch.ones(3).long()}, ValueError, r"`targets` to have shape \(2,\) or \(2, T\).*but got \(3,\)"),
+        ({"targets": torch.ones(2, 0).long()}, ValueError, r"but got \(2, 0\)"),
+        ({"targets": torch.tensor([0, 4])}, ValueError, "in the range 0 to 3 but got values from 0 to 4"),
+        ({"x": torch.ones(5).double()}, ValueError, r"at least 2 dimensions but got \(5,\)"),
+        ({"x": torch.ones(2, 5).long()}, TypeError, "inputs to be a floating point tensor"),
+        ({"x": 7 * torch.ones(2, 5), "input_space": InputSpace()}, ValueError, r"range \[0.0, 1.0\] but observed"),
+    ],
+)
+def test_arguments_are_checked(arguments, error, match):
+    with pytest.raises(error, match=match):
+        clever_score(**{"model": linear(), "x": torch.ones(2, 5).double(), "radius": 1.0, **arguments})
+
+
+def test_logits_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="Expected finite logits but 1 of 2 samples"):
+        clever_score(lambda x: x.log(), torch.tensor([[1.0, 2.0], [-1.0, 1.0]]), 0.1)
+
+
+def test_a_model_that_mixes_samples_is_refused():
+    model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="Expected a model that treats each sample by itself"):
+        clever_score(model, torch.randn(4, 3), 0.1)

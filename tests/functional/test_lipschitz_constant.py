@@ -1,0 +1,110 @@
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness import InputSpace
+from lightning_robustness.functional import fisher_spectral_norm, lipschitz_constant
+
+
+def network(num_classes=4):
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.GELU(), nn.Flatten(), nn.Linear(12, num_classes)
+    ).double()
+
+
+def reference(model, x):
+    """Row norms of the dense Jacobian of the probabilities, one sample at a time."""
+    values = []
+    for sample in x:
+        jacobian = torch.autograd.functional.jacobian(lambda s: model(s.unsqueeze(0)).softmax(dim=1)[0], sample)
+        values.append(jacobian.flatten(1).norm(dim=1).max())
+    return torch.stack(values)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 15])
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_equals_the_dense_jacobian(num_classes, batch_size):
+    model, x = network(num_classes).eval(), torch.randn(batch_size, 2, 4, 4, dtype=torch.double)
+    torch.testing.assert_close(lipschitz_constant(model, x), reference(model, x), rtol=1e-10, atol=0)
+
+
+def test_equals_what_comes_with_the_fisher_information(digits, digits_network):
+    images = digits[0][1200:1264]
+    expected = fisher_spectral_norm(digits_network, images, method="exact", return_components=True).lipschitz
+    torch.testing.assert_close(lipschitz_constant(digits_network, images), expected, rtol=1e-3, atol=1e-7)
+
+
+def test_linear_model_with_two_classes_has_a_closed_form():
+    model, x = nn.Linear(3, 2).double(), torch.randn(6, 3, dtype=torch.double)
+    p = model(x).detach().softmax(dim=1)
+    expected = p.prod(dim=1) * torch.linalg.vector_norm(model.weight[0] - model.weight[1]).detach()
+    torch.testing.assert_close(lipschitz_constant(model, x), expected, rtol=1e-12, atol=0)
+
+
+def test_saturated_samples_keep_their_digits():
+    def model(x):
+        return torch.cat([60 * x, 0 * x], dim=1)
+
+    value = lipschitz_constant(model, torch.ones(1, 1))
+    p = torch.tensor(-60.0, dtype=torch.double).exp() / (1 + torch.tensor(-60.0, dtype=torch.double).exp())
+    assert value.item() == pytest.approx((60 * p * (1 - p)).item(), rel=1e-5)
+    assert lipschitz_constant(model, 1e4 * torch.ones(1, 1)) == 0
+
+
+def test_units_are_un_normalised():
+    space = InputSpace(mean=(0.5, 0.2), std=(0.25, 2.0))
+    model, pixels = network().eval(), torch.rand(3, 2, 4, 4, dtype=torch.double)
+    value = lipschitz_constant(model, space.normalize(pixels), input_space=space)
+    torch.testing.assert_close(value, reference(lambda x: model(space.normalize(x)), pixels))
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float16, 5e-3), (torch.bfloat16, 0.1), (torch.float32, 1e-4)])
+def test_precision(dtype, rtol):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+    model[2].bias.data[0] = 20.0  # gradients of about 1e-9, which half precision cannot hold
+    x = torch.randn(4, 6).to(dtype)
+    value = lipschitz_constant(model, x)
+    assert value.dtype == torch.float32
+    expected = reference(model.double(), x.double())
+    assert expected.max() < 1e-6
+    torch.testing.assert_close(value.double(), expected, rtol=10 * rtol, atol=0)
+
+
+def test_in_any_mode_and_leaves_the_model_as_it_was():
+    model, x = network().float(), torch.randn(3, 2, 4, 4)
+    expected = lipschitz_constant(model.eval(), x)
+    model.train()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.inference_mode(), torch.autocast("cpu"):
+        torch.testing.assert_close(lipschitz_constant(model, x.clone()), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(lipschitz_constant(model.requires_grad_(False), x), expected)
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+
+
+def test_no_samples():
+    assert lipschitz_constant(network(), torch.zeros(0, 2, 4, 4).double()).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "error", "match"),
+    [
+        (nn.Linear(3, 2), torch.ones(3), ValueError, r"at least 2 dimensions but got \(3,\)"),
+        (nn.Linear(3, 2), torch.ones(1, 3).long(), TypeError, "inputs to be a floating point tensor"),
+        (nn.Linear(3, 1), torch.ones(1, 3), ValueError, "at least 2 classes but got 1"),
+        (lambda x: x.log(), torch.tensor([[1.0, -1.0], [1.0, 2.0]]), ValueError, "but 1 of 2 samples have NaN"),
+        (lambda x: x.detach(), torch.ones(1, 3), ValueError, "Expected logits that can be differentiated"),
+        (lambda x: x - x.mean(dim=0), torch.ones(2, 3), ValueError, "treats each sample by itself"),
+    ],
+)
+def test_arguments_are_checked(model, x, error, match):
+    with pytest.raises(error, match=match):
+        lipschitz_constant(model, x)
+
+
+def test_inputs_outside_the_range_are_refused():
+    with pytest.raises(ValueError, match=r"Expected inputs in the range \[0.0, 1.0\] but observed"):
+        lipschitz_constant(nn.Linear(3, 2), 5 * torch.ones(1, 3), input_space=InputSpace())

@@ -1,0 +1,123 @@
+import pytest
+import torch
+from scipy.stats import binomtest
+from torchmetrics.utilities.data import dim_zero_sum
+
+from lightning_robustness.functional import attack_success_rate
+from lightning_robustness.metrics import AttackSuccessRate
+from tests.metrics.tester import check_metric_contract, update_in_batches
+from tests.networks import perturb
+
+
+def data(num_samples=60):
+    generator = torch.Generator().manual_seed(0)
+    preds, adv_preds, target = torch.randint(3, (3, num_samples), generator=generator)
+    return preds, adv_preds, target, torch.rand(num_samples, generator=generator)
+
+
+def test_contract():
+    check_metric_contract(AttackSuccessRate, attack_success_rate, data()[:3])
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 60])
+def test_components(batch_size):
+    metric = update_in_batches(AttackSuccessRate(confidence=0.9), batch_size, *data())
+    samples = list(zip(*(value.tolist() for value in data()), strict=True))
+    flipped = [d for k, a, y, d in samples if k == y and a != y]
+    correct = sum(k == y for k, _, y, _ in samples)
+    wrong = sum(a != y for _, a, y, _ in samples)
+    interval = binomtest(len(flipped), correct).proportion_ci(0.9, method="wilson")
+    parts = {name: value.item() for name, value in metric.compute_components().items()}
+    assert parts == pytest.approx(
+        {
+            "asr": len(flipped) / correct,
+            "asr_low": interval.low,
+            "asr_high": interval.high,
+            "error_rate": wrong / 60,
+            "adv_acc": 1 - wrong / 60,
+            "distortion": sum(flipped) / len(flipped),
+            "flipped": len(flipped),
+            "correct": correct,
+            "wrong": wrong,
+            "count": 60,
+        },
+        abs=1e-6,
+    )
+
+
+def test_distortion_is_averaged_over_the_flipped_samples_that_have_one():
+    metric = AttackSuccessRate()
+    zeros, ones = torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.long)
+    metric.update(zeros, ones, zeros)
+    assert metric.compute_components()["distortion"].isnan()
+    metric.update(zeros, ones, zeros, distortion=torch.tensor([0.5, 1.5], dtype=torch.double))
+    metric.update(zeros, zeros, zeros, distortion=torch.tensor([9.0, 9.0]))  # not flipped
+    assert metric.compute_components()["distortion"] == 1.0
+
+
+def test_no_correct_sample_is_zero_of_zero():
+    metric = AttackSuccessRate()
+    metric.update(torch.tensor([1, 1]), torch.tensor([0, 1]), torch.tensor([0, 0]))
+    parts = metric.compute_components()
+    assert metric.compute() == 0
+    assert (parts["asr"], parts["correct"], parts["error_rate"], parts["adv_acc"]) == (0, 0, 0.5, 0.5)
+    assert [parts["asr_low"].item(), parts["asr_high"].item()] == pytest.approx([0, 1])
+
+
+def test_no_sample_at_all():
+    metric = AttackSuccessRate()
+    nothing = torch.zeros(0, dtype=torch.long)
+    metric.update(nothing, nothing, nothing, distortion=torch.zeros(0))
+    parts = metric.compute_components()
+    assert (parts["asr"], parts["error_rate"], parts["adv_acc"], parts["count"]) == (0, 0, 0, 0)
+
+
+def test_all_states_are_sums():
+    assert all(reduction is dim_zero_sum for reduction in AttackSuccessRate()._reductions.values())
+
+
+def test_adversarial_training_moves_it_in_the_robust_direction(digits, digits_network, robust_digits_network):
+    images, target = digits[0][1200:1500], digits[1][1200:1500]
+    rates = []
+    for network in (digits_network, robust_digits_network):
+        metric = AttackSuccessRate()
+        attacked = perturb(network, images, target, eps=0.15)
+        metric.update(network(images).argmax(dim=1), network(attacked).argmax(dim=1), target)
+        rates.append(metric.compute_components())
+    assert not AttackSuccessRate.higher_is_better
+    assert rates[1]["asr_high"] < rates[0]["asr_low"]
+
+
+def evaluate_share(rank, shares):
+    metric = AttackSuccessRate()
+    metric.update(*(value[shares[rank]] for value in data()))
+    return metric.compute_components()
+
+
+@pytest.mark.parametrize("shares", [(slice(0, 20), slice(20, 60)), (slice(0, 60), slice(0, 0))])
+def test_two_processes_equal_one(two_processes, shares):
+    metric = AttackSuccessRate()
+    metric.update(*data())
+    for result in two_processes(evaluate_share, shares):
+        torch.testing.assert_close(result, metric.compute_components())
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95])
+def test_confidence_is_checked(confidence):
+    with pytest.raises(ValueError, match="`confidence` to be between 0 and 1 but got"):
+        AttackSuccessRate(confidence=confidence)
+
+
+@pytest.mark.parametrize("distortion", [torch.ones(3), torch.ones(60, 1), torch.ones(60).long()])
+def test_distortion_is_checked(distortion):
+    metric = AttackSuccessRate()
+    with pytest.raises(ValueError, match=r"`distortion` to be a floating point tensor of shape \(60,\)"):
+        metric.update(*data()[:3], distortion=distortion)
+    assert metric.count == 0
+
+
+def test_plot():
+    metric = AttackSuccessRate()
+    metric.update(*data()[:3])
+    _, axis = metric.plot()
+    assert axis.get_ylim() == pytest.approx((-0.1, 1.1))
