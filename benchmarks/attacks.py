@@ -84,7 +84,7 @@ def pgd(networks: dict[str, nn.Module], x: Tensor, y: Tensor) -> None:
         for name, network in networks.items():
             theirs = torchattacks.PGD(network, eps=eps, alpha=0.01, steps=40)
             pair = sides(network, x, y, theirs, PGD(eps=eps, alpha=0.01, steps=40))
-            compare(*pair, repetitions=3)
+            compare(*pair, repetitions=5)
             row(name, str(eps), *pair)
 
 
@@ -110,7 +110,7 @@ def cw(networks: dict[str, nn.Module], x: Tensor, y: Tensor) -> None:
         row(name, "-", *pair, distance=True)
     print(f"\n4. C&W with 5 binary search steps of 50, c from 1, lr 0.01, {len(x)} samples: foolbox -> here,")
     print("   with as many search steps and with the fewest that reach foolbox's success rate")
-    print(HEADER + "      median l2")
+    print(HEADER.replace("eps   ", "search") + "      median l2")
     reference = foolbox.attacks.L2CarliniWagnerAttack(5, steps=50, stepsize=0.01, initial_const=1.0)
     for name, network in networks.items():
 

@@ -6,6 +6,8 @@ from sklearn.datasets import load_digits
 from tests.networks import train_network
 from tests.processes import start_two_processes
 
+# Networks here are so small that threads cost more than they gain
+torch.set_num_threads(1)
 # The same examples in every run, however slow the machine is
 settings.register_profile("reproducible", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("reproducible")

@@ -63,6 +63,31 @@ class Classifier(nn.Module):
         """Run the model on un-normalised inputs and return logits."""
         return self.logits(self.normalize(x))
 
+    def gradient(self, x: Tensor, weights: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Run the model on un-normalised inputs and differentiate a weighted sum of the logits of each sample.
+
+        Args:
+            x: Inputs.
+            weights: Gives the weights, from the logits.
+
+        Returns:
+            Logits, and the gradient with respect to the inputs.
+
+        Raises:
+            ValueError: If the logits do not depend on the inputs by operations that autograd knows.
+
+        """
+        x = x.detach().requires_grad_()
+        logits = self(x)
+        if not logits.requires_grad:
+            raise ValueError(
+                "Expected logits that autograd can differentiate with respect to the inputs but got some without a "
+                "gradient. Take `detach`, `no_grad` and conversions out of the model, or use an attack that needs "
+                "outputs only, such as Square."
+            )
+        (gradient,) = torch.autograd.grad(logits, x, weights(logits.detach()))
+        return logits.detach(), gradient
+
     def logits(self, x: Tensor) -> Tensor:
         """Run the model on inputs as it sees them and return logits.
 

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -88,7 +89,7 @@ class CW(Attack):
         failed, succeeded = x.new_zeros(len(x), *[1] * (x.ndim - 1)), x.new_ones(len(x), *[1] * (x.ndim - 1))
         for _ in range(_RETREAT_STEPS if len(x) else 0):
             share = (failed + succeeded) / 2
-            succeeds = (self._lead(model, model(torch.lerp(x, x_adv, share)), y) <= -self.kappa).reshape(share.shape)
+            succeeds = (self._deficit(model, model(torch.lerp(x, x_adv, share)), y) <= -self.kappa).reshape(share.shape)
             failed, succeeded = torch.where(succeeds, failed, share), torch.where(succeeds, share, succeeded)
         return torch.where(succeeded == 1, x_adv, torch.lerp(x, x_adv, succeeded))
 
@@ -101,17 +102,17 @@ class CW(Attack):
         may_leave = self.binary_search_steps > 1 and not self.all_steps
         for step in self._iterations(self.steps):
             x_adv, derivative = box(w)
-            logits, gradient = self._gradient(model, x_adv, y)
-            lead = self._lead(model, logits, y)
+            logits, gradient = model.gradient(x_adv, partial(self._weights, y=y))
+            deficit = self._deficit(model, logits, y)
             delta = (x_adv - x) / box.width
             squared = delta.flatten(1).square().sum(dim=1)
-            closer = (lead <= -self.kappa) & (squared < distance[index])
+            closer = (deficit <= -self.kappa) & (squared < distance[index])
             closest[index[closer]], distance[index[closer]] = x_adv[closer], squared[closer]
-            loss = torch.minimum(loss, squared + c * lead.clamp(min=-self.kappa))
-            push = (c * (lead > -self.kappa)).reshape(-1, *[1] * (x.ndim - 1))
+            loss = torch.minimum(loss, squared + c * deficit.clamp(min=-self.kappa))
+            push = (c * (deficit > -self.kappa)).reshape(-1, *[1] * (x.ndim - 1))
             w = adam.step(w, torch.addcmul(delta.mul_(2 / box.width), gradient, push).mul_(derivative))
             if may_leave and step % window == window - 1:
-                falling = (loss < 0.9999 * last_loss).nonzero().squeeze(1)
+                falling = (last_loss - loss > 1e-4 * loss.abs()).nonzero().squeeze(1)
                 last_loss = loss
                 if len(falling) < len(index):
                     queries[index] = step + 1
@@ -122,17 +123,14 @@ class CW(Attack):
                         break
         return closest, distance, queries
 
-    def _gradient(self, model: Classifier, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        x_adv = x_adv.detach().requires_grad_()
-        logits = model(x_adv)
-        outputs = margin_gradient(logits.detach(), y)
-        (gradient,) = torch.autograd.grad(logits, x_adv, outputs if self.targeted else -outputs)
-        return logits.detach(), gradient
+    def _weights(self, logits: Tensor, y: Tensor) -> Tensor:
+        gradient = margin_gradient(logits, y)
+        return gradient if self.targeted else -gradient
 
-    def _lead(self, model: Classifier, logits: Tensor, y: Tensor) -> Tensor:
+    def _deficit(self, model: Classifier, logits: Tensor, y: Tensor) -> Tensor:
         """By how much the attack is behind: the margin, and what rounding may take from it in another batch."""
-        lead = -margin(logits, y) if self.targeted else margin(logits, y)
-        return lead + 4 * torch.finfo(model.dtype).eps * logits.abs().amax(dim=1)
+        deficit = -margin(logits, y) if self.targeted else margin(logits, y)
+        return deficit + 4 * torch.finfo(model.dtype).eps * logits.abs().amax(dim=1)
 
 
 class _Box:

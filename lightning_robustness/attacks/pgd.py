@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -31,8 +32,8 @@ class PGD(Attack):
         alpha: Size of a step; by default ``eps`` for a single step and ``2.5 * eps / steps`` for several.
         steps: Number of steps, each one gradient.
         norm: ``"linf"`` or ``"l2"``.
-        start: ``"uniform"`` in the ball, in the l2 norm by direction and radius; ``"sign"``: a step of ``alpha`` in every
-            coordinate, up or down by chance; ``"clean"``: the input.
+        start: ``"uniform"`` in the ball, in the l2 norm by direction and radius; ``"sign"``: a step of ``alpha`` in
+            every coordinate, up or down by chance; ``"clean"``: the input.
         restarts: How often to start, each time with the samples that are not broken yet.
         momentum: Decay of the sum of earlier gradients, each divided by its mean absolute value.
         loss: ``"cross_entropy"``, or ``"margin"`` between the label and the best other class.
@@ -108,7 +109,7 @@ class PGD(Attack):
         zero_gradients = torch.zeros_like(y, dtype=torch.bool)
         index, ball, x_adv, velocity = torch.arange(len(x), device=x.device), self._ball(model, x), start, None
         for step in self._iterations(self.steps):
-            logits, gradient = self._gradient(model, x_adv, y)
+            logits, gradient = model.gradient(x_adv, partial(self._weights, y=y))
             if step == 0:
                 zero_gradients = ~gradient.flatten(1).any(dim=1)
             broken = self.reached(logits, y)
@@ -140,12 +141,9 @@ class PGD(Attack):
             start = x + torch.empty_like(x).uniform_(-self.eps, self.eps)
         return self._project(model, start, *self._ball(model, x))
 
-    def _gradient(self, model: Classifier, x_adv: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        x_adv = x_adv.detach().requires_grad_()
-        logits = model(x_adv)
-        outputs = loss_gradient(logits.detach(), y, self.loss)
-        (gradient,) = torch.autograd.grad(logits, x_adv, -outputs if self.targeted else outputs)
-        return logits.detach(), gradient
+    def _weights(self, logits: Tensor, y: Tensor) -> Tensor:
+        gradient = loss_gradient(logits, y, self.loss)
+        return -gradient if self.targeted else gradient
 
     def _move(self, x_adv: Tensor, gradient: Tensor) -> Tensor:
         direction = gradient.sign() if self.norm == "linf" else gradient / nonzero(l2_norm(gradient))

@@ -77,8 +77,6 @@ def clever_score(
 
     """
     _check_arguments(radius, p, num_batches, batch_size, chunk_size)
-    if x.ndim < 2:
-        raise ValueError(f"Expected inputs of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}.")
     space = InputSpace(low=None, high=None) if input_space is None else input_space
     space.check(x)
     dtype = result_dtype(x.dtype)

@@ -62,11 +62,12 @@ def _geometry(options: Any) -> tuple[Tensor, list[int], list[int], list[int]]:
     """Weight, stride, dilation, and how far a kernel reaches beyond its first tap."""
     weight = options.weight.detach().cpu().double()
     num_dims = weight.ndim - 2
-    stride, dilation = _per_dim(options.stride, num_dims), _per_dim(options.dilation, num_dims)
+    stride, dilation = per_dimension(options.stride, num_dims), per_dimension(options.dilation, num_dims)
     return weight, stride, dilation, [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
 
 
-def _per_dim(value: int | Sequence[int], num_dims: int) -> list[int]:
+def per_dimension(value: int | Sequence[int], num_dims: int) -> list[int]:
+    """One number for each dimension, of what may be a single one for all."""
     values = [value] if isinstance(value, int) else list(value)
     return values * num_dims if len(values) == 1 else values
 
@@ -74,7 +75,7 @@ def _per_dim(value: int | Sequence[int], num_dims: int) -> list[int]:
 def _pads(padding: str | int | Sequence[int], reach: list[int]) -> Pads:
     if padding == "same":
         return [(r // 2, r - r // 2) for r in reach]
-    return [(p, p) for p in _per_dim(0 if isinstance(padding, str) else padding, len(reach))]
+    return [(p, p) for p in per_dimension(0 if isinstance(padding, str) else padding, len(reach))]
 
 
 def _embedding_sizes(

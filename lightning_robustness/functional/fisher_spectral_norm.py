@@ -134,8 +134,6 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
     counts = {"max_steps": max_steps, "num_directions": num_directions, "chunk_size": chunk_size}
     _check_arguments(method, tolerance, counts, distribution)
     space = InputSpace(low=None, high=None) if input_space is None else input_space
-    if x.ndim < 2:
-        raise ValueError(f"Expected inputs of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}.")
     space.check(x)
     estimators: dict[str, Callable[[Tensor], FisherComponents]] = {
         "exact": lambda x: exact(Jacobian(model, x, space)),

@@ -37,7 +37,7 @@ class Jacobian:
             if not self._logits.requires_grad:
                 raise ValueError(
                     "Expected logits that can be differentiated but the model cuts the graph, by `detach`, `no_grad` "
-                    "or another framework. Use `method='blackbox'`, which only needs forward passes."
+                    "or another framework. `fisher_spectral_norm(..., method='blackbox')` needs forward passes only."
                 )
             check_finite(self._logits)
         self._transposed: tuple[Tensor, Tensor] | None = None

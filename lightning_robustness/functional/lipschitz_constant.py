@@ -45,8 +45,6 @@ def lipschitz_constant(
         tensor([5.0000e-01, 3.0460e-08])
 
     """
-    if x.ndim < 2:
-        raise ValueError(f"Expected inputs of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}.")
     space = InputSpace(low=None, high=None) if input_space is None else input_space
     space.check(x)
     with sandbox(model, x, seed=seed) as (x,):

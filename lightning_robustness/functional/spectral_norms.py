@@ -1,7 +1,7 @@
 """Spectral norms of layers: one rule for each kind of layer that has one."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional
 from lightning_robustness.functional.convolution_norms import (
     convolution_norm,
     padding_norm,
+    per_dimension,
     transposed_convolution_norm,
 )
 
@@ -98,9 +99,9 @@ def _max_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
     num_dims = x.ndim - 2
     windows = 1
     for k, s, d, m in zip(
-        _per_dim(options.kernel_size, num_dims),
-        _per_dim(options.stride or options.kernel_size, num_dims),
-        _per_dim(options.dilation, num_dims),
+        per_dimension(options.kernel_size, num_dims),
+        per_dimension(options.stride or options.kernel_size, num_dims),
+        per_dimension(options.dilation, num_dims),
         y.shape[2:],
         strict=True,
     ):
@@ -115,9 +116,9 @@ def _avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
         return None
     norm = 1.0
     for k, s, p, n in zip(
-        _per_dim(options.kernel_size, num_dims),
-        _per_dim(options.stride or options.kernel_size, num_dims),
-        _per_dim(options.padding, num_dims),
+        per_dimension(options.kernel_size, num_dims),
+        per_dimension(options.stride or options.kernel_size, num_dims),
+        per_dimension(options.padding, num_dims),
         x.shape[2:],
         strict=True,
     ):
@@ -125,11 +126,6 @@ def _avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
         pooled = functional.avg_pool1d(basis, k, s, p, options.ceil_mode, options.count_include_pad)
         norm *= matrix_spectral_norm(pooled.squeeze(1))
     return SpectralNorm(norm, exact=True)
-
-
-def _per_dim(value: int | Sequence[int], num_dims: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * num_dims if len(values) == 1 else values
 
 
 def _adaptive_avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:

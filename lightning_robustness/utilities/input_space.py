@@ -67,13 +67,19 @@ class InputSpace:
 
         Raises:
             TypeError: If the batch is not floating point.
-            ValueError: If it holds values outside, NaN or infinity. The message gives the observed range.
+            ValueError: If it has fewer than two dimensions, or holds values outside, NaN or infinity. The message gives
+                the observed range.
 
         """
         if not x.is_floating_point():
             raise TypeError(
                 f"Expected inputs to be a floating point tensor but got dtype {x.dtype}. For pixels that are "
                 "integers, convert them with `x.float()` and use `InputSpace(high=255)`."
+            )
+        if x.ndim < 2:
+            raise ValueError(
+                f"Expected inputs of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}. For a single "
+                "sample, pass `x.unsqueeze(0)`."
             )
         if x.numel() == 0:
             return

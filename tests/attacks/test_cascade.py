@@ -29,7 +29,7 @@ def test_each_attack_sees_the_survivors_of_those_before(digits, digits_network):
 
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
 def test_worst_is_at_least_each_of_its_parts(digits, request, network):
-    network, x, y = request.getfixturevalue(network), digits[0][:200], digits[1][:200]
+    network, x, y = request.getfixturevalue(network), digits[0][:100], digits[1][:100]
     worst = get_attack("worst", eps=0.15)
     parts = [run(network, attack, x, y) for attack in (*worst.attacks[:2], Square(eps=0.15, num_queries=100))]
     worst = Cascade(attacks=tuple(part.attack for part in parts))

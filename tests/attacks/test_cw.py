@@ -22,12 +22,11 @@ def distances(network, x, y, x_adv):
 
 
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
-@pytest.mark.parametrize("c", [1.0, 10.0])
-def test_at_least_the_success_of_torchattacks_at_no_more_distortion(digits, request, network, c):
+def test_at_least_the_success_of_torchattacks_at_no_more_distortion(digits, request, network):
     network, x, y = request.getfixturevalue(network), digits[0][:1100], digits[1][:1100]
     with sandbox(network, x):
-        expected = distances(network, x, y, torchattacks.CW(network, c=c, steps=30, lr=0.02)(x, y))
-    result = run(network, CW(c=c, steps=30, lr=0.02), x, y)
+        expected = distances(network, x, y, torchattacks.CW(network, c=3, steps=30, lr=0.02)(x, y))
+    result = run(network, CW(c=3.0, steps=30, lr=0.02), x, y)
     found = torch.where(result.success, result.l2, torch.inf)
     assert result.eligible.sum() > 1000
     assert found.isfinite().sum() >= expected.isfinite().sum()
@@ -81,7 +80,7 @@ def test_finds_the_boundary_of_a_linear_model(seed):
     assert (result.l2 <= 1.1 * expected + 0.01).all()
 
 
-def test_more_weights_never_give_more_distortion(digits, robust_digits_network):
+def test_more_weights_give_more_success_and_less_distortion(digits, robust_digits_network):
     x, y = digits[0][:150], digits[1][:150]
     found = []
     for number in (1, 2, 4):
@@ -89,7 +88,8 @@ def test_more_weights_never_give_more_distortion(digits, robust_digits_network):
         result = run(robust_digits_network, attack, x, y)
         found.append(torch.where(result.success, result.l2, torch.inf))
     for fewer, more in itertools.pairwise(found):
-        assert (more <= fewer + 0.02).all()
+        assert (more.isfinite() | fewer.isinf()).all()
+        assert more[fewer.isfinite()].mean() < fewer[fewer.isfinite()].mean()
 
 
 def test_weights_mean_the_same_in_another_range(digits, digits_network):

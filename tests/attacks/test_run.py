@@ -8,7 +8,7 @@ import torch
 import torchattacks
 from torch import nn
 
-from lightning_robustness.attacks import CW, PGD, Square, get_attack, run
+from lightning_robustness.attacks import CW, PGD, Cascade, Square, get_attack, run
 from lightning_robustness.utilities.input_space import InputSpace
 from tests.attacks.linear import linear
 
@@ -19,7 +19,7 @@ BUILT_IN = {
     "cw": CW(steps=5, lr=0.05, binary_search_steps=2),
     "square": Square(eps=0.1, num_queries=5),
     "square_l2": Square(eps=1.0, num_queries=5, norm="l2"),
-    "worst": get_attack("worst", eps=0.1, preset="cifar10"),
+    "cascade": Cascade(attacks=(PGD(eps=0.1, steps=3), Square(eps=0.1, num_queries=5))),
 }
 
 
@@ -284,6 +284,8 @@ def test_the_model_is_checked(digits):
 
     with pytest.raises(ValueError, match=r"changed them in place.*`x = x\.clone\(\)`"):
         run(in_place, PGD(), x, y)
+    with pytest.raises(ValueError, match=r"autograd can differentiate.*such as Square"):
+        run(lambda images: images.detach().flatten(1), PGD(all_steps=True), x, y)
     with pytest.raises(ValueError, match=r"Expected finite logits but 8 of 8 samples"):
         run(lambda images: images.flatten(1) * float("nan"), PGD(), x, y)
 

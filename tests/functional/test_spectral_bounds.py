@@ -106,7 +106,7 @@ CONSTANT = torch.tensor([[1.0, -3.0], [0.5, 2.0]])
         (lambda _, x: x.amax(dim=1, keepdim=True), 1),
         (lambda _, x: x.unsqueeze(2).expand(-1, -1, 3).flatten(1), math.sqrt(3)),
         (lambda _, x: x.repeat(1, 3), math.sqrt(3)),
-        (lambda _, x: torch.cat(x.chunk(2, dim=1), dim=1), 1),
+        (lambda _, x: [halves := x.chunk(2, dim=1), torch.cat([halves[0], halves[1]])][1], math.sqrt(2)),
         (lambda _, x: x.chunk(2, dim=1)[0], 1),
         (lambda _, x: x.view(x.shape[0], -1).t().T.reshape(x.size(0), 2)[..., :1], 1),
         (lambda _, x: functional.leaky_relu(x.double().float(), -2.0), 2),

@@ -60,6 +60,7 @@ def test_no_bounds():
         (InputSpace(), torch.tensor([[0.0, 255.0]]), r"observed \[0, 255\]. For pixels from 0 to 255.*high=255"),
         (InputSpace(mean=0.5, std=0.5), torch.tensor([[0.0, 2.0]]), r"observed \[0.5, 1.5\]. Are mean=0.5 and std=0.5"),
         (InputSpace(), torch.tensor([[0.0, float("nan")]]), "inputs to be finite"),
+        (InputSpace(), torch.rand(3), r"at least 2 dimensions but got \(3,\)\. For a single sample, pass `x.unsqueeze"),
         (InputSpace(low=None, high=None), torch.tensor([[0.0, float("inf")]]), "inputs to be finite"),
         (
             CIFAR,
