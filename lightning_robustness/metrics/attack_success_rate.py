@@ -1,18 +1,16 @@
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 from lightning_robustness.functional.attack_success_rate import (
     _attack_success_rate_compute,
     _attack_success_rate_update,
 )
+from lightning_robustness.metrics.robustness_metric import RobustnessMetric
 
 
-class AttackSuccessRate(Metric):
+class AttackSuccessRate(RobustnessMetric):
     r"""Compute the success rate of an attack, with its confidence interval, lower is more robust.
 
     .. math::
@@ -79,12 +77,8 @@ class AttackSuccessRate(Metric):
         if not 0 < confidence < 1:
             raise ValueError(f"Expected argument `confidence` to be between 0 and 1 but got {confidence}.")
         self.confidence = confidence
-        for name in ("flipped", "correct", "wrong", "count", "distorted"):
-            self.add_state(name, default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-        # Apple's GPUs have no float64
-        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
-        self.add_state("distortion", default=torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
-        self._components: dict[str, Tensor] = {}
+        self._add_counts("flipped", "correct", "wrong", "count", "distorted")
+        self._add_float_state("distortion", torch.zeros(()))
 
     def update(self, preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None = None) -> None:
         """Add the samples of a batch, and how far the attack moved each of them."""
@@ -109,24 +103,3 @@ class AttackSuccessRate(Metric):
         counts = {name: getattr(self, name).clone() for name in ("flipped", "correct", "wrong", "count")}
         self._components = {**rates._asdict(), "distortion": (self.distortion / self.distorted).float(), **counts}
         return self._components["asr"]
-
-    def compute_components(self) -> dict[str, Tensor]:
-        """Compute the metric and return it with its parts, by name."""
-        self.compute()
-        return dict(self._components)
-
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Plot one value, or several, for instance one for each epoch.
-
-        Args:
-            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
-            ax: A matplotlib axis to draw on; by default a new figure.
-
-        Returns:
-            Figure and axis.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
-
-        """
-        return self._plot(val, ax)

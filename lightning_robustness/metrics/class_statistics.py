@@ -5,7 +5,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 from torchmetrics.utilities.distributed import gather_all_tensors
 from typing_extensions import override
@@ -20,12 +19,13 @@ from lightning_robustness.functional.class_statistics import (
     sum_by_class,
     sum_distances_by_class,
 )
+from lightning_robustness.metrics.robustness_metric import RobustnessMetric
 from lightning_robustness.utilities.checks import check_features_and_preds
 
 Mode = Literal["exact", "streaming"]
 
 
-class ClassStatisticsMetric(Metric):
+class ClassStatisticsMetric(RobustnessMetric):
     """Base of the metrics that need centres of classes and mean distances to them.
 
     A mean distance to a centre is known only when the centre is, after the last sample. The exact mode therefore keeps
@@ -63,7 +63,6 @@ class ClassStatisticsMetric(Metric):
         self.num_classes = num_classes
         self.p = float(p)
         self.mode = mode
-        self._components: dict[str, Tensor] = {}
         if mode == "exact":
             self.add_state("features", default=[], dist_reduce_fx="cat")
             self.add_state("preds", default=[], dist_reduce_fx="cat")
@@ -92,11 +91,6 @@ class ClassStatisticsMetric(Metric):
             self.preds.append(preds.long())
         else:
             self._fill(features, preds.long())
-
-    def compute_components(self) -> dict[str, Tensor]:
-        """Compute the metric and return it with its parts, by name."""
-        self.compute()
-        return dict(self._components)
 
     def _publish(self, components: dict[str, Tensor], statistics: ClassStatistics) -> Tensor:
         """Keep the parts for ``compute_components`` and return the first, the headline."""

@@ -1,20 +1,19 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 from lightning_robustness.functional.fisher_estimators import FisherComponents
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod, _check_arguments, fisher_spectral_norm
+from lightning_robustness.metrics.robustness_metric import RobustnessMetric
 from lightning_robustness.utilities.input_space import InputSpace
 
 # Of these, the methods that have them give a value for each sample
 _PARTS = ("trace", "jacobian_norm", "lipschitz")
 
 
-class FisherSpectralNorm(Metric):
+class FisherSpectralNorm(RobustnessMetric):
     r"""Compute the mean spectral norm of the Fisher information of the inputs, lower is more robust.
 
     .. math::
@@ -78,6 +77,7 @@ class FisherSpectralNorm(Metric):
     higher_is_better: bool = False
     full_state_update: bool = False
     plot_lower_bound: float = 0.0
+    plot_upper_bound: None = None
 
     total: Tensor
     inverse_total: Tensor
@@ -118,16 +118,12 @@ class FisherSpectralNorm(Metric):
             "seed": seed,
             **counts,
         }
-        # Apple's GPUs have no float64
-        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
         for name in ("total", "inverse_total", "log_total"):
-            self.add_state(name, default=torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
-        self.add_state("largest", default=torch.zeros((), dtype=dtype), dist_reduce_fx="max")
-        for name in ("saturated", "count", "products"):
-            self.add_state(name, default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("part_totals", default=torch.zeros(len(_PARTS), dtype=dtype), dist_reduce_fx="sum")
+            self._add_float_state(name, torch.zeros(()))
+        self._add_float_state("largest", torch.zeros(()), "max")
+        self._add_counts("saturated", "count", "products")
+        self._add_float_state("part_totals", torch.zeros(len(_PARTS)))
         self.add_state("part_counts", default=torch.zeros(len(_PARTS), dtype=torch.long), dist_reduce_fx="sum")
-        self._components: dict[str, Tensor] = {}
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""
@@ -164,24 +160,3 @@ class FisherSpectralNorm(Metric):
                 means[name] = total / number
         self._components = {name: value.float() for name, value in means.items()} | {"count": self.count.clone()}
         return self._components["mean"]
-
-    def compute_components(self) -> dict[str, Tensor]:
-        """Compute the metric and return it with its parts, by name."""
-        self.compute()
-        return dict(self._components)
-
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Plot one value, or several, for instance one for each epoch.
-
-        Args:
-            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
-            ax: A matplotlib axis to draw on; by default a new figure.
-
-        Returns:
-            Figure and axis.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
-
-        """
-        return self._plot(val, ax)

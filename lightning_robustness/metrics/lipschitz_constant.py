@@ -1,16 +1,15 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 from lightning_robustness.functional.lipschitz_constant import lipschitz_constant
+from lightning_robustness.metrics.robustness_metric import RobustnessMetric
 from lightning_robustness.utilities.input_space import InputSpace
 
 
-class LipschitzConstant(Metric):
+class LipschitzConstant(RobustnessMetric):
     r"""Compute the mean local Lipschitz constant of the class probabilities, lower is more robust.
 
     .. math::
@@ -65,12 +64,9 @@ class LipschitzConstant(Metric):
         super().__init__(**kwargs)
         self.input_space = input_space
         self.seed = seed
-        # Apple's GPUs have no float64
-        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
-        self.add_state("total", default=torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
-        self.add_state("largest", default=torch.zeros((), dtype=dtype), dist_reduce_fx="max")
-        self.add_state("count", default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
-        self._components: dict[str, Tensor] = {}
+        self._add_float_state("total", torch.zeros(()))
+        self._add_float_state("largest", torch.zeros(()), "max")
+        self._add_counts("count")
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""
@@ -84,24 +80,3 @@ class LipschitzConstant(Metric):
         means = {"mean": self.total / self.count.clamp(min=1), "max": self.largest}
         self._components = {name: value.float() for name, value in means.items()} | {"count": self.count.clone()}
         return self._components["mean"]
-
-    def compute_components(self) -> dict[str, Tensor]:
-        """Compute the metric and return it with its parts, by name."""
-        self.compute()
-        return dict(self._components)
-
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Plot one value, or several, for instance one for each epoch.
-
-        Args:
-            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
-            ax: A matplotlib axis to draw on; by default a new figure.
-
-        Returns:
-            Figure and axis.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
-
-        """
-        return self._plot(val, ax)

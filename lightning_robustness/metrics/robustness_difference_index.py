@@ -1,8 +1,6 @@
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 from lightning_robustness.functional.robustness_difference_index import _robustness_difference_index_compute
 from lightning_robustness.metrics.class_statistics import ClassStatisticsMetric, Mode
@@ -68,26 +66,3 @@ class RobustnessDifferenceIndex(ClassStatisticsMetric):
         """Compute RDI over all batches."""
         statistics = self._statistics()
         return self._publish(_robustness_difference_index_compute(statistics)._asdict(), statistics)
-
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Plot one value, or several, for instance one for each epoch.
-
-        Args:
-            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
-            ax: A matplotlib axis to draw on; by default a new figure.
-
-        Returns:
-            Figure and axis.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
-
-        Example:
-            >>> import torch
-            >>> from lightning_robustness.metrics import RobustnessDifferenceIndex
-            >>> metric = RobustnessDifferenceIndex(num_classes=3)
-            >>> metric.update(torch.randn(20, 5), preds=torch.arange(20) % 3)
-            >>> figure, axis = metric.plot()
-
-        """
-        return self._plot(val, ax)

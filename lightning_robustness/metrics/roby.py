@@ -1,9 +1,7 @@
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 from typing_extensions import override
 
 from lightning_robustness.functional.class_statistics import Normalization, min_max
@@ -102,26 +100,3 @@ class ROBY(ClassStatisticsMetric):
         matrix = pairs.new_full((self.num_classes, self.num_classes), torch.nan)
         matrix[i, j] = matrix[j, i] = pairs
         return components | {"pairs": matrix}
-
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Plot one value, or several, for instance one for each epoch.
-
-        Args:
-            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
-            ax: A matplotlib axis to draw on; by default a new figure.
-
-        Returns:
-            Figure and axis.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
-
-        Example:
-            >>> import torch
-            >>> from lightning_robustness.metrics import ROBY
-            >>> metric = ROBY(num_classes=3)
-            >>> metric.update(torch.randn(20, 5), preds=torch.arange(20) % 3)
-            >>> figure, axis = metric.plot()
-
-        """
-        return self._plot(val, ax)
