@@ -46,7 +46,7 @@ def peaked_resnet18(num_classes: int, x: Tensor) -> nn.Sequential:
 
 def cost(repetitions: int) -> None:
     """Seconds of each method against forward pass and PGD."""
-    print("\n1. ResNet-18 at 32x32, 32 samples, peaked outputs: cost in forward passes and relative to 20-step PGD")
+    print("\n3. ResNet-18 at 32x32, 32 samples, peaked outputs: cost in forward passes and relative to 20-step PGD")
     print("      K  method                products  forward passes  share of PGD-20  largest relative error")
     for num_classes in (10, 100, 1000):
         x = torch.rand(32, 3, 32, 32)
@@ -107,7 +107,7 @@ def accuracy(directory: str | None) -> None:
 
 def memory() -> None:
     """Peak memory of the exact method with and without chunks, and of Lanczos, each in a process of its own."""
-    print("\n3. Peak memory beyond the network's own, 1000 classes, 128 samples of 3x32x32 (MB)")
+    print("\n1. Peak memory beyond the network's own, 1000 classes, 128 samples of 3x32x32 (MB)")
     for name in ("exact in one piece", "exact", "lanczos"):
         result = subprocess.run([sys.executable, __file__, "--peak", name], capture_output=True, text=True, check=True)
         print(f"   {name:18s}  {float(result.stdout):6.0f}")

@@ -107,7 +107,7 @@ class _Result:
         return FisherComponents(self._value, self._products, self._residual)
 
 
-def _ritz(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
     """Largest Ritz value of G on the span of J^T L^T C, a bound on its residual, and the gap to the next Ritz value.
 
     With M = (L J)(L J)^T, the products of these vectors with each other are C^T M C, and with G between them
@@ -116,11 +116,13 @@ def _ritz(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Args:
         basis: Orthonormal columns C, shape ``(N, K, m)``.
         image: M C, same shape.
+        rounding: Relative error of the image.
 
     """
     gram = basis.mT @ image
     lengths, axes = torch.linalg.eigh((gram + gram.mT) / 2)
-    enough = lengths > 1e-12 * lengths[:, -1:]
+    # Shorter vectors are made of rounding errors, which dividing by their length would blow up
+    enough = lengths > 10 * rounding * lengths[:, -1:]
     axes = axes * torch.where(enough, lengths, 1.0).rsqrt().mul(enough).unsqueeze(1)
     mapped = image @ axes
     values, vectors = torch.linalg.eigh(mapped.mT @ mapped)
@@ -128,7 +130,7 @@ def _ritz(basis: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # The residual of y = J^T L^T C s is J^T L^T (M - value) C s, and that matrix has norm sqrt(||G||)
     residual = torch.linalg.vector_norm((mapped - value[:, None, None] * (basis @ axes)) @ vector, dim=(1, 2))
     gap = value - (values[:, -2] if values.shape[1] > 1 else 0.0)
-    return value, value.sqrt() * residual, gap
+    return value, value.sqrt() * residual + rounding * value, gap
 
 
 def lanczos(make_jacobian: Callable[[Tensor], Jacobian], x: Tensor, tolerance: float, steps: int) -> FisherComponents:
@@ -142,7 +144,7 @@ def lanczos(make_jacobian: Callable[[Tensor], Jacobian], x: Tensor, tolerance: f
     for step in range(1, min(steps, c.shape[1]) + 1):
         mapped = root.apply(jacobian.gram_product(root.apply_transposed(c)))
         basis, image = torch.cat([basis, c.unsqueeze(2)], dim=2), torch.cat([image, mapped.unsqueeze(2)], dim=2)
-        value, residual, gap = _ritz(basis, image)
+        value, residual, gap = _ritz(basis, image, jacobian.rounding)
         result.write(active, going, value, residual, 2 * step)
         # The error of a Ritz value is at most the residual and, once it is apart from the next, quadratic in it
         error = torch.minimum(residual, residual.square() / gap.clamp(min=result.tiny))
@@ -150,7 +152,7 @@ def lanczos(make_jacobian: Callable[[Tensor], Jacobian], x: Tensor, tolerance: f
             mapped = mapped - (basis @ (basis.mT @ mapped.unsqueeze(2))).squeeze(2)
         size = torch.linalg.vector_norm(mapped, dim=1, keepdim=True)
         # One step alone may be close to a smaller eigenvalue
-        going = going & ((error > tolerance * value) | (step == 1)) & (size.squeeze(1) > 1e-14 * value)
+        going = going & ((error > tolerance * value) | (step == 1)) & (size.squeeze(1) > jacobian.rounding * value)
         if not going.any():
             break
         c = mapped / size.clamp(min=result.tiny)

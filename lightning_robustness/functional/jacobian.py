@@ -44,6 +44,11 @@ class Jacobian:
         self._ways = [self._product_by_double_backward, self._product_by_forward_mode]
 
     @property
+    def rounding(self) -> float:
+        """Relative error of products, roughly."""
+        return 10 * torch.finfo(self._logits.dtype).eps
+
+    @property
     def logits(self) -> Tensor:
         """Logits of shape ``(N, K)``, float32 or wider, without a graph."""
         return self._logits.detach().to(torch.promote_types(self._logits.dtype, torch.float32))
