@@ -73,6 +73,7 @@ class Jacobian:
         squared_norm = v.square().sum(dim=1)
         size = v.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
         direction = (v / size).to(self._perturbation.dtype).view_as(self._perturbation)
+        cause: Exception | None = None
         while self._ways:
             try:
                 result = self._ways[0](direction).to(v.dtype) * size
@@ -82,13 +83,13 @@ class Jacobian:
                     return result
             except torch.OutOfMemoryError:
                 raise
-            except (NotImplementedError, RuntimeError):
-                pass
+            except (NotImplementedError, RuntimeError) as error:
+                cause = error
             del self._ways[0]
         raise RuntimeError(
             "The model has operations that can be differentiated neither twice nor in forward mode. Use "
             "`method='exact'` or `method='hutchinson'`, which need first derivatives only."
-        )
+        ) from cause
 
     def rows(self) -> Tensor:
         """Compute J itself, shape ``(N, K, n)``."""
