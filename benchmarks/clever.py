@@ -5,10 +5,10 @@ and, in brackets, standard deviations. The toolbox is not a requirement of this 
 of its own with ``pip install adversarial-robustness-toolbox scikit-learn``. Takes about seven minutes on two cores:
 ``python benchmarks/clever.py``.
 
-The toolbox draws all batches from one pool of points, so that its maxima end at the largest gradient of the pool, and
-scores are higher than those from independent batches: a little in the l2 and l-infinity balls, more in the l1 ball,
-where gradients of this network have a long tail. Its default pool is that of 10 batches; one of five times as many
-points as are drawn is printed first. Where its fit runs away, a score is near 0 and the deviation large.
+The toolbox draws all batches from one pool of points, so that its maxima end at the largest gradient of the pool. That
+may be why its scores are higher: a little in the l2 and l-infinity balls, more in the l1 ball. Its default pool is that
+of 10 batches; one of five times as many points as are drawn is printed first. Where its fit runs away, a score is near
+0 and the deviation large.
 """
 
 import argparse

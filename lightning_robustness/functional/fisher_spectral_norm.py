@@ -91,7 +91,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         method: ``"exact"`` takes K vector-Jacobian products, for all samples at once, and an eigenvalue problem of
             size K. ``"lanczos"`` takes one product with :math:`J` and one with :math:`J^T` a step, few of which are
             needed, whatever K is. ``"power"`` is power iteration with the same products. ``"hutchinson"``, the largest
-            Rayleigh quotient of random vectors, is a lower bound that is typically 10 to 35 % too low.
+            Rayleigh quotient of random vectors, is a lower bound that is often far too low.
             ``"blackbox"`` is a lower bound from forward passes alone. ``"auto"`` is exact for up to 12 classes, and
             Lanczos above.
         input_space: What the inputs mean; values are in un-normalised units, and inputs outside of its range are
