@@ -42,6 +42,8 @@ class FisherSpectralNorm(RobustnessMetric):
     - with the method ``"exact"``, means of ``trace``, ``jacobian_norm`` and ``lipschitz``, the local Lipschitz
       constant, all lower when more robust.
 
+    ``last_values`` are the values of lambda of the samples of the last update.
+
     Args:
         method: ``"exact"``, ``"lanczos"``, ``"power"``, ``"hutchinson"``, ``"blackbox"`` or ``"auto"``.
         input_space: What the inputs mean; values are in un-normalised units, and inputs outside of its range are
@@ -110,6 +112,7 @@ class FisherSpectralNorm(RobustnessMetric):
             raise ValueError(f"Expected argument `floor` to be positive but got {floor}.")
         self.method: FisherMethod = method
         self.floor = floor
+        self.last_values = torch.zeros(0)
         self.options = {
             "input_space": input_space,
             "tolerance": tolerance,
@@ -130,7 +133,8 @@ class FisherSpectralNorm(RobustnessMetric):
         components: FisherComponents = fisher_spectral_norm(
             model, x, self.method, return_components=True, **self.options
         )
-        values = components.spectral_norm.to(self.total)
+        self.last_values = components.spectral_norm
+        values = self.last_values.to(self.total)
         floored = values.clamp(min=self.floor)
         self.total = self.total + values.sum()
         self.inverse_total = self.inverse_total + floored.reciprocal().sum()

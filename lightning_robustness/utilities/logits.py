@@ -1,6 +1,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -61,3 +62,9 @@ def check_finite(logits: Tensor) -> None:
             f"Expected finite logits but {bad} of {len(logits)} samples have NaN or infinite ones. "
             "Check the network for divergence, and the inputs for NaN."
         )
+
+
+def are_probabilities(logits: Tensor) -> bool:
+    """Whether what should be logits looks like probabilities."""
+    sums = logits.sum(dim=1)
+    return len(logits) > 0 and bool((logits >= 0).all() & torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all())

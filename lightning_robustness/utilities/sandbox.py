@@ -3,7 +3,7 @@
 import functools
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -59,7 +59,7 @@ def sandbox(
         if any(isinstance(module, nn.RNNBase) for module in modules):
             # cuDNN cannot run an RNN backward in eval mode
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        if any(_is_compiled(module) for module in modules):
+        if is_compiled(modules):
             # Compiled code cannot be differentiated twice, and would be compiled anew for the other flags and modes
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_isolated_random_state(seed, index))
@@ -90,8 +90,10 @@ def find_modules(model: Any) -> list[nn.Module]:
     return [value for value in values if isinstance(value, nn.Module)]
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+def is_compiled(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of several modules was compiled: by itself, in place, or as a LightningModule with its steps."""
+    marks = ("_orig_mod", "_compiled_call_impl", "_compiler_ctx")
+    return any(getattr(module, mark, None) is not None for module in modules for mark in marks)
 
 
 @contextmanager

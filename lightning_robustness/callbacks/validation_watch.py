@@ -1,0 +1,82 @@
+"""One pass over a validation loader, watched from outside."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_robustness.callbacks.loader_share import LoaderShare
+from lightning_robustness.evaluation.measurement import FeatureMeter
+from lightning_robustness.utilities.head import HeadCall, HeadTap
+from lightning_robustness.utilities.sample import SpreadSample
+from lightning_robustness.utilities.sandbox import is_compiled
+
+
+class ValidationWatch:
+    """Feed the features of every batch to a meter and its inputs to a sample, while somebody else runs the network.
+
+    Args:
+        model: The module that validation runs.
+        forward: What computes logits, for batches that validation does not run through the head.
+        head: Name of the head.
+        meter: What takes the features.
+        share: Which samples come to this process.
+        sample: What takes the inputs, or None if they are not needed.
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        head: str,
+        meter: FeatureMeter,
+        share: LoaderShare,
+        sample: SpreadSample | None,
+    ) -> None:
+        self.meter = meter
+        self.sample = sample
+        self._forward = forward
+        self._tap = HeadTap(model, head)
+        self._share = share
+        self._num_seen = 0
+        self._batch: tuple[Tensor, Tensor | None, int] | None = None
+        # Hooks would become part of compiled code, or would not be called by it
+        self.uses_hooks = not is_compiled(model.modules())
+
+    def before(self, x: Tensor, y: Tensor | None) -> None:
+        """See a batch before validation does."""
+        indices = self._share.indices(self._num_seen, len(x))
+        number = len(indices)
+        self._num_seen += len(x)
+        if self.sample is not None:
+            self.sample.add(indices, x[:number], None if y is None else y[:number])
+        self._batch = x, y, number
+        if self.uses_hooks:
+            self._tap.attach()
+            self._tap.listen(x)
+
+    def after(self) -> bool:
+        """See what validation made of the batch; return whether it took a forward pass of our own.
+
+        Raises:
+            FloatingPointError: If it is not finite.
+
+        """
+        if self._batch is None:
+            return False
+        (x, y, number), self._batch = self._batch, None
+        call = self._tap.take()
+        is_ours = call is None
+        if call is None:
+            call = self._tap.run(self._forward, x)
+        call = HeadCall(call.embedding[:number], call.logits[:number])
+        if not all(features.isfinite().all() for features in call):
+            raise FloatingPointError("the logits or the embedding of some samples are NaN or infinite")
+        self.meter.update(call, None if y is None else y[:number])
+        return is_ours
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        self._tap.detach()
+        self._batch = None

@@ -1,0 +1,195 @@
+"""Inputs and labels of a batch, whatever its type."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_INPUT_NAMES = ("image", "images", "pixel_values", "input", "inputs", "x")
+_LABEL_NAMES = ("label", "labels", "target", "targets", "y")
+
+
+def read_batch(
+    batch: Any, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Find the inputs and the labels of a batch.
+
+    Args:
+        batch: A tuple or list ``(x, y, ...)``; a mapping, dataclass or named tuple with inputs named ``image``,
+            ``images``, ``pixel_values``, ``input``, ``inputs`` or ``x`` and labels named ``label``, ``labels``,
+            ``target``, ``targets`` or ``y``; or a tensor, which has no labels.
+        batch_fn: Callable that takes the batch and returns ``(x, y)``, for batches of other forms. ``y`` may be None.
+
+    Returns:
+        Inputs of shape ``(N, ...)`` and labels of shape ``(N,)``, None if there are none. Both are tensors of the batch
+        itself: whoever changes them changes the batch.
+
+    Raises:
+        TypeError: If the batch is of another form, or inputs or labels are not of the right type.
+        ValueError: If the labels have another shape.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.utilities.batch import read_batch
+        >>> read_batch({"image": torch.zeros(2, 1), "label": torch.tensor([3, 5]), "path": ["a", "b"]})
+        (tensor([[0.],
+                [0.]]), tensor([3, 5]))
+
+    """
+    x, y = _find(batch, batch_fn)
+    if y is not None:
+        _check_labels(x, y)
+    return x, y
+
+
+def replace_in_batch(
+    batch: Any, x: Tensor, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
+) -> Any:
+    """Make a batch with other inputs, of the same type, and leave the one that was given as it is.
+
+    Args:
+        batch: A batch that ``read_batch`` reads. Containers are copied, tensors are not.
+        x: The new inputs: as many as the batch has, or a multiple, ``torch.cat([x, x_adv])`` for instance. The labels
+            and every other tensor, list or tuple with one entry a sample are then repeated as a whole as often.
+        batch_fn: What ``read_batch`` was given. The inputs that it returns must be a tensor of the batch itself.
+
+    Raises:
+        ValueError: If the number of new inputs is no multiple, or the old ones are not part of the batch.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.utilities.batch import replace_in_batch
+        >>> x, y = torch.zeros(2, 1), torch.tensor([3, 5])
+        >>> replace_in_batch((x, y, ["a", "b"]), torch.cat([x, x + 1]))
+        (tensor([[0.],
+                [0.],
+                [1.],
+                [1.]]), tensor([3, 5, 3, 5]), ['a', 'b', 'a', 'b'])
+
+    """
+    old, _ = _find(batch, batch_fn)
+    if len(old) == 0 or len(x) == 0 or len(x) % len(old):
+        raise ValueError(f"Expected as many inputs as the batch has, {len(old)}, or a multiple, but got {len(x)}.")
+    if not _holds(batch, old):
+        raise ValueError(
+            "Expected `batch_fn` to return inputs that are a tensor of the batch itself, in order to replace them, but "
+            "got another one. Prepare inputs in the data set or in `training_step` instead."
+        )
+    return _replace(batch, old, x, len(x) // len(old))
+
+
+def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> tuple[Tensor, Any]:
+    x, y = _pick(batch) if batch_fn is None else _call(batch_fn, batch)
+    if not isinstance(x, Tensor) or x.ndim == 0:
+        observed = f"one of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(
+            f"Expected the inputs of a batch to be a tensor of shape (N, ...) but got {observed}. For other batches, "
+            "pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+        )
+    return x, y
+
+
+def _call(batch_fn: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
+    result = batch_fn(batch)
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise TypeError(f"Expected `batch_fn` to return a pair of inputs and labels but got {type(result).__name__}.")
+    return result[0], result[1]
+
+
+def _pick(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, Tensor):
+        return batch, None
+    entries = _named_entries(batch)
+    if any(name in entries for name in _INPUT_NAMES):
+        return _first(entries, _INPUT_NAMES), _first(entries, _LABEL_NAMES)
+    if isinstance(batch, (tuple, list)) and len(batch) > 0:
+        return batch[0], batch[1] if len(batch) > 1 else None
+    observed = f" with {', '.join(map(repr, entries))}" if entries else ""
+    raise TypeError(
+        "Expected a batch to be a tensor, a tuple or list `(x, y, ...)`, or a mapping, dataclass or named tuple with "
+        f"inputs named {', '.join(_INPUT_NAMES)} but got {type(batch).__name__}{observed}. For other batches, pass "
+        "`batch_fn=`, a callable that takes the batch and returns inputs and labels."
+    )
+
+
+def _named_entries(batch: Any) -> dict[Any, Any]:
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if dataclasses.is_dataclass(batch):
+        return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    return batch._asdict() if isinstance(batch, tuple) and hasattr(batch, "_asdict") else {}
+
+
+def _first(entries: dict[Any, Any], names: tuple[str, ...]) -> Any:
+    return next((entries[name] for name in names if name in entries), None)
+
+
+def _check_labels(x: Tensor, y: Any) -> None:
+    remedy = (
+        "One-hot or soft labels, and those of other forms, can be turned into class indices by `batch_fn=`, a callable "
+        "that takes the batch and returns inputs and labels: `lambda batch: (batch[0], batch[1].argmax(dim=1))`."
+    )
+    if not isinstance(y, Tensor):
+        raise TypeError(f"Expected the labels of a batch to be an integer tensor but got {type(y).__name__}. {remedy}")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise TypeError(f"Expected the labels of a batch to be an integer tensor but got dtype {y.dtype}. {remedy}")
+    if y.shape != x.shape[:1]:
+        raise ValueError(
+            f"Expected the labels of a batch to have shape ({len(x)},), one for each input, but got {tuple(y.shape)}. "
+            f"{remedy}"
+        )
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, (tuple, list)) else _named_entries(value).values()
+
+
+def _holds(value: Any, old: Tensor) -> bool:
+    return value is old or any(_holds(part, old) for part in _parts(value))
+
+
+def _replace(value: Any, old: Tensor, new: Tensor, times: int) -> Any:
+    if value is old:
+        return new
+    if times == 1 and not _holds(value, old):
+        return value
+    if isinstance(value, Tensor):
+        has_entries = value.ndim > 0 and len(value) == len(old)
+        return value.repeat(times, *[1] * (value.ndim - 1)) if has_entries else value
+    if isinstance(value, (tuple, list)):
+        if _is_one_entry_a_sample(value, old):
+            return value * times
+        return _rebuild_sequence(value, [_replace(part, old, new, times) for part in value])
+    entries = _named_entries(value)
+    return _rebuild(value, {name: _replace(part, old, new, times) for name, part in entries.items()})
+
+
+def _is_one_entry_a_sample(value: tuple[Any, ...] | list[Any], old: Tensor) -> bool:
+    # A pair of tensors is not two samples, when both have an entry for each of the two
+    are_columns = all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == len(old) for part in value)
+    return len(value) == len(old) and not (are_columns or hasattr(value, "_fields") or _holds(value, old))
+
+
+def _rebuild_sequence(value: tuple[Any, ...] | list[Any], parts: list[Any]) -> Any:
+    if isinstance(value, list):
+        result = copy.copy(value)
+        result[:] = parts
+        return result
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def _rebuild(value: Any, entries: dict[Any, Any]) -> Any:
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return type(value)(entries)  # type: ignore[call-arg]
+    if not entries:
+        return value
+    result = copy.copy(value)
+    for name, entry in entries.items():
+        if isinstance(result, MutableMapping):
+            result[name] = entry
+        else:
+            object.__setattr__(result, name, entry)  # a dataclass may be frozen
+    return result

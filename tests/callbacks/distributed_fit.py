@@ -1,0 +1,48 @@
+"""A run on several processes, started by torchrun or by the tests: writes what was logged as JSON."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_robustness import RobustnessMonitor
+from tests.callbacks.modules import Classifier, digits_data, make_trainer, val_loader
+
+# Odd, so that a distributed sampler has to repeat a sample
+NUM_SAMPLES = 103
+
+
+def validate(path, mode="exact", loader=None, **kwargs):
+    """Validate a network, the same in each process, and return what was logged."""
+    L.seed_everything(3, verbose=False)
+    module = Classifier().train()
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    for batch in DataLoader(digits_data(0, 640), batch_size=64):
+        optimizer.zero_grad()
+        module.training_step(batch, 0).backward()
+        optimizer.step()
+    monitor = RobustnessMonitor(
+        attacks=("pgd", "square"), eps=0.1, fim_samples=51, attack_samples=NUM_SAMPLES, mode=mode, log_figures=False
+    )
+    trainer = make_trainer(path, monitor, **kwargs)
+    trainer.validate(module, val_loader(16, NUM_SAMPLES) if loader is None else loader, verbose=False)
+    logged = {key: value.item() for key, value in trainer.callback_metrics.items() if key.startswith("robustness/")}
+    return {key: value for key, value in logged.items() if "seconds" not in key}
+
+
+def as_torchrun_would(rank):
+    """Make this process look like one of two on one machine."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="1", TORCHELASTIC_RUN_ID="test")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    directory = Path(sys.argv[1])
+    values = validate(directory, strategy="ddp", devices=1, num_nodes=2)
+    (directory / f"{os.environ['RANK']}.json").write_text(json.dumps(values))

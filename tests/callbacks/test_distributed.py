@@ -1,0 +1,84 @@
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_robustness.functional.attack_success_rate import wilson_interval
+from tests.callbacks.distributed_fit import NUM_SAMPLES, as_torchrun_would, validate
+from tests.callbacks.modules import digits_data
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def assert_same_values(values, expected):
+    assert values.keys() == expected.keys()
+    assert expected["robustness/acc"] > 0.5
+    for key, value in expected.items():
+        rate = key.removeprefix("robustness/")
+        if rate.startswith(("asr/", "adv_acc/")):
+            number = NUM_SAMPLES * (expected["robustness/acc"] if rate.startswith("asr/") else 1)
+            low, high = wilson_interval(torch.tensor(value * number), torch.tensor(number))
+            assert low - 1e-6 <= values[key] <= high + 1e-6, key
+        elif not rate.startswith(("distortion/", "masking")):
+            assert values[key] == pytest.approx(value, rel=1e-6, abs=1e-6), key
+
+
+def validate_as_one_of_two(rank, path, mode):
+    as_torchrun_would(rank)
+    return validate(path, mode, strategy="ddp", devices=2)
+
+
+@pytest.mark.parametrize("mode", ["exact", "streaming"])
+def test_two_processes_log_the_values_of_one(tmp_path, two_processes, mode):
+    expected = validate(tmp_path, mode)
+    first, second = two_processes(validate_as_one_of_two, tmp_path, mode)
+    assert first == second
+    assert expected["robustness/samples"] == first["robustness/samples"] == NUM_SAMPLES
+    assert first["robustness/samples_attacks"] == NUM_SAMPLES
+    assert first["robustness/samples_fim"] == 51
+    assert_same_values(first, expected)
+
+
+class Share(IterableDataset):
+    """Every process reads its own part, of unequal sizes."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __iter__(self):
+        yield from digits_data(1200, 1240) if self.rank == 0 else digits_data(1240, 1200 + NUM_SAMPLES)
+
+
+def validate_streams(rank, path):
+    as_torchrun_would(rank)
+    return validate(path, loader=DataLoader(Share(rank), batch_size=16), strategy="ddp", devices=2)
+
+
+def test_streams_of_unequal_length(tmp_path, two_processes):
+    expected = validate(tmp_path)
+    first, second = two_processes(validate_streams, tmp_path)
+    assert first == second
+    for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
+        assert first[f"robustness/{key}"] == pytest.approx(expected[f"robustness/{key}"], rel=1e-6), key
+    assert first["robustness/samples_fim"] == 52  # half of the sample each, rounded up
+
+
+def test_two_torchrun_nodes_log_the_values_of_one_process(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"),
+        *("--master_addr=localhost", f"--master_port={port}"),
+    ]
+    script = ["-m", "tests.callbacks.distributed_fit", str(tmp_path)]
+    nodes = [subprocess.Popen([*command, f"--node_rank={rank}", *script], cwd=ROOT) for rank in range(2)]
+    assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert_same_values(first, validate(tmp_path))

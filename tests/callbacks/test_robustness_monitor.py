@@ -1,0 +1,722 @@
+import copy
+import gc
+import pickle
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from sklearn.metrics import accuracy_score
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from lightning_robustness import InputSpace, RobustEarlyStopping, RobustnessMonitor
+from lightning_robustness.attacks import CW, PGD, Square, run
+from lightning_robustness.functional import (
+    feature_subspace_aggregation,
+    feature_subspace_distance,
+    fisher_spectral_norm,
+    lipschitz_constant,
+    robustness_difference_index,
+    roby,
+)
+from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
+
+FEATURES = {
+    "rdi",
+    "rdi_intra",
+    "rdi_inter",
+    "rdi_embedding",
+    "roby",
+    "fsa",
+    "fsd",
+    "acc",
+    "samples",
+    "seconds/features",
+}
+FISHER = {"fim", "fim_inverse", "fim_geometric", "lipschitz", "samples_fim", "seconds/fim"}
+ALWAYS = {"skipped", "seconds/figures"}
+
+
+def attack_keys(*names):
+    kinds = [f"{kind}/{name}" for kind in ("asr", "adv_acc", "distortion") for name in (*names, "worst")]
+    return {*kinds, *(f"seconds/{name}" for name in names), "masking", "samples_attacks"}
+
+
+def small_monitor(**kwargs):
+    """Cheap: no pictures, one attack of a step."""
+    defaults = {"attacks": ["fgsm"], "eps": 0.1, "fim_samples": 16, "attack_samples": 16, "log_figures": False}
+    return RobustnessMonitor(**{**defaults, **kwargs})
+
+
+def logged(trainer, prefix="robustness"):
+    metrics = trainer.callback_metrics
+    return {key.removeprefix(f"{prefix}/"): v.item() for key, v in metrics.items() if key.startswith(f"{prefix}/")}
+
+
+def by_hand(module, x, y, attacks, batch_size, seed=0):
+    """Every value, from the weights and the data alone."""
+    module.eval()
+    with torch.no_grad():
+        embedding = module.net[:-1](x)
+        logits = module.net[-1](embedding)
+    preds = logits.argmax(dim=1)
+    norms = fisher_spectral_norm(module, x, input_space=InputSpace())
+    centers = np.stack([logits[preds == k].mean(dim=0) for k in preds.unique()])
+    intra = [
+        torch.linalg.vector_norm(logits[preds == k] - logits[preds == k].mean(0), dim=1).mean() for k in preds.unique()
+    ]
+    values = {
+        "rdi": robustness_difference_index(logits, preds),
+        "rdi_intra": np.mean(intra),
+        "rdi_inter": np.linalg.norm(centers - centers.mean(axis=0), axis=1).mean(),
+        "rdi_embedding": robustness_difference_index(embedding, preds),
+        "roby": roby(embedding, preds),
+        "fsa": feature_subspace_aggregation(embedding, preds),
+        "fsd": feature_subspace_distance(embedding, preds),
+        "acc": accuracy_score(y, preds),
+        "samples": len(x),
+        "fim": norms.mean(),
+        "fim_inverse": (1 / norms).mean(),
+        "fim_geometric": norms.log().mean().exp(),
+        "lipschitz": lipschitz_constant(module, x).mean(),
+        "samples_fim": len(x),
+        "samples_attacks": len(x),
+        "skipped": 0,
+    }
+    broken, clean = {}, (preds == y).numpy()
+    for name, attack in attacks.items():
+        chunks = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+        results = [run(module, attack, *chunk, InputSpace(), seed, index) for index, chunk in enumerate(chunks)]
+        adv_preds = torch.cat([result.adv_preds for result in results])
+        distances = {norm: torch.cat([getattr(result, norm) for result in results]).numpy() for norm in ("l2", "linf")}
+        flipped = clean & (adv_preds != y).numpy()
+        within = distances["linf"] <= 0.1 + 1e-5 if name == "cw" else True
+        broken[name] = np.where(flipped & within, distances["l2"], np.inf)
+        values |= rates(name, flipped, clean, distances["l2"])
+    closest = np.min(list(broken.values()), axis=0)
+    return values | rates("worst", np.isfinite(closest), clean, closest)
+
+
+def rates(name, flipped, clean, distances):
+    values = {f"asr/{name}": flipped.sum() / clean.sum(), f"adv_acc/{name}": (clean & ~flipped).mean()}
+    return {**values, f"distortion/{name}": distances[flipped].mean()}
+
+
+ATTACKS = {"pgd": PGD(eps=0.1), "cw": CW(steps=20), "square": Square(eps=0.1, num_queries=50)}
+
+
+def test_logged_values_are_those_computed_by_hand(tmp_path):
+    module, monitor = Classifier(), RobustnessMonitor(attacks=ATTACKS, eps=None, batch_size=40)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
+    trainer.fit(module, train_loader(), val_loader())
+    x, y = val_loader().dataset.tensors
+    expected = by_hand(module, x, y, ATTACKS, batch_size=40)
+    values = logged(trainer)
+    assert values.keys() == FEATURES | FISHER | ALWAYS | attack_keys(*ATTACKS)
+    for key, value in values.items():
+        if key in expected:
+            assert value == pytest.approx(float(expected[key]), rel=2e-5), key
+    assert {key for key in values if key not in expected} == {"masking", *(k for k in values if "seconds" in k)}
+    assert all(values[key] > 0 for key in values if key.startswith("seconds/") and key != "seconds/figures")
+    assert monitor.history[-1].keys() - {"epoch", "step"} == values.keys()
+    assert [entry["epoch"] for entry in monitor.history] == [0, 1]
+
+
+def test_validate_and_test_log_the_same_as_fit(tmp_path):
+    module, monitor = Classifier(), small_monitor()
+    trainer = make_trainer(tmp_path, monitor)
+    trainer.fit(module, train_loader(), val_loader())
+    fitted = logged(trainer)
+    trainer.validate(module, val_loader(), verbose=False)
+    validated = logged(trainer)
+    trainer.test(module, val_loader(), verbose=False)
+    tested = logged(trainer, "test_robustness")
+    assert fitted.keys() == validated.keys() == tested.keys()
+    for key in fitted:
+        if not key.startswith("seconds/"):
+            assert fitted[key] == validated[key] == tested[key], key
+
+
+@pytest.mark.parametrize("mode", ["exact", "streaming"])
+def test_attack_free_values_do_not_depend_on_the_batch_size(tmp_path, mode):
+    module, values = Classifier(), []
+    make_trainer(tmp_path).fit(module, train_loader())
+    for batch_size in (1, 7, 101):
+        trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=20, mode=mode))
+        trainer.validate(module, val_loader(batch_size), verbose=False)
+        values.append(logged(trainer))
+    for other in values[1:]:
+        for key in (FEATURES | FISHER) - {"seconds/features", "seconds/fim"}:
+            assert other[key] == pytest.approx(values[0][key], rel=1e-5), key
+
+
+def test_every_key_is_in_the_event_file_at_its_steps(tmp_path):
+    logger, monitor = TensorBoardLogger(tmp_path), small_monitor(attack_every_n_epochs=2, log_figures=True)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=4, logger=logger)
+    trainer.fit(Classifier(), train_loader(), val_loader())
+    events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0, "images": 0}).Reload()
+    steps = [9, 19, 29, 39]
+    for key in FEATURES | FISHER | ALWAYS:
+        assert [event.step for event in events.Scalars(f"robustness/{key}")] == steps, key
+    for key in attack_keys("fgsm"):
+        assert [event.step for event in events.Scalars(f"robustness/{key}")] == [9, 29, 39], key
+    values = [event.value for event in events.Scalars("robustness/rdi")]
+    assert values == pytest.approx([entry["rdi"] for entry in monitor.history])
+    assert set(events.Tags()["scalars"]) == {"val_acc", "epoch", *(f"robustness/{key}" for key in logged(trainer))}
+
+
+@pytest.mark.parametrize(
+    ("epochs", "every", "kwargs", "expected"),
+    [
+        (7, 3, {}, [0, 3, 6]),
+        (6, 4, {}, [0, 4, 5]),
+        (8, 3, {"check_val_every_n_epoch": 2}, [1, 5, 7]),
+        (3, 2, {"val_check_interval": 5}, [0, 2, 2]),
+        (-1, 100, {"max_steps": 35}, [0, 3]),
+    ],
+)
+def test_attacks_run_when_they_are_due(tmp_path, epochs, every, kwargs, expected):
+    monitor = small_monitor(attack_every_n_epochs=every)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=epochs, **kwargs)
+    trainer.fit(Classifier(), train_loader(), val_loader())
+    assert [entry["epoch"] for entry in monitor.history if "asr/fgsm" in entry] == expected
+
+
+def test_attacks_run_at_the_end_of_a_run_that_stops_early(tmp_path):
+    class Stop(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            trainer.should_stop = trainer.current_epoch == 1
+
+    monitor, logger = small_monitor(), CSVLogger(tmp_path)
+    trainer = make_trainer(tmp_path, monitor, Stop(), max_epochs=9, logger=logger)
+    trainer.fit(module := Classifier(), train_loader(), val_loader())
+    assert [("asr/fgsm" in entry, "rdi" in entry) for entry in monitor.history] == [
+        (True, True),
+        (False, True),
+        (True, False),
+    ]
+    assert trainer.callback_metrics["robustness/asr/fgsm"].item() == pytest.approx(monitor.history[-1]["asr/fgsm"])
+    at_the_end = make_trainer(tmp_path, small_monitor())
+    at_the_end.validate(module, val_loader(), verbose=False)
+    assert logged(at_the_end)["asr/fgsm"] == pytest.approx(monitor.history[-1]["asr/fgsm"])
+    rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
+    assert np.isfinite(rows["robustness/asr/fgsm"]).sum() == 2
+
+
+def test_early_stopping_and_checkpoints_see_the_values(tmp_path):
+    monitor = small_monitor()
+    best = ModelCheckpoint(tmp_path, monitor="robustness/adv_acc/fgsm", mode="max", filename="{epoch}")
+    stop = EarlyStopping("robustness/rdi", mode="max", stopping_threshold=-2.0)
+    trainer = make_trainer(tmp_path, monitor, best, stop, max_epochs=3, enable_checkpointing=True)
+    trainer.fit(Classifier(), train_loader(), val_loader())
+    assert len(monitor.history) == 1
+    assert best.best_model_score.item() == pytest.approx(monitor.history[0]["adv_acc/fgsm"])
+
+
+def test_the_sample_is_spread_over_a_sorted_loader_and_stays_the_same(tmp_path):
+    seen = []
+
+    def spy(model, x, y):
+        seen.append((x.clone(), y.clone()))
+        return x
+
+    x, y = digits_data(1200, 1500).tensors
+    order = y.argsort()
+    loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=32)
+    monitor = small_monitor(attacks={"spy": spy}, attack_samples=100, fim_samples=50, attack_every_n_epochs=1)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=2, num_sanity_val_steps=0)
+    trainer.fit(Perfect(x, y), train_loader(), loader)
+    assert len(seen) == 2
+    assert torch.equal(seen[0][0], seen[1][0])
+    assert torch.bincount(seen[0][1], minlength=10).tolist() == pytest.approx([10] * 10, abs=2)
+    assert monitor.history[0]["samples_attacks"] == 100
+    assert monitor.history[0]["samples_fim"] == 50
+
+
+class Perfect(Classifier):
+    """Looks labels up, so that attacks see every sample; trained in vain."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x.flatten(1), y
+
+    def forward(self, x):
+        nearest = torch.cdist(x.detach().flatten(1), self.x).argmin(dim=1)
+        return self.net[-1](nn.functional.one_hot(self.y[nearest], 32).float() + 0 * x.mean(dim=(1, 2, 3)).unsqueeze(1))
+
+    def configure_optimizers(self):
+        with torch.no_grad():
+            self.net[-1].weight.copy_(torch.eye(10, 32))
+            self.net[-1].bias.zero_()
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class Constant(Classifier):
+    def on_train_batch_start(self, batch, batch_idx):
+        self.eval()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_shuffled_loaders_and_streams_get_one_sample_for_the_whole_run(tmp_path):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from digits_data(1200, 1301)
+
+    for loader in (val_loader(shuffle=True), DataLoader(Stream(), batch_size=32)):
+        monitor = small_monitor(attack_every_n_epochs=1)
+        trainer = make_trainer(tmp_path, monitor, max_epochs=2)
+        trainer.fit(Constant(), train_loader(), loader)
+        first, second = monitor.history
+        assert first["samples_fim"] == first["samples_attacks"] == 16
+        assert first["fim"] == second["fim"]
+        assert first["rdi"] == pytest.approx(second["rdi"], rel=1e-5)
+
+
+def test_prefix_several_loaders_and_two_monitors(tmp_path):
+    first, second = small_monitor(), small_monitor(dataloader_idx=1, prefix="other", attacks=())
+    trainer = make_trainer(tmp_path, first, second)
+    trainer.fit(module := Classifier(), train_loader(), [val_loader(size=60), val_loader(size=40)])
+    assert logged(trainer)["samples"] == 60
+    assert logged(trainer, "other")["samples"] == 40
+    assert not [key for key in trainer.callback_metrics if "dataloader_idx" in key and "other" in key]
+    alone = make_trainer(tmp_path, small_monitor(attacks=()))
+    alone.validate(module, val_loader(size=40), verbose=False)
+    assert logged(alone)["rdi"] == pytest.approx(logged(trainer, "other")["rdi"])
+    with pytest.raises(RuntimeError, match="more than one stateful callback of type `RobustnessMonitor`"):
+        make_trainer(tmp_path, small_monitor(), small_monitor())
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "samples"),
+    [
+        ({"limit_val_batches": 2}, 64),
+        ({"fast_dev_run": True}, 32),
+        ({"accumulate_grad_batches": 3, "gradient_clip_val": 0.1}, 101),
+        ({"precision": "bf16-mixed"}, 101),
+        ({"precision": "64-true"}, 101),
+        ({"precision": "bf16-true"}, 101),
+        ({"overfit_batches": 2}, 64),
+        ({"inference_mode": False}, 101),
+    ],
+)
+def test_settings_of_the_trainer(tmp_path, kwargs, samples):
+    trainer = make_trainer(tmp_path, monitor := small_monitor(), **kwargs)
+    trainer.fit(Classifier(), train_loader(), val_loader())
+    values = logged(trainer)
+    keys = FEATURES | FISHER | ALWAYS | attack_keys("fgsm")
+    assert keys - {"distortion/fgsm", "distortion/worst"} <= values.keys() <= keys
+    assert values["samples"] == samples
+    assert all(np.isfinite(value) for value in values.values())
+    assert len(monitor.history) == 1
+
+
+def test_precision_of_the_network_does_not_matter_for_a_double_one(tmp_path):
+    module = Classifier()
+    values = []
+    for precision in ("32-true", "64-true"):
+        trainer = make_trainer(tmp_path, small_monitor(attacks=()), precision=precision)
+        trainer.validate(module, val_loader(), verbose=False)
+        values.append(logged(trainer))
+    for key in (FEATURES | FISHER) - {"seconds/features", "seconds/fim"}:
+        assert values[0][key] == pytest.approx(values[1][key], rel=1e-4), key
+
+
+def compiled_network(module):
+    module.net = torch.compile(module.net, backend="eager")
+    return module
+
+
+def compiled_in_place(module):
+    module.compile(backend="eager")
+    return module
+
+
+@pytest.mark.parametrize("compiled", [compiled_network, compiled_in_place, lambda m: torch.compile(m, backend="eager")])
+def test_compiled_networks(tmp_path, compiled):
+    module = Classifier()
+    plain = make_trainer(tmp_path, small_monitor())
+    plain.validate(module, val_loader(), verbose=False)
+    trainer = make_trainer(tmp_path, small_monitor())
+    trainer.validate(compiled(module), val_loader(), verbose=False)
+    for key, value in logged(plain).items():
+        assert "seconds" in key or logged(trainer)[key] == pytest.approx(value, rel=1e-5), key
+    torch._dynamo.reset()
+
+
+def test_modules_and_trainers_of_the_other_package(tmp_path):
+    import pytorch_lightning
+    from pytorch_lightning.loggers import TensorBoardLogger as OtherLogger
+
+    class Other(pytorch_lightning.LightningModule):
+        forward, validation_step = Classifier.forward, Classifier.validation_step
+        training_step, configure_optimizers = Classifier.training_step, Classifier.configure_optimizers
+
+        def __init__(self):
+            super().__init__()
+            self.net = Classifier().net
+
+    monitor, logger = small_monitor(log_figures=True), OtherLogger(tmp_path)
+    stopping = RobustEarlyStopping("robustness/rdi", mode="max", stopping_threshold=-2.0)
+    trainer = pytorch_lightning.Trainer(
+        callbacks=[monitor, stopping],
+        logger=logger,
+        max_epochs=3,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(module := Other(), train_loader(), val_loader())
+    assert len(monitor.history) == 1
+    x, y = val_loader().dataset.tensors
+    assert monitor.history[0]["acc"] == pytest.approx(accuracy_score(y, module.eval()(x).argmax(dim=1)))
+    events = EventAccumulator(logger.log_dir).Reload()
+    assert {"robustness/rdi", "robustness/asr/fgsm"} <= set(events.Tags()["scalars"])
+    assert events.Tags()["images"], "its TensorBoard logger gets pictures too"
+
+
+class Unusual(Classifier):
+    """Runs the network on noise, on the batch and on noise again, and returns a mapping."""
+
+    def forward(self, x):
+        return {"logits": self.net(2 * x - 1)}
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0])["logits"], batch[1])
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        for x in (torch.rand_like(batch[0]), batch[0], 1 - batch[0]):
+            self(x)
+
+
+class Absent(Unusual):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.net(batch[0].flip(0))
+
+
+def test_the_call_on_the_batch_itself_counts(tmp_path):
+    module, values = Unusual(), []
+    trainer = make_trainer(tmp_path, small_monitor())
+    trainer.validate(module, val_loader(), verbose=False)
+    values.append(logged(trainer))
+    module.__class__ = Absent
+    trainer = make_trainer(tmp_path, small_monitor())
+    with pytest.warns(UserWarning, match="another forward pass is made for RDI and ROBY"):
+        trainer.validate(module, val_loader(), verbose=False)
+    values.append(logged(trainer))
+    x, y = val_loader().dataset.tensors
+    with torch.no_grad():
+        logits = module.eval()(x)["logits"]
+    for value in values:
+        assert value["rdi"] == pytest.approx(robustness_difference_index(logits, logits.argmax(dim=1)).item(), rel=1e-5)
+        assert value["acc"] == pytest.approx(accuracy_score(y, logits.argmax(dim=1)))
+
+
+def test_forward_fn_batch_fn_head_and_input_space(tmp_path):
+    space = InputSpace(mean=0.5, std=0.25)
+    x, y = digits_data(1200, 1260).tensors
+    data = [{"pixels": space.normalize(x[i]), "class": y[i]} for i in range(len(x))]
+
+    class Dictionary(Classifier):
+        forward = None
+
+        def step(self, batch):
+            return nn.functional.cross_entropy(self.net(batch["pixels"]), batch["class"])
+
+        def on_train_batch_start(self, batch, batch_idx):
+            pass
+
+        def training_step(self, batch, batch_idx):
+            return self.step(batch)
+
+        def validation_step(self, batch, batch_idx):
+            self.step(batch)
+
+    module = Dictionary()
+    monitor = small_monitor(
+        forward_fn=lambda module, x: module.net(x),
+        batch_fn=lambda batch: (batch["pixels"], batch["class"]),
+        head=module.net[9],
+        input_space=space,
+        num_classes=10,
+        fim_samples=60,
+        attack_samples=60,
+    )
+    trainer = make_trainer(tmp_path, monitor)
+    trainer.fit(module, DataLoader(data, batch_size=20), DataLoader(data, batch_size=25))
+    values = logged(trainer)
+    raw = nn.Sequential(Normalize(space), module.net).eval()
+    assert values["fim"] == pytest.approx(fisher_spectral_norm(raw, x).mean().item(), rel=1e-4)
+    result = run(raw, PGD(eps=0.1, steps=1, start="clean"), x, y)
+    assert values["asr/fgsm"] == pytest.approx(result.success_rate, abs=0.02)
+
+
+class Normalize(nn.Module):
+    def __init__(self, space):
+        super().__init__()
+        self.space = space
+
+    def forward(self, x):
+        return self.space.normalize(x)
+
+
+def test_resumed_run_logs_the_same_curve(tmp_path):
+    def fit(path, epochs, ckpt_path=None):
+        L.seed_everything(1, verbose=False)
+        monitor = small_monitor(attack_every_n_epochs=2, attacks=["pgd"])
+        save = ModelCheckpoint(path, save_last=True)
+        trainer = make_trainer(path, monitor, save, max_epochs=epochs, enable_checkpointing=True)
+        # No random numbers are drawn in training, so that a resumed run is the same apart from the monitor
+        module = Classifier()
+        module.net[5] = nn.Identity()
+        trainer.fit(module, DataLoader(digits_data(0, 320), batch_size=32), val_loader(), ckpt_path=ckpt_path)
+        return [{key: value for key, value in entry.items() if "seconds" not in key} for entry in monitor.history]
+
+    whole = fit(tmp_path / "whole", 5)
+    killed = fit(tmp_path / "killed", 3)
+    resumed = fit(tmp_path / "killed", 5, ckpt_path=tmp_path / "killed" / "last.ckpt")
+    assert [entry["epoch"] for entry in resumed] == [0, 1, 2, 3, 4]
+    assert resumed[:3] == killed
+    assert ["asr/pgd" in entry for entry in whole] == [True, False, True, False, True]
+    assert resumed == whole
+
+
+def test_evaluating_a_checkpoint_leaves_the_history(tmp_path):
+    monitor, save = small_monitor(), ModelCheckpoint(tmp_path, monitor="robustness/rdi", mode="min", filename="{epoch}")
+    trainer = make_trainer(tmp_path, monitor, save, max_epochs=3, enable_checkpointing=True)
+    trainer.fit(Classifier(), train_loader(), val_loader())
+    history = list(monitor.history)
+    trainer.validate(dataloaders=val_loader(), ckpt_path="best", verbose=False)
+    assert monitor.history == history
+    assert len(history) == 3
+    assert logged(trainer)["rdi"] == pytest.approx(min(entry["rdi"] for entry in history), rel=1e-6)
+
+
+def count_hooks(module):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules())
+
+
+def test_hooks_are_gone_after_an_exception(tmp_path):
+    class Failing(Classifier):
+        def validation_step(self, batch, batch_idx):
+            assert count_hooks(self) > 0
+            raise RuntimeError("validation failed")
+
+    module = Failing()
+    with pytest.raises(RuntimeError, match="validation failed"):
+        make_trainer(tmp_path, small_monitor()).fit(module, train_loader(), val_loader())
+    assert count_hooks(module) == 0
+
+
+def test_hooks_are_there_during_validation_alone(tmp_path):
+    class Counting(Classifier):
+        def on_train_batch_start(self, batch, batch_idx):
+            assert count_hooks(self) == 0
+
+    make_trainer(tmp_path, small_monitor(), max_epochs=2).fit(module := Counting(), train_loader(), val_loader())
+    assert count_hooks(module) == 0
+
+
+def test_memory_does_not_grow(tmp_path):
+    counts = []
+
+    class Tensors(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            gc.collect()
+            tensors = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
+            counts.append((len(tensors), sum(t.numel() for t in tensors)))
+
+    trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=5)
+    trainer.fit(Classifier(), train_loader(), val_loader())
+    assert counts[2] == counts[3] == counts[4]
+
+
+def test_monitor_can_be_copied_and_pickled(tmp_path):
+    monitor = small_monitor()
+    make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
+    for other in (pickle.loads(pickle.dumps(monitor)), copy.deepcopy(monitor)):
+        assert other.history == monitor.history
+        assert other.state_key == monitor.state_key
+        assert other.keys == monitor.keys
+
+
+class Diverging(Classifier):
+    def on_validation_start(self):
+        if self.trainer.current_epoch == 1:
+            self.kept = self.net[9].bias.detach().clone()
+            self.net[9].bias.data.fill_(torch.nan)
+
+    def on_validation_end(self):
+        if self.trainer.current_epoch == 1:
+            self.net[9].bias.data.copy_(self.kept)
+
+
+def test_epochs_with_nan_are_marked_and_left_out(tmp_path):
+    logger, monitor = CSVLogger(tmp_path), small_monitor(attack_every_n_epochs=1)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=3, logger=logger)
+    with pytest.warns(UserWarning, match="left epoch 1 out: the logits or the embedding of some samples are NaN"):
+        trainer.fit(Diverging(), train_loader(), val_loader())
+    assert [entry["epoch"] for entry in monitor.history] == [0, 2]
+    rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
+    skipped = rows["robustness/skipped"]
+    assert skipped[np.isfinite(skipped)].tolist() == [0, 1, 0]
+    assert np.isfinite(rows["robustness/rdi"]).sum() == 2
+
+
+def broken_attack(model, x, y):
+    raise RuntimeError("no luck today")
+
+
+def test_an_attack_that_raises_is_left_out(tmp_path):
+    monitor = small_monitor(attacks={"broken": broken_attack, "fgsm": "fgsm"})
+    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
+    with pytest.warns(
+        UserWarning, match="the attack 'broken' failed and is left out of epoch 0: RuntimeError: no luck"
+    ):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert trainer.global_step == 20
+    values = logged(trainer)
+    assert "asr/fgsm" in values
+    assert not {"asr/broken", "asr/worst"} & values.keys()
+
+
+def test_errors_after_training_has_begun_do_not_end_it(tmp_path):
+    monitor = small_monitor(attack_every_n_epochs=1)
+
+    def batch_fn(batch):
+        if monitor.history:
+            raise KeyError("label")
+        return batch
+
+    monitor.batch_fn = batch_fn
+    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
+    with pytest.warns(UserWarning, match="left epoch 1 out: KeyError: 'label'"):
+        trainer.fit(module := Classifier(), train_loader(), val_loader())
+    assert trainer.global_step == 20
+    assert [("rdi" in entry, entry["epoch"]) for entry in monitor.history] == [(True, 0), (False, 1)]
+    assert count_hooks(module) == 0
+
+
+def test_masked_gradients_are_a_key_and_a_warning_once(tmp_path):
+    class Quantised(Classifier):
+        def forward(self, x):
+            return self.net(x) if self.training else self.net((8 * x).round() / 8)
+
+    monitor = small_monitor(attacks=("pgd", "square"), eps=0.2, attack_samples=101, attack_every_n_epochs=1)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
+    with pytest.warns(UserWarning, match="gradients seem to be masked") as record:
+        trainer.fit(Quantised(), train_loader(), val_loader())
+    assert [entry["masking"] for entry in monitor.history] == [1, 1]
+    assert sum("masked" in str(warning.message) for warning in record) == 1
+
+
+def test_outputs_that_are_probabilities_get_a_warning(tmp_path):
+    class Softmax(Classifier):
+        def forward(self, x):
+            return self.net(x).softmax(dim=1)
+
+    with pytest.warns(UserWarning, match="The outputs of Softmax look like probabilities"):
+        make_trainer(tmp_path, small_monitor(attacks=())).validate(Softmax(), val_loader(), verbose=False)
+
+
+class Regression(Classifier):
+    def __init__(self):
+        super().__init__(num_classes=1)
+
+    def validation_step(self, batch, batch_idx):
+        self(batch[0])
+
+
+class Functional(Classifier):
+    def forward(self, x):
+        return nn.functional.linear(self.net[:-1](x), self.net[-1].weight)
+
+
+class Silent(Classifier):
+    forward = L.LightningModule.forward
+
+    def validation_step(self, batch, batch_idx):
+        self.net(batch[0])
+
+
+def unlabelled():
+    return DataLoader(TensorDataset(digits_data(1200, 1260).tensors[0]), batch_size=20)
+
+
+def normalized():
+    x, y = digits_data(1200, 1260).tensors
+    return DataLoader(TensorDataset((x - 0.5) / 0.25, y), batch_size=20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loader", "kwargs", "message"),
+    [
+        (Regression, val_loader, {}, "at least 2 classes but got 1"),
+        (Functional, val_loader, {}, r"whose output is the logits.*head=.*'net.6' \(width 32\)"),
+        (Silent, val_loader, {}, "Expected `Silent\\(x\\)` to return logits but it failed.*forward_fn"),
+        (Silent, unlabelled, {}, "Expected batches with labels, which attacks need.*`attacks=\\(\\)`"),
+        (Classifier, normalized, {}, r"range \[0.0, 1.0\] but observed \[-2, 2\].*InputSpace\(mean"),
+        (Classifier, val_loader, {"num_classes": 7}, "head of width 7, as `num_classes` says, but 'net.9' has 10"),
+        (Classifier, val_loader, {"head": "net.fc"}, "Expected `head` to be part of Classifier but got 'net.fc'"),
+        (Classifier, val_loader, {"batch_fn": lambda batch: batch[0]}, "Expected `batch_fn` to return a pair"),
+    ],
+)
+def test_misconfiguration_is_found_on_the_sanity_check(tmp_path, kind, loader, kwargs, message):
+    class Untrained(L.Callback):
+        def on_train_batch_start(self, *args):
+            pytest.fail("training began")
+
+    trainer = make_trainer(tmp_path, Untrained(), small_monitor(**kwargs))
+    module = kind()
+    with pytest.raises(MisconfigurationException, match=f"(?s)RobustnessMonitor: .*{message}"):
+        trainer.fit(module, train_loader(), loader())
+    assert count_hooks(module) == 0
+
+
+def test_no_validation_loop(tmp_path):
+    with pytest.raises(MisconfigurationException, match="watches validation, but there is none"):
+        make_trainer(tmp_path, small_monitor()).fit(Classifier(), train_loader())
+    with pytest.warns(UserWarning, match="nothing to watch, since `limit_val_batches` is 0"):
+        make_trainer(tmp_path, small_monitor(), limit_val_batches=0).fit(Classifier(), train_loader(), val_loader())
+
+
+def test_a_loader_that_is_not_there(tmp_path):
+    monitor = small_monitor(dataloader_idx=3)
+    with pytest.warns(UserWarning, match="left epoch 0 out: no batch came from validation loader 3"):
+        make_trainer(tmp_path, monitor).validate(Classifier(), val_loader(), verbose=False)
+
+
+@pytest.mark.parametrize("name", ["FSDPStrategy", "ModelParallelStrategy"])
+def test_sharded_strategies_are_refused(tmp_path, name):
+    trainer = make_trainer(tmp_path, monitor := small_monitor())
+    trainer.strategy.__class__ = type(name, (type(trainer.strategy),), {})
+    with pytest.raises(MisconfigurationException, match=f"{name} spreads its parameters over processes"):
+        monitor.setup(trainer, Classifier(), "validate")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"attack_every_n_epochs": 0}, "`attack_every_n_epochs` to be an integer of at least 1 but got 0"),
+        ({"fim_samples": -1}, "`fim_samples` to be an integer of at least 0"),
+        ({"attack_samples": 1.5}, "`attack_samples` to be an integer of at least 0"),
+        ({"batch_size": 0}, "`batch_size` to be an integer of at least 1"),
+        ({"seed": -1}, "`seed` to be an integer of at least 0"),
+        ({"dataloader_idx": True}, "`dataloader_idx` to be an integer of at least 0"),
+        ({"prefix": ""}, "`prefix` to be a name"),
+        ({"attacks": "pgd"}, "`attacks` to be a list but got 'pgd'"),
+        ({"attacks": ["pdg"]}, "name of an attack but got 'pdg'"),
+        ({"fim_method": "magic"}, "`method` to be one of"),
+        ({"mode": "magic"}, "`mode` to be one of"),
+        ({"num_classes": 1}, "`num_classes` to be an integer of at least 2"),
+        ({"eps": -0.1}, "`eps` to be a finite number"),
+    ],
+)
+def test_arguments_are_checked(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        RobustnessMonitor(**kwargs)

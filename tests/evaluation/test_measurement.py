@@ -1,0 +1,560 @@
+import copy
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torchattacks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score
+from torch import nn
+
+from lightning_robustness.attacks import CW, PGD, Attack, Square, TorchAttack, get_attack, run
+from lightning_robustness.attacks.attack import Perturbation
+from lightning_robustness.evaluation.measurement import AttackMeter, FeatureMeter, FisherMeter, name_attacks
+from lightning_robustness.functional import fisher_spectral_norm, robustness_difference_index, roby
+from lightning_robustness.utilities.head import HeadCall
+from lightning_robustness.utilities.input_space import InputSpace
+from tests import references
+
+CPU = torch.device("cpu")
+
+
+def custom(model, x, y):
+    return x
+
+
+class Mine:
+    def __call__(self, model, x, y):
+        return x
+
+
+def test_attacks_by_name():
+    attacks = name_attacks(["pgd", "fgsm", "cw", "square", "pgd_l2", "torchattacks:DeepFool"], eps=0.1)
+    assert attacks == {
+        "pgd": PGD(eps=0.1),
+        "fgsm": get_attack("fgsm", eps=0.1),
+        "cw": CW(),
+        "square": Square(eps=0.1, num_queries=200),
+        "pgd_l2": PGD(eps=0.1, norm="l2"),
+        "deepfool": TorchAttack(attack="DeepFool"),
+    }
+    assert name_attacks(["pgd", "square"]) == {"pgd": PGD(), "square": Square(num_queries=200)}
+    assert name_attacks([]) == {}
+
+
+def test_attacks_as_objects():
+    given = [PGD(steps=100), Square(), custom, Mine(), torchattacks.PGDL2(nn.Linear(1, 1))]
+    attacks = name_attacks(given, eps=0.1)
+    assert list(attacks) == ["pgd", "square", "custom", "mine", "pgdl2"]
+    assert list(attacks.values())[:4] == given[:4]
+    assert attacks["pgdl2"].attack is given[4]
+
+
+def test_attacks_in_a_mapping():
+    attacks = name_attacks({"weak": "pgd", "strong": PGD(eps=0.5), "mine": custom, "Square": "square"}, eps=0.1)
+    assert attacks == {"weak": PGD(eps=0.1), "strong": PGD(eps=0.5), "mine": custom, "Square": attacks["Square"]}
+    assert attacks["Square"] == Square(eps=0.1, num_queries=200)
+
+
+def test_attacks_are_checked():
+    with pytest.raises(ValueError, match=r"different names but got 'pgd' twice\. Pass a mapping, such as {'pgd_weak'"):
+        name_attacks(["pgd", PGD(eps=0.5)])
+    with pytest.raises(ValueError, match=r"`attacks` to be a list but got 'pgd'\. Pass \['pgd'\]"):
+        name_attacks("pgd")
+    with pytest.raises(ValueError, match=r"`attacks` to be a list but got PGD\(eps=0.5.*Pass \[PGD\(eps=0.5"):
+        name_attacks(PGD(eps=0.5))
+    with pytest.raises(
+        ValueError, match=r"without a target but got CW\(.*targeted=True\)\. A data set has true labels"
+    ):
+        name_attacks([CW(targeted=True)])
+    with pytest.raises(ValueError, match="the name of an attack but got 'gpd'"):
+        name_attacks(["gpd"])
+    with pytest.raises(TypeError, match="or a name, but got int"):
+        name_attacks([3])
+
+
+def features(num_classes=4, dtype=torch.float32, number=60):
+    """Embeddings, logits in clusters, and labels."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(num_classes, (number,), generator=generator)
+    logits = 2 * nn.functional.one_hot(y, num_classes) + torch.randn(number, num_classes, generator=generator)
+    return torch.randn(number, 6, generator=generator).to(dtype), logits.to(dtype), y
+
+
+def measure_features(meter, embedding, logits, y, batch_size):
+    for rows in torch.arange(len(logits)).split(batch_size):
+        meter.update(HeadCall(embedding[rows], logits[rows]), None if y is None else y[rows])
+    return meter.compute()
+
+
+@pytest.mark.parametrize("mode", ["exact", "streaming"])
+@pytest.mark.parametrize(("num_classes", "dtype"), [(4, torch.float32), (4, torch.float64), (2, torch.float32)])
+@pytest.mark.parametrize("batch_size", [1, 7, 60])
+def test_features(mode, num_classes, dtype, batch_size):
+    embedding, logits, y = features(num_classes, dtype)
+    preds = logits.argmax(dim=1)
+    meter = FeatureMeter(num_classes, mode, CPU)
+    values = measure_features(meter, embedding, logits, y, batch_size)
+    rdi, overlap = references.rdi(logits, preds), references.roby(embedding, preds)
+    expected = {
+        "rdi": rdi["rdi"],
+        "rdi_intra": rdi["intra"],
+        "rdi_inter": rdi["inter"],
+        "rdi_embedding": references.rdi(embedding, preds)["rdi"],
+        **{name: overlap[name] for name in ("roby", "fsa", "fsd")},
+        "samples": 60,
+        "acc": accuracy_score(y, preds),
+    }
+    assert values == pytest.approx(expected, abs=1e-6)
+    assert values["rdi"] == pytest.approx(robustness_difference_index(logits, preds).item(), abs=1e-6)
+    assert values["roby"] == pytest.approx(roby(embedding, preds).item(), abs=1e-6)
+    assert 0 < values["acc"] < 1
+    assert meter.distances["rdi"].tolist() == pytest.approx(rdi["distances"], abs=1e-6)
+    assert meter.distances["roby"].tolist() == pytest.approx(references.rdi(embedding, preds)["distances"], abs=1e-6)
+
+
+def test_features_without_labels():
+    embedding, logits, _ = features()
+    values = measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, None, 7)
+    assert "acc" not in values
+    assert values["rdi"] == pytest.approx(references.rdi(logits, logits.argmax(dim=1))["rdi"], abs=1e-6)
+
+
+def test_batches_without_samples_change_nothing():
+    embedding, logits, y = features()
+    expected = measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, y, 60)
+    meter = FeatureMeter(4, "exact", CPU)
+    meter.update(HeadCall(embedding[:0], logits[:0]), y[:0])
+    assert measure_features(meter, embedding, logits, y, 60) == expected
+
+
+def network(num_classes=4, dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, num_classes)).to(dtype)
+
+
+def inputs(number=31, dtype=torch.float32):
+    return torch.rand(number, 6, generator=torch.Generator().manual_seed(1), dtype=torch.double).to(dtype)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 31])
+@pytest.mark.parametrize(
+    ("method", "num_classes", "dtype"),
+    [
+        ("auto", 4, torch.float32),
+        ("auto", 4, torch.float64),
+        ("auto", 2, torch.float32),
+        ("lanczos", 4, torch.float64),
+        ("hutchinson", 4, torch.float64),
+    ],
+)
+def test_fisher_information(batch_size, method, num_classes, dtype):
+    model, x, space = network(num_classes, dtype), inputs(dtype=dtype), InputSpace(mean=0.5, std=0.25)
+    x = space.normalize(x)
+    meter = FisherMeter(method, space, seed=3, batch_size=batch_size)
+    meter.update(model, x, CPU)
+    parts = fisher_spectral_norm(model, x, method, input_space=space, seed=3, return_components=True)
+    lambdas = parts.spectral_norm.double().numpy()
+    expected = {
+        "fim": lambdas.mean(),
+        "fim_inverse": (1 / lambdas).mean(),
+        "fim_geometric": np.exp(np.log(lambdas).mean()),
+        "samples_fim": 31,
+    }
+    if method == "auto":
+        expected["lipschitz"] = parts.lipschitz.mean().item()
+    assert meter.compute() == pytest.approx(expected, rel=1e-4)
+    assert meter.values.numpy() == pytest.approx(lambdas, rel=1e-4)
+
+
+def test_fisher_information_in_several_updates():
+    model, x = network(), inputs()
+    meter = FisherMeter("exact", InputSpace(), seed=0, batch_size=8)
+    meter.update(model, x[:1], CPU)
+    meter.update(model, x[:0], CPU)
+    meter.update(model, x[1:], CPU)
+    values = meter.compute()
+    assert values["samples_fim"] == 31
+    assert values["fim"] == pytest.approx(fisher_spectral_norm(model, x).mean().item(), rel=1e-4)
+    assert meter.values.tolist() == pytest.approx(fisher_spectral_norm(model, x).tolist(), rel=1e-4)
+
+
+def test_fisher_information_of_nothing():
+    meter = FisherMeter("auto", InputSpace(), seed=0, batch_size=8)
+    meter.update(network(), torch.zeros(0, 0), CPU)
+    assert meter.compute() == {"fim": 0, "fim_inverse": 0, "fim_geometric": 0, "samples_fim": 0}
+    assert meter.values.tolist() == []
+
+
+def attack_all(meter, model, x, y, attacks):
+    for name in attacks:
+        meter.update(name, model, x, y, CPU)
+    return meter.compute()
+
+
+def by_hand(model, attack, x, y, batch_size, space, seed):
+    """What ``run`` does to each batch, one array for each thing that it tells."""
+    batches = zip(x.split(batch_size), y.split(batch_size), strict=True)
+    results = [run(model, attack, *batch, space, seed, index) for index, batch in enumerate(batches)]
+    names = ("preds", "adv_preds", "success", "l2", "linf", "x_adv")
+    return {name: torch.cat([getattr(result, name) for result in results]).numpy() for name in names}
+
+
+def rates(y, preds, adv_preds, l2):
+    """Success rate, accuracy and distortion, sample by sample."""
+    flipped = [i for i in range(len(y)) if preds[i] == y[i] and adv_preds[i] != y[i]]
+    num_correct = sum(preds[i] == y[i] for i in range(len(y)))
+    distortion = math.fsum(l2[i] for i in flipped) / len(flipped) if flipped else None
+    return len(flipped) / max(num_correct, 1), np.mean([adv_preds[i] == y[i] for i in range(len(y))]), distortion
+
+
+def check_rates(values, name, y, preds, adv_preds, l2):
+    asr, adv_acc, distortion = rates(y, preds, adv_preds, l2)
+    assert values[f"asr/{name}"] == pytest.approx(asr, abs=1e-6)
+    assert values[f"adv_acc/{name}"] == pytest.approx(adv_acc, abs=1e-6)
+    assert values.get(f"distortion/{name}") == (None if distortion is None else pytest.approx(distortion, rel=1e-5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_rates_are_those_of_run(digits, digits_network, dtype, batch_size):
+    number = 6 if batch_size == 1 else 50
+    model, space = copy.deepcopy(digits_network).to(dtype), InputSpace()
+    x, y = digits[0][1200 : 1200 + number].to(dtype), digits[1][1200 : 1200 + number]
+    attacks = {"pgd": PGD(eps=0.06, steps=3), "cw": CW(steps=10, lr=0.05), "square": Square(eps=0.06, num_queries=20)}
+    meter = AttackMeter(attacks, space, seed=3, batch_size=batch_size)
+    values = attack_all(meter, model, x, y, attacks)
+    broken, distances = [], []
+    for name, attack in attacks.items():
+        result = by_hand(model, attack, x, y, batch_size, space, seed=3)
+        check_rates(values, name, y.numpy(), result["preds"], result["adv_preds"], result["l2"])
+        for part in ("preds", "adv_preds", "success", "l2", "linf"):
+            assert getattr(meter.results[name], part).numpy() == pytest.approx(result[part], rel=1e-6)
+        counts = result["linf"] <= 0.06001 if name == "cw" else np.ones(number, dtype=bool)
+        broken.append(result["success"] & counts)
+        distances.append(np.where(broken[-1], result["l2"], np.inf))
+    is_broken = np.any(broken, axis=0)
+    adv_preds = np.where(is_broken, -1, result["preds"])
+    check_rates(values, "worst", y.numpy(), result["preds"], adv_preds, np.min(distances, axis=0))
+    assert values["samples_attacks"] == number
+    assert values["masking"] == 0
+    assert set(meter.seconds) == set(meter.examples) == set(attacks)
+
+
+def test_an_attack_without_a_budget_breaks_more_than_the_worst_case(digits, digits_network):
+    """The numbers that made it necessary to look at distances."""
+    x, y = digits[0][1200:1250], digits[1][1200:1250]
+    attacks = {"pgd": PGD(eps=0.03), "cw": CW(steps=30, lr=0.05)}
+    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 50), digits_network, x, y, attacks)
+    assert values["asr/cw"] > 0.9
+    assert values["asr/pgd"] <= values["asr/worst"] < 0.5
+
+
+class Line(nn.Module):
+    """Class 0 below one half in the first coordinate, class 1 above; the second one says which sample it is."""
+
+    def forward(self, x):
+        return torch.stack([0.5 - x[:, 0], x[:, 0] - 0.5], dim=1)
+
+
+class Planned:
+    """An attack of which is known what it does to each sample: how far it moves its first coordinates."""
+
+    def __init__(self, shifts, eps=None, norm=None, num_coordinates=1):
+        self.shifts = torch.tensor(shifts).unsqueeze(1)
+        self.num_coordinates = num_coordinates
+        if eps is not None:
+            self.eps = eps
+        if norm is not None:
+            self.norm = norm
+
+    def __call__(self, model, x, y):
+        x_adv = x.clone()
+        x_adv[:, : self.num_coordinates] += self.shifts[(100 * x[:, 1]).round().long()]
+        return x_adv
+
+
+def line_inputs(number):
+    """One quarter below the boundary."""
+    return torch.stack([torch.full((number,), 0.25), torch.arange(number) / 100], dim=1)
+
+
+SHIFTS = st.lists(st.sampled_from([0.0, 0.125, 0.375, 0.5, 0.625]), min_size=12, max_size=12)
+
+
+@settings(max_examples=25)
+@given(st.lists(SHIFTS, min_size=1, max_size=4), st.lists(st.integers(0, 1), min_size=12, max_size=12))
+def test_the_worst_case_is_the_union(shifts, labels):
+    """Whichever attack breaks a sample; the closest one counts for the distortion."""
+    attacks = {f"attack{number}": Planned(row) for number, row in enumerate(shifts)}
+    x, y = line_inputs(12), torch.tensor(labels)
+    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 5), Line(), x, y, attacks)
+    closest = [min((row[i] for row in shifts if row[i] > 0.25), default=None) for i in range(12)]
+    flipped = [closest[i] for i in range(12) if labels[i] == 0 and closest[i] is not None]
+    assert values["asr/worst"] == pytest.approx(len(flipped) / max(labels.count(0), 1))
+    assert values["adv_acc/worst"] == pytest.approx((labels.count(0) - len(flipped)) / 12)
+    assert values.get("distortion/worst") == (pytest.approx(np.mean(flipped)) if flipped else None)
+    for number, row in enumerate(shifts):
+        broken = sum(row[i] > 0.25 for i in range(12) if labels[i] == 0)
+        assert values[f"asr/attack{number}"] == pytest.approx(broken / max(labels.count(0), 1))
+
+
+@pytest.mark.parametrize(
+    ("budgets", "expected"),
+    [
+        ([], [0.375, 0.5]),  # nothing to compare with: everything counts
+        ([("linf", 0.375)], [0.375]),
+        ([("linf", 0.375), ("linf", 0.1)], [0.375]),
+        ([("linf", 0.5)], [0.375, 0.5]),
+        ([("linf", 0.1)], []),
+        ([("l2", 0.375)], []),  # both coordinates move
+        ([("l2", 0.54)], [0.375]),
+        ([("l2", 0.1), ("linf", 0.4)], [0.375]),
+        ([("l2", 0.54), ("linf", 0.1)], [0.375]),
+        ([("unknown", 0.6)], []),
+        ([(None, 0.6)], []),
+    ],
+)
+def test_attacks_without_a_budget_count_within_that_of_others(budgets, expected):
+    attacks = {"free": Planned([0.375, 0.5, 0.0], num_coordinates=2)}
+    attacks |= {f"bounded{i}": Planned([0.0, 0.0, 0.0], eps, norm) for i, (norm, eps) in enumerate(budgets)}
+    x, y = line_inputs(3), torch.zeros(3, dtype=torch.long)
+    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 3), Line(), x, y, attacks)
+    assert values["asr/free"] == pytest.approx(2 / 3)
+    assert values["asr/worst"] == pytest.approx(len(expected) / 3)
+    assert values["adv_acc/worst"] == pytest.approx(1 - len(expected) / 3)
+    distances = [math.hypot(shift, shift) for shift in expected]
+    assert values.get("distortion/worst") == (pytest.approx(np.mean(distances)) if expected else None)
+
+
+def test_attacks_with_a_budget_count_beside_smaller_ones():
+    attacks = {"small": Planned([0.0, 0.0], 0.1, "linf"), "large": Planned([0.375, 0.0], 0.5, "linf")}
+    attacks["only eps"] = Planned([0.0, 0.625], 0.625)
+    x, y = line_inputs(2), torch.zeros(2, dtype=torch.long)
+    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 2), Line(), x, y, attacks)
+    assert values["asr/worst"] == 1
+
+
+def test_budgets_are_in_units_of_the_input_space():
+    """An instance of torchattacks has its own in units of [0, 1]."""
+    fgsm = torchattacks.FGSM(nn.Linear(1, 1), eps=0.375)
+    attacks = name_attacks({"free": Planned([70.0, 100.0]), "fgsm": fgsm})
+    x, y = torch.tensor([[64.0, 0.0], [64.0, 0.01]]), torch.zeros(2, dtype=torch.long)
+    meter = AttackMeter(attacks, InputSpace(high=256.0), 0, 2)
+    values = attack_all(meter, lambda x: Line()(x / 256), x, y, attacks)
+    assert values["distortion/fgsm"] == 96
+    assert values["distortion/free"] == 85
+    assert values["distortion/worst"] == (70 + 96) / 2
+
+
+def test_foreign_attacks_without_a_budget(digits, digits_network):
+    x, y = digits[0][1200:1210], digits[1][1200:1210]
+    attacks = name_attacks(["pgd", "torchattacks:CW"], eps=0.05)
+    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 10), digits_network, x, y, attacks)
+    results = [by_hand(digits_network, attack, x, y, 10, InputSpace(), 0) for attack in attacks.values()]
+    broken = results[0]["success"] | (results[1]["success"] & (results[1]["linf"] <= 0.050005))
+    assert values["asr/worst"] == pytest.approx(broken.sum() / (results[0]["preds"] == y.numpy()).sum())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Healing(Attack):
+    """Puts everything where class 0 is, also what was wrong before."""
+
+    def perturb(self, model, x, y, active):
+        x_adv = x.clone()
+        x_adv[active, 0] = 0.25
+        return Perturbation(x_adv, torch.zeros_like(y))
+
+
+def test_the_worst_case_is_never_better_than_an_attack():
+    """Attacks that go through all steps may make samples right that were wrong."""
+    attacks = {"healing": Healing(all_steps=True), "nothing": custom}
+    x, y = line_inputs(4), torch.zeros(4, dtype=torch.long)
+    x[2:, 0] = 0.75
+    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 4), Line(), x, y, attacks)
+    assert values["adv_acc/healing"] == 1
+    assert values["adv_acc/nothing"] == values["adv_acc/worst"] == 0.5
+
+
+def test_normalised_inputs(digits, digits_network):
+    """The same network behind a normalisation gives the same rates and distances, and examples in its own units."""
+    x, y = digits[0][1200:1230], digits[1][1200:1230]
+    space = InputSpace(mean=0.3, std=0.25)
+    attacks = {"bim": get_attack("bim", eps=0.1), "cw": CW(steps=10, lr=0.05)}
+    plain, normalised = (AttackMeter(attacks, s, 0, 16) for s in (InputSpace(), space))
+    expected = attack_all(plain, digits_network, x, y, attacks)
+    values = attack_all(normalised, lambda x: digits_network(space.unnormalize(x)), space.normalize(x), y, attacks)
+    assert values == pytest.approx(expected, rel=1e-3)
+    for name in attacks:
+        torch.testing.assert_close(normalised.examples[name].x, space.normalize(plain.examples[name].x))
+        torch.testing.assert_close(
+            space.unnormalize(normalised.examples[name].x_adv), plain.examples[name].x_adv, rtol=0, atol=1e-3
+        )
+
+
+@pytest.mark.parametrize("num_examples", [0, 3, 8, 1000, None])
+def test_examples_are_successes(digits, digits_network, num_examples):
+    x, y = digits[0][1200:1240], digits[1][1200:1240]
+    attack, space = PGD(eps=0.08, steps=3), InputSpace(mean=0.3, std=0.25)
+
+    def model(x):
+        return digits_network(space.unnormalize(x))
+
+    meter = AttackMeter({"pgd": attack}, space, seed=1, batch_size=16, num_examples=num_examples)
+    attack_all(meter, model, space.normalize(x), y, ["pgd"])
+    result = by_hand(model, attack, space.normalize(x), y, 16, space, seed=1)
+    rows = np.arange(40) if num_examples is None else np.flatnonzero(result["success"])[:num_examples]
+    assert num_examples is None or num_examples > 100 or len(rows) == num_examples
+    examples = meter.examples["pgd"]
+    assert torch.equal(examples.x, space.normalize(x)[rows])
+    assert examples.x_adv.numpy() == pytest.approx(result["x_adv"][rows])
+    assert torch.equal(examples.y, y[rows])
+    assert examples.preds.tolist() == result["preds"][rows].tolist()
+    assert examples.adv_preds.tolist() == result["adv_preds"][rows].tolist()
+    if num_examples:
+        assert (examples.preds == examples.y).all()
+        assert (examples.adv_preds != examples.y).all()
+        assert torch.equal(model(examples.x_adv).argmax(dim=1), examples.adv_preds)
+        distance = (space.unnormalize(examples.x_adv) - space.unnormalize(examples.x)).abs().amax()
+        assert distance.item() == pytest.approx(0.08, abs=1e-5)
+
+
+def test_signs_of_masking(digits, digits_network):
+    x, y = digits[0][1200:1230], digits[1][1200:1230]
+    attacks = {"pgd": PGD(eps=0.1, steps=3)}
+    meter = AttackMeter(attacks, InputSpace(), 0, 16)
+    assert attack_all(meter, digits_network, x, y, attacks)["masking"] == 0
+    assert meter.signs == []
+    softmax = nn.Sequential(digits_network, nn.Softmax(dim=1))
+    assert attack_all(meter, softmax, x, y, attacks)["masking"] == 1
+    assert "probabilities" in [sign.name for sign in meter.signs]
+    assert attack_all(meter, digits_network, x, y, attacks)["masking"] == 0
+
+
+def test_signs_of_masking_from_outputs_that_are_random(digits, digits_network):
+    x, y = digits[0][1200:1230], digits[1][1200:1230]
+    meter = AttackMeter({"nothing": custom}, InputSpace(), 0, 16)
+    values = attack_all(meter, lambda x: digits_network(x + 0.1 * torch.randn_like(x)), x, y, ["nothing"])
+    assert values["masking"] == 1
+    assert [sign.name for sign in meter.signs] == ["random_outputs"]
+    assert meter.results["nothing"].zero_gradients is None
+
+
+def test_zero_gradients_show_although_there_is_nothing_to_do_in_a_batch(digits, digits_network):
+    def rounded(x):
+        return digits_network((4 * x).round() / 4)
+
+    x, y = digits[0][1200:1210], digits[1][1200:1210].clone()
+    y[8:] = (y[8:] + 1) % 10  # wrong before the attack
+    meter = AttackMeter({"pgd": PGD(eps=0.1, steps=3)}, InputSpace(), 0, batch_size=8)
+    assert attack_all(meter, rounded, x, y, ["pgd"])["masking"] == 1
+    assert [sign.name for sign in meter.signs] == ["zero_gradients"]
+    assert "100.0% of the samples" in meter.signs[0].evidence
+    assert meter.results["pgd"].zero_gradients.tolist() == [True] * 8 + [False] * 2
+
+
+def test_attacks_that_are_left_out(digits, digits_network):
+    x, y = digits[0][1200:1210], digits[1][1200:1210]
+    attacks = {"pgd": PGD(eps=0.1, steps=3), "fgsm": get_attack("fgsm", eps=0.1)}
+    meter = AttackMeter(attacks, InputSpace(), 0, 16)
+    for name in attacks:
+        meter.update(name, digits_network, x, y, CPU)
+    expected = meter.compute()
+    meter.drop("fgsm")
+    values = meter.compute()
+    assert values == {name: value for name, value in expected.items() if "fgsm" not in name and "worst" not in name}
+    assert set(meter.results) == set(meter.examples) == set(meter.seconds) == {"pgd"}
+    meter.drop("pgd")
+    meter.drop("pgd")
+    assert meter.compute() == {}
+
+
+def test_attacks_on_nothing():
+    meter = AttackMeter({"pgd": PGD()}, InputSpace(), 0, 16)
+    values = attack_all(meter, Line(), torch.zeros(0, 0), torch.zeros(0, dtype=torch.long), ["pgd"])
+    names = [f"{rate}/{attack}" for rate in ("asr", "adv_acc") for attack in ("pgd", "worst")]
+    assert values == dict.fromkeys([*names, "masking", "samples_attacks"], 0)
+    assert meter.examples == {}
+
+
+def test_no_attack():
+    assert AttackMeter({}, InputSpace(), 0, 16).compute() == {}
+
+
+def test_progress_is_shown_where_it_is_wanted(capsys):
+    x, y = line_inputs(4), torch.zeros(4, dtype=torch.long)
+    for progress in (False, True):
+        AttackMeter({"mine": custom}, InputSpace(), 0, 2).update("mine", Line(), x, y, CPU, progress)
+        FisherMeter("exact", InputSpace(), 0, 2).update(Line(), x, CPU, progress)
+        assert ("mine attack" in capsys.readouterr().err) == progress
+
+
+def measure_features_of_share(rank, sizes, mode, dtype):
+    meter = FeatureMeter(4, mode, CPU)
+    share = [value.split(sizes)[rank] for value in features(dtype=dtype)]
+    values = measure_features(meter, *share, batch_size=7) if sizes[rank] else meter.compute()
+    return values, meter.distances
+
+
+SIZES = [[20, 40], [60, 0], [0, 60]]
+
+
+@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("exact", torch.float32), ("exact", torch.float64), ("streaming", torch.float32)]
+)
+def test_features_of_two_processes_equal_those_of_one(two_processes, sizes, mode, dtype):
+    meter = FeatureMeter(4, mode, CPU)
+    expected = measure_features(meter, *features(dtype=dtype), batch_size=60)
+    for values, distances in two_processes(measure_features_of_share, sizes, mode, dtype):
+        assert values == pytest.approx(expected, abs=1e-6)
+        torch.testing.assert_close(distances, meter.distances)
+
+
+def measure_fisher_of_share(rank, sizes, dtype):
+    meter = FisherMeter("exact", InputSpace(), seed=0, batch_size=8)
+    x = inputs(sum(sizes), dtype).split(sizes)[rank]
+    # A process whose samples are not chosen does not know what others have
+    meter.update(network(dtype=dtype), x if len(x) else torch.zeros(0, 0), CPU)
+    return meter.compute(), meter.values
+
+
+@pytest.mark.parametrize("sizes", [[5, 26], [31, 0]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fisher_information_of_two_processes_equals_that_of_one(two_processes, sizes, dtype):
+    meter = FisherMeter("exact", InputSpace(), seed=0, batch_size=8)
+    meter.update(network(dtype=dtype), inputs(31, dtype), CPU)
+    expected = meter.compute()
+    for values, lambdas in two_processes(measure_fisher_of_share, sizes, dtype):
+        assert values == pytest.approx(expected, rel=1e-5)
+        torch.testing.assert_close(lambdas, meter.values, rtol=1e-5, atol=0)
+
+
+ATTACKS = {"bim": get_attack("bim", eps=0.06), "cw": CW(steps=10, lr=0.05), "mine": custom}
+
+
+def measure_attacks_of_share(rank, sizes, model, x, y):
+    meter = AttackMeter(ATTACKS, InputSpace(), seed=0, batch_size=8)
+    x, y = x.split(sizes)[rank], y.split(sizes)[rank]
+    values = attack_all(meter, model, x if len(x) else torch.zeros(0, 0), y, ATTACKS)
+    results = {name: (result.adv_preds, result.l2, result.zero_gradients) for name, result in meter.results.items()}
+    return values, results, [sign.name for sign in meter.signs], meter.rates
+
+
+@pytest.mark.parametrize("sizes", [[11, 29], [40, 0], [0, 40]])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attacks_of_two_processes_equal_those_of_one(two_processes, digits, digits_network, sizes, masked):
+    x, y = digits[0][1200:1240], digits[1][1200:1240]
+    model = nn.Sequential(digits_network, nn.Softmax(dim=1)) if masked else digits_network
+    expected = measure_attacks_of_share(0, [40], model, x, y)
+    assert expected[0]["masking"] == masked
+    for result in two_processes(measure_attacks_of_share, sizes, model, x, y):
+        assert result[0] == pytest.approx(expected[0], rel=1e-4)
+        torch.testing.assert_close(result[1], expected[1], rtol=1e-3, atol=1e-5)
+        assert result[2] == expected[2]
+        for name, parts in expected[3].items():
+            assert result[3][name] == pytest.approx(parts, rel=1e-4, nan_ok=True)

@@ -1,0 +1,200 @@
+from collections import OrderedDict, UserDict
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_robustness.utilities.batch import read_batch, replace_in_batch
+
+X, Y = torch.rand(3, 2), torch.tensor([4, 0, 7])
+NEW = X + 1
+
+
+class Pair(NamedTuple):
+    y: Tensor
+    x: Tensor
+
+
+class Unnamed(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+@dataclass
+class Sample:
+    pixel_values: Tensor
+    labels: Tensor
+    path: Any = None
+
+
+@dataclass(frozen=True)
+class Frozen:
+    image: Tensor
+    target: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    inputs: Tensor
+    targets: Tensor
+
+
+class Encoding(UserDict):
+    """Like the batches of transformers: a mapping that is no dict and carries something else."""
+
+    extra = None
+
+
+class List(list):
+    pass
+
+
+def encoding():
+    batch = Encoding({"pixel_values": X, "labels": Y})
+    batch.extra = "kept"
+    return batch
+
+
+BATCHES = [
+    (X, Y),
+    [X, Y],
+    List([X, Y]),
+    (X, Y, "more", torch.zeros(2)),
+    Pair(y=Y, x=X),
+    Unnamed(X, Y),
+    {"image": X, "label": Y, "path": "somewhere"},
+    {"y": Y, "x": X},
+    OrderedDict(labels=Y, pixel_values=X),
+    MappingProxyType({"input": X, "target": Y}),
+    encoding(),
+    Sample(X, Y),
+    Frozen(X, Y),
+    Slotted(X, Y),
+]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
+def test_inputs_and_labels_are_found_and_replaced(batch):
+    x, y = read_batch(batch)
+    assert x is X
+    assert y is Y
+    replaced = replace_in_batch(batch, NEW)
+    assert type(replaced) is type(batch)
+    x, y = read_batch(replaced)
+    assert x is NEW
+    assert y is Y
+    assert read_batch(batch)[0] is X
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
+def test_a_longer_batch_repeats_the_labels(batch):
+    x, y = read_batch(replace_in_batch(batch, torch.cat([X, NEW])))
+    assert torch.equal(x, torch.cat([X, NEW]))
+    assert y.tolist() == [4, 0, 7, 4, 0, 7]
+    assert read_batch(batch)[1] is Y
+
+
+@pytest.mark.parametrize("batch", [X, (X,), [X], {"x": X}, {"image": X, "caption": ["a", "b", "c"]}])
+def test_no_labels(batch):
+    x, y = read_batch(batch)
+    assert x is X
+    assert y is None
+    assert read_batch(replace_in_batch(batch, NEW))[0] is NEW
+
+
+def test_other_entries_stay_or_are_repeated():
+    batch = {
+        "image": X,
+        "weights": torch.arange(3.0),
+        "paths": ["a", "b", "c"],
+        "ids": ("d", "e", "f"),
+        "nested": {"boxes": [torch.zeros(n, 4) for n in (1, 3, 5)], "columns": [torch.arange(3)] * 3},
+        "pair": Unnamed(torch.arange(3), "abc"),
+        "scalar": torch.tensor(2.0),
+        "classes": ["cat", "dog"],
+        "name": "abc",
+    }
+    same = replace_in_batch(batch, NEW)
+    assert {name: value for name, value in same.items() if name != "image"} == {
+        name: value for name, value in batch.items() if name != "image"
+    }
+    doubled = replace_in_batch(batch, torch.cat([X, NEW]))
+    assert doubled["weights"].tolist() == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]
+    assert doubled["paths"] == ["a", "b", "c", "a", "b", "c"]
+    assert doubled["ids"] == ("d", "e", "f", "d", "e", "f")
+    assert [len(boxes) for boxes in doubled["nested"]["boxes"]] == [1, 3, 5, 1, 3, 5]
+    assert [column.tolist() for column in doubled["nested"]["columns"]] == [[0, 1, 2, 0, 1, 2]] * 3
+    assert doubled["pair"].first.tolist() == [0, 1, 2, 0, 1, 2]
+    assert doubled["pair"].second == "abc"
+    assert doubled["scalar"] == 2.0
+    assert doubled["classes"] == ["cat", "dog"]
+    assert doubled["name"] == "abc"
+    assert batch["nested"]["columns"][0].tolist() == [0, 1, 2]
+    assert batch["paths"] == ["a", "b", "c"]
+
+
+def test_a_list_of_inputs_and_labels_is_not_two_samples():
+    x, y = torch.rand(2, 3), torch.tensor([0, 1])
+    x_longer, y_longer = replace_in_batch([x, y], torch.cat([x, x]))
+    assert x_longer.shape == (4, 3)
+    assert y_longer.tolist() == [0, 1, 0, 1]
+
+
+def test_mutable_batches_keep_what_they_carry():
+    assert replace_in_batch(encoding(), NEW).extra == "kept"
+
+
+def test_batch_function():
+    batch = {"views": [X, NEW], "one_hot": torch.eye(8)[Y]}
+
+    def batch_fn(batch):
+        return batch["views"][0], batch["one_hot"].argmax(dim=1)
+
+    x, y = read_batch(batch, batch_fn)
+    assert x is X
+    assert torch.equal(y, Y)
+    replaced = replace_in_batch(batch, NEW + 1, batch_fn)
+    assert torch.equal(replaced["views"][0], NEW + 1)
+    assert replaced["views"][1] is NEW
+    assert batch["views"][0] is X
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "match"),
+    [
+        (
+            (),
+            TypeError,
+            r"or a mapping, dataclass or named tuple .* but got tuple\. For other batches, pass `batch_fn=",
+        ),
+        (3, TypeError, r"but got int\."),
+        ({"foo": X, "bar": Y}, TypeError, r"named image, .*, x but got dict with 'foo', 'bar'\. .*`batch_fn="),
+        ({"x": "path"}, TypeError, r"tensor of shape \(N, \.\.\.\) but got str\. .*`batch_fn="),
+        ([(X, Y), (X, Y)], TypeError, r"tensor of shape \(N, \.\.\.\) but got tuple"),
+        (torch.tensor(1.0), TypeError, r"but got one of shape \(\)"),
+        ((X, ["a", "b", "c"]), TypeError, r"labels of a batch to be an integer tensor but got list\. One-hot or soft"),
+        ((X, torch.rand(3)), TypeError, r"integer tensor but got dtype torch\.float32\. One-hot or soft .*`batch_fn="),
+        ((X, Y.bool()), TypeError, r"integer tensor but got dtype torch\.bool"),
+        ((X, torch.eye(8).long()[Y]), ValueError, r"shape \(3,\), one for each input, but got \(3, 8\)\. One-hot"),
+        ((X, Y[:2]), ValueError, r"shape \(3,\), one for each input, but got \(2,\)"),
+    ],
+)
+def test_bad_batch(batch, error, match):
+    with pytest.raises(error, match=match):
+        read_batch(batch)
+
+
+def test_bad_batch_function():
+    with pytest.raises(TypeError, match="`batch_fn` to return a pair of inputs and labels but got Tensor"):
+        read_batch((X, Y), lambda batch: batch[0])
+    with pytest.raises(ValueError, match="to return inputs that are a tensor of the batch itself"):
+        replace_in_batch((X, Y), NEW, lambda batch: (batch[0] * 2, batch[1]))
+
+
+@pytest.mark.parametrize("number", [0, 2, 4])
+def test_bad_number_of_inputs(number):
+    with pytest.raises(ValueError, match=f"as many inputs as the batch has, 3, or a multiple, but got {number}"):
+        replace_in_batch((X, Y), torch.zeros(number, 2))
