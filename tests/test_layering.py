@@ -1,4 +1,4 @@
-"""Imports point downwards: callbacks, evaluation -> metrics, attacks -> functional -> utilities."""
+"""Imports point downwards: callbacks -> evaluation -> metrics, attacks -> functional -> utilities."""
 
 import ast
 from pathlib import Path
@@ -14,7 +14,7 @@ BELOW = {
     "attacks": {"attacks", "utilities"},
     "metrics": {"metrics", "functional", "utilities"},
     "evaluation": {"evaluation", "metrics", "attacks", "functional", "utilities"},
-    "callbacks": {"callbacks", "metrics", "attacks", "functional", "utilities"},
+    "callbacks": {"callbacks", "evaluation", "metrics", "attacks", "functional", "utilities"},
 }
 FOREIGN = {
     "lightning": {"callbacks"},

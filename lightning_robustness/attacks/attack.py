@@ -138,8 +138,14 @@ def perturb(
         perturbation = attack.perturb(model, x, y, active)
     else:
         perturbation = perturb_by_function(attack, model, x, y, active)
-    _check_perturbation(attack, model, x[active], perturbation.x_adv[active])
+    rows = all_or(active, len(x))
+    _check_perturbation(attack, model, x[rows], perturbation.x_adv[rows])
     return perturbation
+
+
+def all_or(rows: Tensor, number: int) -> Tensor | slice:
+    """Indices of rows, or all of them as a slice, which gives a view instead of a copy."""
+    return slice(None) if len(rows) == number else rows
 
 
 def perturb_by_function(
@@ -164,8 +170,9 @@ def perturb_by_function(
 
 def _check_perturbation(attack: Callable[..., Any], model: Classifier, x: Tensor, x_adv: Tensor) -> None:
     delta = (x_adv - x).flatten(1)
-    extremes = torch.stack([*x_adv.aminmax(), delta.abs().amax(), torch.linalg.vector_norm(delta, dim=1).amax()])
-    low, high, linf, l2 = extremes.tolist()  # one transfer from the device; NaN is in all, infinity in some
+    extremes = torch.stack([*x_adv.aminmax(), *delta.aminmax(), torch.linalg.vector_norm(delta, dim=1).amax()])
+    low, high, down, up, l2 = extremes.tolist()  # one transfer from the device; NaN is in all, infinity in some
+    linf = max(-down, up)
     if not all(math.isfinite(value) for value in (low, high, linf, l2)):
         raise ValueError(f"Expected {attack!r} to return finite inputs but got NaN or infinity.")
     rounding = 16 * torch.finfo(x.dtype).eps * max(1.0, abs(low), abs(high))

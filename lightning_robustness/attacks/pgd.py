@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation, all_or
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.norms import l2_norm, nonzero
 from lightning_robustness.attacks.objective import Loss, loss_gradient
@@ -87,10 +87,10 @@ class PGD(Attack):
         x_adv, queries, zero_gradients = x.clone(), torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool)
         survivors = active
         for restart in range(self.restarts):
+            rows = all_or(survivors, len(x))
             # Drawn for the whole batch: a sample's start depends on no other sample
-            start = self._start(model, x)[survivors]
-            descent = self.descend(model, x[survivors], y[survivors], start)
-            x_adv[survivors] = descent.x_adv
+            descent = self.descend(model, x[rows], y[rows], self._start(model, x)[rows])
+            x_adv[rows] = descent.x_adv
             queries[survivors] += descent.queries
             if restart == 0 and descent.zero_gradients is not None:
                 zero_gradients[survivors] = descent.zero_gradients
@@ -105,15 +105,14 @@ class PGD(Attack):
 
     def descend(self, model: Classifier, x: Tensor, y: Tensor, start: Tensor) -> Perturbation:
         """Take all steps from a given start."""
-        final, queries = start.clone(), torch.full_like(y, self.steps)
+        final, queries = start if self.all_steps else start.clone(), torch.full_like(y, self.steps)
         zero_gradients = torch.zeros_like(y, dtype=torch.bool)
         index, ball, x_adv, velocity = torch.arange(len(x), device=x.device), self._ball(model, x), start, None
         for step in self._iterations(self.steps):
             logits, gradient = model.gradient(x_adv, partial(self._weights, y=y))
             if step == 0:
                 zero_gradients = ~gradient.flatten(1).any(dim=1)
-            broken = self.reached(logits, y)
-            if not self.all_steps and broken.any():
+            if not self.all_steps and (broken := self.reached(logits, y)).any():
                 final[index[broken]] = x_adv[broken]
                 queries[index[broken]] = step + 1
                 rest = (~broken).nonzero().squeeze(1)
@@ -125,6 +124,8 @@ class PGD(Attack):
                 gradient /= nonzero(gradient.abs().mean(dim=tuple(range(1, gradient.ndim)), keepdim=True))
                 velocity = gradient = gradient if velocity is None else gradient.add_(velocity, alpha=self.momentum)
             x_adv = self._project(model, self._move(x_adv, gradient), *ball)
+        if self.all_steps:
+            return Perturbation(x_adv, queries, zero_gradients)
         final[index] = x_adv
         return Perturbation(final, queries, zero_gradients)
 
@@ -138,7 +139,7 @@ class PGD(Attack):
         elif self.start == "sign":
             start = x + self.step_size * torch.randn_like(x).sign()
         else:
-            start = x + torch.empty_like(x).uniform_(-self.eps, self.eps)
+            start = torch.empty_like(x).uniform_(-self.eps, self.eps).add_(x)
         return self._project(model, start, *self._ball(model, x))
 
     def _weights(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -153,7 +154,9 @@ class PGD(Attack):
         """What the projection needs: the corners of the box that the attack may use, or the centre of the ball."""
         if self.norm == "l2":
             return [x]
-        return [model.clamp(x - self.eps), model.clamp(x + self.eps)]
+        corners = [x - self.eps, x + self.eps]
+        is_bounded = model.low is not None or model.high is not None
+        return [corner.clamp_(model.low, model.high) for corner in corners] if is_bounded else corners
 
     def _project(self, model: Classifier, x_adv: Tensor, *ball: Tensor) -> Tensor:
         if self.norm == "linf":

@@ -9,7 +9,7 @@ from lightning_robustness.attacks.attack import Attack, perturb
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.registry import get_attack
 from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.logits import check_finite
+from lightning_robustness.utilities.logits import are_probabilities, check_finite
 from lightning_robustness.utilities.sandbox import sandbox
 
 
@@ -131,7 +131,7 @@ def run(
             linf=torch.linalg.vector_norm(delta, ord=torch.inf, dim=1),
             queries=perturbation.queries,
             zero_gradients=perturbation.zero_gradients,
-            probabilities=_are_probabilities(logits),
+            probabilities=are_probabilities(logits),
             deterministic=_are_equal(logits[:8], _logits(classifier, x[:8]), x.dtype),
         )
 
@@ -143,11 +143,6 @@ def _logits(classifier: Classifier, x: Tensor) -> Tensor:
     logits = classifier.logits(x)
     check_finite(logits)
     return logits
-
-
-def _are_probabilities(logits: Tensor) -> bool:
-    sums = logits.sum(dim=1)
-    return len(logits) > 0 and bool((logits >= 0).all() & torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all())
 
 
 def _are_equal(first: Tensor, second: Tensor, dtype: torch.dtype) -> bool:

@@ -98,6 +98,8 @@ def perturbation_figure(examples: Examples, input_space: InputSpace, title: str)
 def history_figure(history: Sequence[Mapping[str, float]], prefix: str) -> "Figure":
     """Draw how accuracy, RDI, ROBY and Fisher information went, epoch by epoch.
 
+    Attacks without a budget, such as that of Carlini and Wagner, which break nearly everything, are left out.
+
     Args:
         history: One mapping for each evaluation, with ``epoch``, ``step`` and the values that were computed. Where an
             epoch has several values of a kind, they are drawn against the step instead.
@@ -115,16 +117,15 @@ def history_figure(history: Sequence[Mapping[str, float]], prefix: str) -> "Figu
 
     """
     position = _position(history)
-    attacked = sorted(
-        dict.fromkeys(key for entry in history for key in entry if key.startswith("adv_acc/")), key=_is_worst
-    )
+    attacked = dict.fromkeys(key for entry in history for key in entry if key.startswith("adv_acc/"))
+    attacked = sorted((key for key in attacked if not _is_below_worst(history, key)), key=_is_worst)
     panels = {
         "clean and adversarial accuracy\nhigher is more robust": {
             "acc": "clean",
             **{key: key.removeprefix("adv_acc/") for key in attacked},
         },
         "RDI and ROBY\nRDI: higher is more robust, ROBY: lower": {"rdi": "RDI", "roby": "ROBY"},
-        "Fisher information\nlower is more robust": {"fim": "mean", "fim_geometric": "geometric mean"},
+        "Fisher information\nlower is more robust": {"fim": "mean"},
     }
     figure = new_figure(10.0, 4.2)
     figure.suptitle(f"{prefix}, {position} by {position}")
@@ -192,6 +193,11 @@ def _position(history: Sequence[Mapping[str, float]]) -> str:
 
 def _is_worst(key: str) -> bool:
     return key == "adv_acc/worst"
+
+
+def _is_below_worst(history: Sequence[Mapping[str, float]], key: str) -> bool:
+    """Whether an attack goes beyond the budget that the worst case is about, and says little by its success."""
+    return any(entry[key] < entry["adv_acc/worst"] for entry in history if key in entry and "adv_acc/worst" in entry)
 
 
 def _draw_curves(

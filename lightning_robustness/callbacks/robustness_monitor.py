@@ -54,8 +54,8 @@ class _Sample(NamedTuple):
 class RobustnessMonitor(Callback):
     r"""Watch the robustness of a classifier while it trains, epoch by epoch.
 
-    After every validation epoch (and under ``trainer.validate`` and ``trainer.test``) it logs, by
-    ``LightningModule.log_dict``, so that loggers, ``ModelCheckpoint`` and ``EarlyStopping`` see them:
+    After every validation epoch (and under ``trainer.validate`` and ``trainer.test``) it logs as the module itself
+    would, so that loggers, ``ModelCheckpoint`` and ``EarlyStopping`` see the values:
 
     ===========================  ==============================================================  ============
     key                          value                                                           more robust
@@ -65,8 +65,8 @@ class RobustnessMonitor(Callback):
     ``rdi_embedding``            RDI of what enters the head                                     see the docs
     ``roby``, ``fsa``, ``fsd``   ROBY and its parts                                              lower, higher, higher
     ``fim``                      mean spectral norm of the Fisher information                    lower
-    ``fim_inverse``              mean of its inverse                                             higher
-    ``fim_geometric``            its geometric mean                                              lower
+    ``fim_inverse``              mean of its inverse                                             see the docs
+    ``fim_geometric``            its geometric mean                                              see the docs
     ``lipschitz``                local Lipschitz constant, where the Jacobian is exact           lower
     ``acc``                      clean accuracy, where there are labels
     ``asr/<attack>``             success rate of an attack; ``asr/worst``: of all together       lower
@@ -75,7 +75,7 @@ class RobustnessMonitor(Callback):
     ``masking``                  1 where a sign says that gradients are masked
     ``skipped``                  1 where the epoch was left out, for NaN for instance
     ``samples``, ``samples_*``   number of samples of each part
-    ``seconds/<part>``           what watching took
+    ``seconds/<part>``           what watching took: features, fim, each attack, figures
     ===========================  ==============================================================  ============
 
     All have the ``prefix`` in front, in ``trainer.test`` also ``test_``. Features come from a hook on the classifier
@@ -342,7 +342,8 @@ class RobustnessMonitor(Callback):
                 "Expected batches with labels, which attacks need, but got none. Pass `batch_fn=`, a callable that "
                 "takes a batch and returns inputs and labels, or `attacks=()`."
             )
-        self.input_space.check(x)
+        if self.fim_samples or self.attacks:
+            self.input_space.check(x)
         forward, few = self._forward(pl_module), x[:2]
         try:
             with sandbox(forward, few) as (copies,), torch.no_grad():
@@ -391,7 +392,7 @@ class RobustnessMonitor(Callback):
         if watch is None and error is None:
             error = f"no batch came from validation loader {self.dataloader_idx}"
         if not trainer.strategy.reduce_boolean_decision(error is None, all=True):
-            self._warn_of_error(f"left epoch {trainer.current_epoch} out", error)
+            self._warn_of_error(f"left epoch {epoch(trainer)} out", error)
             return {"skipped": 1.0}
         assert watch is not None
         values = {**watch.meter.compute(), "seconds/features": watch.meter.seconds}
@@ -448,7 +449,7 @@ class RobustnessMonitor(Callback):
             error = f"{type(exception).__name__}: {exception}"
         if trainer.strategy.reduce_boolean_decision(error is None, all=True):
             return True
-        self._warn_of_error(f"{what} failed and is left out of epoch {trainer.current_epoch}", error)
+        self._warn_of_error(f"{what} failed and is left out of epoch {epoch(trainer)}", error)
         return False
 
     def _attacks_are_due(self, trainer: Trainer) -> bool:
@@ -535,7 +536,7 @@ class RobustnessMonitor(Callback):
         """Warn once of each error, in the process that met it, whichever that is."""
         if error is not None and error not in self._warned:
             self._warned.add(error)
-            warnings.warn(f"RobustnessMonitor: {message}: {error}.", stacklevel=2)
+            warnings.warn(f"RobustnessMonitor: {message}: {error}", stacklevel=2)
 
 
 def _check_integer(name: str, value: int, minimum: int) -> None:

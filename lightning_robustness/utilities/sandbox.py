@@ -105,7 +105,7 @@ def _isolated_random_state(seed: int, index: int) -> Iterator[None]:
         words = np.random.SeedSequence([seed, index]).generate_state(2)
         random.seed(int(words[0]))
         np.random.seed(words[0])
-        torch.manual_seed(int(words[0]) << 32 | int(words[1]))
+        _seed_torch(int(words[0]) << 32 | int(words[1]))
         yield
     finally:
         random.setstate(python_state)
@@ -115,6 +115,15 @@ def _isolated_random_state(seed: int, index: int) -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_states)
         if mps_state is not None:
             torch.mps.set_rng_state(mps_state)
+
+
+def _seed_torch(seed: int) -> None:
+    # `torch.manual_seed` would also leave a seed for devices that are initialised later, and formats a stack for that
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
 
 
 @contextmanager

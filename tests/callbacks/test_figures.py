@@ -183,6 +183,15 @@ def test_points_that_are_there_are_joined():
     assert curves(fisher) == {"mean": [(0, 100.0), (1, 10.0), (3, 1.0)]}
 
 
+def test_an_attack_that_goes_beyond_the_budget_of_the_worst_case_is_left_out():
+    history = [
+        {"epoch": 0, "step": 9, "acc": 0.9, "adv_acc/pgd": 0.5, "adv_acc/cw": 0.0, "adv_acc/worst": 0.4},
+        {"epoch": 1, "step": 19, "acc": 0.9, "adv_acc/pgd": 0.6, "adv_acc/cw": 0.6, "adv_acc/worst": 0.6},
+    ]
+    accuracy = history_figure(history, "robustness").axes[0]
+    assert [line.get_label() for line in accuracy.lines] == ["clean", "pgd", "worst"]
+
+
 def test_titles_labels_and_legends():
     figure = history_figure(HISTORY, "test_robustness")
     assert figure.get_suptitle() == "test_robustness, epoch by epoch"

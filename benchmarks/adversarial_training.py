@@ -1,0 +1,177 @@
+"""What AdversarialTraining costs: an epoch with the callback against the same attack by hand and by torchattacks.
+
+By hand there are two: a plain PyTorch loop, and a LightningModule that attacks in its ``training_step``. Everything is
+measured in one run, in seconds of the processor, so that other programs do not count, and printed as ratios: medians
+of repetitions, all sides in turn. Takes about six minutes on two cores:
+``python benchmarks/adversarial_training.py --data DIRECTORY``, where the directory holds the four files of
+Fashion-MNIST (without ``--data``, torchvision downloads them, where it is installed). Needs torchattacks.
+"""
+
+import argparse
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import lightning as L
+import torch
+import torchattacks
+from fashion_mnist import load_fashion_mnist
+from networks import small_network
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+from lightning_robustness import AdversarialTraining, AdversarialWeightPerturbation, AttackFreeRegularization
+from lightning_robustness.functional import trades_loss
+
+EPS = 0.1
+Step = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def pgd(network: nn.Module, x: Tensor, y: Tensor, steps: int, alpha: float) -> Tensor:
+    """Projected gradient descent, as one writes it oneself."""
+    network.eval()
+    x_adv = (x + torch.empty_like(x).uniform_(-EPS, EPS)).clamp(0, 1)
+    for _ in range(steps):
+        x_adv.requires_grad_()
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(network(x_adv), y), x_adv)
+        x_adv = x_adv.detach() + alpha * gradient.sign()
+        x_adv = (x + (x_adv - x).clamp(-EPS, EPS)).clamp(0, 1)
+    network.train()
+    return x_adv
+
+
+def plain(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy."""
+    return nn.functional.cross_entropy(network(x), y)
+
+
+class Classifier(L.LightningModule):
+    """The network of the benchmark, with a training step that is given."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.network, self.step = small_network(num_classes=10), step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return self.step(self.network, *batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def loop(data: TensorDataset, step: Step) -> float:
+    """Seconds of an epoch in plain PyTorch."""
+    torch.manual_seed(0)
+    network = small_network(num_classes=10)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    start = time.process_time()
+    for x, y in DataLoader(data, batch_size=128, shuffle=True):
+        loss = step(network, x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return time.process_time() - start
+
+
+class Stopwatch(L.Callback):
+    """Seconds of the epochs of a fit; first and last in the list, so that all that others do falls between."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.start = time.process_time()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.seconds = time.process_time() - self.start
+
+
+def fit(data: TensorDataset, step: Step, *callbacks: L.Callback) -> float:
+    """Seconds of an epoch in Lightning."""
+    torch.manual_seed(0)
+    stopwatch = Stopwatch()
+    trainer = L.Trainer(
+        max_epochs=1,
+        callbacks=[stopwatch, *callbacks],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Classifier(step), DataLoader(data, batch_size=128, shuffle=True))
+    return stopwatch.seconds
+
+
+def compare(title: str, sides: dict[str, Callable[[], float]], repetitions: int, reference: str) -> None:
+    """Measure all sides in turn, and print their seconds and their ratios to one of them."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in tqdm(range(repetitions), desc=title, leave=False):
+        for name, side in sides.items():
+            times[name].append(side())
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    print(f"\n{title}\n   {'':34s} seconds   / {reference}")
+    for name, median in medians.items():
+        print(f"   {name:34s} {median:7.2f}  {median / medians[reference]:6.3f}", flush=True)
+
+
+def against(data: TensorDataset, name: str, steps: int, alpha: float, repetitions: int) -> None:
+    """The callback against the same attack by hand and by torchattacks."""
+
+    def by_hand(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return plain(network, pgd(network, x, y, steps, alpha), y)
+
+    def by_torchattacks(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        attack = torchattacks.PGD(network, eps=EPS, alpha=alpha, steps=steps)
+        return plain(network, attack(x, y), y)
+
+    sides = {
+        "callback": lambda: fit(data, plain, AdversarialTraining("pgd", eps=EPS, steps=steps, alpha=alpha)),
+        "loop by hand": lambda: loop(data, by_hand),
+        "training_step by hand": lambda: fit(data, by_hand),
+        "training_step with torchattacks": lambda: fit(data, by_torchattacks),
+    }
+    compare(f"{name}: {steps} steps, an epoch of {len(data):,} images", sides, repetitions, "loop by hand")
+
+
+def others(data: TensorDataset, repetitions: int) -> None:
+    """The other ways to train, relative to a natural epoch."""
+
+    def trades(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return trades_loss(network, x, y, eps=EPS, alpha=EPS / 4)
+
+    def adversarial() -> AdversarialTraining:
+        return AdversarialTraining("pgd", eps=EPS, steps=7)
+
+    sides: dict[str, Callable[[], float]] = {
+        "natural": lambda: fit(data, plain),
+        "fast": lambda: fit(data, plain, AdversarialTraining("fast", eps=EPS)),
+        "PGD, 7 steps": lambda: fit(data, plain, adversarial()),
+        "PGD, 7 steps, concat": lambda: fit(data, plain, AdversarialTraining("pgd", eps=EPS, steps=7, mode="concat")),
+        "PGD, 7 steps, and AWP": lambda: fit(data, plain, adversarial(), AdversarialWeightPerturbation()),
+        "TRADES, 10 steps": lambda: fit(data, trades),
+        "attack-free: RDI": lambda: fit(data, plain, AttackFreeRegularization(rdi=0.1, fisher=0.0)),
+        "attack-free: Fisher, 1 product": lambda: fit(data, plain, AttackFreeRegularization(rdi=0.0, fisher=0.1)),
+        "attack-free: Fisher, exact": lambda: fit(
+            data, plain, AttackFreeRegularization(rdi=0.0, fisher=0.1, num_products=None)
+        ),
+    }
+    compare(f"Ways to train, an epoch of {len(data):,} images", sides, repetitions, "natural")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", help="directory with Fashion-MNIST's idx files")
+    parser.add_argument("--repetitions", type=int, default=7)
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    images, labels = load_fashion_mnist(arguments.data, train=True)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, torchattacks {torchattacks.__version__}")
+    part, larger_part = (TensorDataset(images[:number], labels[:number]) for number in (6400, 25600))
+    against(part, "PGD", steps=7, alpha=EPS / 4, repetitions=arguments.repetitions)
+    against(larger_part, "fast", steps=1, alpha=1.25 * EPS, repetitions=arguments.repetitions)
+    others(part, repetitions=max(arguments.repetitions // 2, 1))

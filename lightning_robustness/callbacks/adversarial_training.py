@@ -1,0 +1,281 @@
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_robustness.attacks import PGD, Attack, run
+from lightning_robustness.attacks.attack import perturb
+from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
+from lightning_robustness.callbacks.epoch_means import EpochMeans
+from lightning_robustness.callbacks.inner_attack import make_inner_attack
+from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
+from lightning_robustness.utilities.batch import read_batch, replace_in_batch
+from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.logits import compute_logits
+from lightning_robustness.utilities.rank_zero import rank_zero_warn
+from lightning_robustness.utilities.sandbox import sandbox
+
+AdversarialMode = Literal["replace", "mix", "concat"]
+# Of the attack with many steps that looks for catastrophic overfitting
+_MANY_STEPS = 5
+
+
+class AdversarialTraining(TrainingStepCallback):
+    r"""Train on adversarial inputs, without a change to the module or the data.
+
+    Before each ``training_step``, the inputs of its batch are attacked with the network as it is then, and the step
+    gets a new batch of the same type; the one that the loader made is left as it is, and is what the hooks of other
+    callbacks see. The network is attacked on a detached copy of the inputs, in full precision, without a trace in its
+    gradients, modes, BatchNorm statistics or random states. Automatic and manual optimization, gradient accumulation,
+    clipping, mixed precision and DDP work as they do without.
+
+    At the end of each epoch it logs, with the ``prefix`` in front:
+
+    ================  ==================================================================================================
+    key               value
+    ================  ==================================================================================================
+    ``loss``          mean of the loss that ``training_step`` returns, on the batches that it got
+    ``acc``           accuracy of the network in eval mode on the adversarial inputs, on every so many batches
+    ``broken``        of the inputs there that are right before the attack, the share that are wrong after it
+    ``eps``           budget of the attack, where it has one
+    ``acc_pgd``       for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
+    ``overfitting``   for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
+    ================  ==================================================================================================
+
+    Args:
+        attack: Name of an attack (``"pgd"`` as Madry et al. train; ``"fast"``: one step of 1.25 eps from a random
+            start, as Wong et al. do; ``"cw"``, or another one that ``get_attack`` knows), an attack, or any other
+            callable ``(model, x, y) -> x_adv`` on un-normalised inputs.
+        eps: Largest distance from the input, in un-normalised units; a list has one for each epoch after the warm-up,
+            of which the last one stays. By default, what the attack has.
+        steps: Number of steps, likewise.
+        alpha: Size of a step, likewise.
+        mode: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
+            drawn anew each time; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
+            the size, in which labels and everything else with one entry a sample are repeated.
+        ratio: Share of adversarial inputs in mode ``"mix"``.
+        warmup_epochs: Number of epochs at the beginning that are trained on clean batches.
+        input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
+        eval_mode: Whether the network is attacked in eval mode, as it is used later. Without, in train mode: with the
+            statistics of the attacked batch, and dropout.
+        all_steps: Whether a built-in attack takes all steps for all samples, as published. Without, samples stop where
+            they are first misclassified, which is weaker and faster.
+        measure_every_n_batches: On which batches ``acc`` and ``broken`` are measured, by two forward passes: the first
+            of an epoch and then every so many.
+        overfitting_samples: On how many of an epoch's first inputs PGD of one step is compared with 5 steps at its
+            end; 0 for none.
+        overfitting_checkpoint: Where to keep a checkpoint of the last epoch before the sign of catastrophic
+            overfitting; by default nowhere.
+        forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
+        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
+        seed: Seed of random starts. They differ from batch to batch, epoch to epoch and process to process, and a run
+            that is resumed draws those that it would have drawn.
+        prefix: What keys start with.
+
+    Raises:
+        TypeError: If the attack is neither a name nor callable.
+        ValueError: If an argument is out of range, unknown, or none that the attack has.
+
+    Example:
+        >>> from lightning_robustness.callbacks import AdversarialTraining
+        >>> AdversarialTraining(attack="pgd", eps=8 / 255, steps=7).attack
+        PGD(eps=0.03137254901960784, alpha=None, steps=7, norm='linf', start='uniform', restarts=1, momentum=0.0,
+            loss='cross_entropy', all_steps=True)
+        >>> # Trainer(callbacks=[AdversarialTraining(attack="pgd", eps=8 / 255, steps=7)])
+
+    """
+
+    def __init__(
+        self,
+        attack: str | Attack | Callable[..., Any] = "pgd",
+        eps: float | list[float] | None = None,
+        steps: int | None = None,
+        alpha: float | None = None,
+        mode: AdversarialMode = "replace",
+        ratio: float = 0.5,
+        warmup_epochs: int = 0,
+        input_space: InputSpace | None = None,
+        eval_mode: bool = True,
+        all_steps: bool = True,
+        measure_every_n_batches: int = 50,
+        overfitting_samples: int = 128,
+        overfitting_checkpoint: str | None = None,
+        forward_fn: Callable[..., Any] | None = None,
+        batch_fn: Callable[..., Any] | None = None,
+        seed: int = 0,
+        prefix: str = "adversarial_training",
+    ) -> None:
+        super().__init__()
+        if mode not in get_args(AdversarialMode):
+            raise ValueError(f"Expected argument `mode` to be one of {get_args(AdversarialMode)} but got {mode!r}.")
+        if not 0 < ratio <= 1:
+            raise ValueError(f"Expected argument `ratio` to be above 0 and at most 1 but got {ratio}.")
+        counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
+        for name, value, minimum in [
+            *((name, count, 0) for name, count in counts.items()),
+            ("measure_every_n_batches", measure_every_n_batches, 1),
+        ]:
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                raise ValueError(
+                    f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}."
+                )
+        self.mode: AdversarialMode = mode
+        self.ratio = ratio
+        self.warmup_epochs = warmup_epochs
+        self.input_space = input_space or InputSpace()
+        self.eval_mode = eval_mode
+        self.measure_every_n_batches = measure_every_n_batches
+        self.overfitting_samples = overfitting_samples
+        self.overfitting_checkpoint = overfitting_checkpoint
+        self.forward_fn = forward_fn
+        self.batch_fn = batch_fn
+        self.seed = seed
+        self.prefix = prefix
+        budgets = eps if isinstance(eps, Sequence) else [eps]
+        if len(budgets) == 0:
+            raise ValueError("Expected argument `eps` to hold at least one number but got none.")
+        self._attacks = [
+            make_inner_attack(attack, budget, steps, alpha, all_steps, self.input_space) for budget in budgets
+        ]
+        self.attack = self._attacks[0]
+        self._num_batches = 0
+        self._overfitting = CatastrophicOverfitting()
+        self._means = EpochMeans()
+        self._is_measured = False
+        self._probe: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(prefix=self.prefix)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_batches": self._num_batches, "overfitting": asdict(self._overfitting)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._num_batches = state_dict["num_batches"]
+        self._overfitting = CatastrophicOverfitting(**state_dict["overfitting"])
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
+            self._num_batches, self._overfitting = 0, CatastrophicOverfitting()
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._probe, self._means = [], EpochMeans()
+        epoch = max(trainer.current_epoch - self.warmup_epochs, 0)
+        self.attack = self._attacks[min(epoch, len(self._attacks) - 1)]
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._num_batches += 1
+        self._is_measured = batch_idx % self.measure_every_n_batches == 0
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch < self.warmup_epochs:
+            return
+        values: dict[str, Any] = self._means.compute(trainer.strategy)
+        eps = getattr(self.attack, "eps", None)
+        if eps is not None:
+            values["eps"] = float(eps)
+        if self._probe:
+            x, y = (torch.cat(tensors)[: self.overfitting_samples] for tensors in zip(*self._probe, strict=True))
+            values |= self._look_for_overfitting(trainer, pl_module, x, y)
+        self._probe = []
+        pl_module.log_dict({f"{self.prefix}/{name}": value for name, value in values.items()}, sync_dist=True)
+
+    @override
+    def around_training_step(
+        self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
+    ) -> Any:
+        if trainer.current_epoch < self.warmup_epochs:
+            return step(batch, *args)
+        x, y = read_batch(batch, self.batch_fn)
+        if y is None:
+            raise ValueError(
+                "Expected a batch with labels, which the attack needs, but found none. If they are there in another "
+                "form, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+            )
+        index = (self._num_batches - 1) * trainer.world_size + trainer.global_rank
+        rows = self._choose_rows(x, index)
+        clean, labels = (x, y) if rows is None else (x[rows], y[rows])
+        x_adv = self._perturb(pl_module, clean, labels, index)
+        if self._is_measured:
+            self._measure(pl_module, clean, x_adv, labels)
+        self._keep_for_later(clean, labels)
+        output = step(replace_in_batch(batch, self._combine(x, x_adv, rows), self.batch_fn), *args)
+        loss = find_loss(output)
+        if loss is not None:
+            self._means.add("loss", loss, len(x))
+        return output
+
+    def _forward(self, pl_module: LightningModule) -> Callable[..., Any]:
+        return pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
+
+    def _choose_rows(self, x: Tensor, index: int) -> Tensor | None:
+        if self.mode != "mix":
+            return None
+        number = max(round(self.ratio * len(x)), 1)
+        order = np.random.default_rng([self.seed, index]).permutation(len(x))
+        return torch.as_tensor(order[:number], device=x.device)
+
+    def _perturb(self, pl_module: LightningModule, x: Tensor, y: Tensor, index: int) -> Tensor:
+        self.input_space.check(x)
+        forward = self._forward(pl_module)
+        with sandbox(forward, x, y, seed=self.seed, index=index, eval_mode=self.eval_mode) as (x, y):
+            classifier = Classifier(forward, self.input_space, x, y)
+            return classifier.normalize(perturb(self.attack, classifier, classifier.unnormalize(x), y.long()).x_adv)
+
+    def _combine(self, x: Tensor, x_adv: Tensor, rows: Tensor | None) -> Tensor:
+        if rows is not None:
+            return x.detach().clone().index_copy_(0, rows, x_adv)
+        return torch.cat([x, x_adv]) if self.mode == "concat" else x_adv
+
+    def _measure(self, pl_module: LightningModule, x: Tensor, x_adv: Tensor, y: Tensor) -> None:
+        forward = self._forward(pl_module)
+        with sandbox(forward, x, x_adv, seed=self.seed) as inputs, torch.no_grad():
+            right, adv_right = (compute_logits(forward, rows).argmax(dim=1) == y for rows in inputs)
+        self._means.add("acc", adv_right.float().mean(), len(y))
+        self._means.add("broken", (right & ~adv_right).sum() / right.sum(), right.sum())
+
+    def _keep_for_later(self, x: Tensor, y: Tensor) -> None:
+        is_one_step = isinstance(self.attack, PGD) and self.attack.steps == 1
+        if is_one_step and sum(len(labels) for _, labels in self._probe) < self.overfitting_samples:
+            self._probe.append((x.detach().clone(), y.clone()))  # the loader may use its memory again
+
+    def _look_for_overfitting(
+        self, trainer: Trainer, pl_module: LightningModule, x: Tensor, y: Tensor
+    ) -> dict[str, float]:
+        many = replace(cast(PGD, self.attack), alpha=None, steps=_MANY_STEPS, start="uniform")
+        right = [
+            run(self._forward(pl_module), attack, x, y, self.input_space, self.seed, trainer.global_rank).adv_preds == y
+            for attack in (self.attack, many)
+        ]
+        counts = torch.tensor([right[0].sum(), right[1].sum(), len(y)], device=x.device)
+        *numbers, total = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
+        single, multi = (number / total for number in numbers)
+        sign, before = self._overfitting, replace(self._overfitting)
+        is_there = sign.update(single, multi)
+        if sign.seen and not before.seen:
+            rank_zero_warn(
+                f"Catastrophic overfitting: at the end of epoch {trainer.current_epoch}, accuracy under the one step "
+                f"that this run trains against is {single:.0%}, after {before.single:.0%} in an earlier epoch, but "
+                f"{multi:.0%}, after {before.multi:.0%}, under PGD with {_MANY_STEPS} steps: the network has learned "
+                "to defeat the one step. Train against several (`attack='pgd'`), or with a smaller `eps` or `alpha`. "
+                f"A checkpoint of the last epoch before: {self.overfitting_checkpoint} (`overfitting_checkpoint`)."
+            )
+        if self.overfitting_checkpoint is not None and not sign.seen:
+            trainer.save_checkpoint(self.overfitting_checkpoint)
+        return {"acc_pgd": multi, "overfitting": float(is_there)}

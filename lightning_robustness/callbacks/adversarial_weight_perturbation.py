@@ -1,0 +1,111 @@
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from typing_extensions import override
+
+from lightning_robustness.callbacks.training_step import TrainingStepCallback
+from lightning_robustness.utilities.batch import read_batch
+from lightning_robustness.utilities.logits import compute_logits
+from lightning_robustness.utilities.sandbox import sandbox
+
+
+class AdversarialWeightPerturbation(TrainingStepCallback):
+    r"""Compute the gradients of each training step at perturbed weights (AWP, Wu et al., 2020).
+
+    .. math:: w \to w + \gamma \, \|w\|_2 \, \frac{g}{\|g\|_2}
+
+    For the weights :math:`w` of each layer (parameters of at least two dimensions), where :math:`g` is the gradient of
+    the cross-entropy of the batch, in train mode. ``training_step`` and its backward pass see the perturbed weights;
+    then they are put back, bit for bit, so that clipping and the optimizer see the weights as they were. It works in
+    automatic optimization, and in manual optimization with one backward pass a step. Under DDP each process perturbs
+    the weights for its own part of the batch.
+
+    Place it behind :class:`~lightning_robustness.callbacks.AdversarialTraining`, so that it gets the adversarial batch:
+    that is AT-AWP, as published.
+
+    Args:
+        gamma: Size of the perturbation, relative to the weights of a layer.
+        warmup_epochs: Number of epochs at the beginning without perturbation.
+        forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
+        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> from lightning_robustness.callbacks import AdversarialTraining, AdversarialWeightPerturbation
+        >>> callbacks = [AdversarialTraining(attack="pgd", eps=8 / 255), AdversarialWeightPerturbation(gamma=0.01)]
+
+    """
+
+    def __init__(
+        self,
+        gamma: float = 0.01,
+        warmup_epochs: int = 0,
+        forward_fn: Callable[..., Any] | None = None,
+        batch_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in {"gamma": gamma, "warmup_epochs": warmup_epochs}.items():
+            if not value >= 0:
+                raise ValueError(f"Expected argument `{name}` to be non-negative but got {value}.")
+        self.gamma = gamma
+        self.warmup_epochs = warmup_epochs
+        self.forward_fn = forward_fn
+        self.batch_fn = batch_fn
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    @override
+    def around_training_step(
+        self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
+    ) -> Any:
+        if trainer.current_epoch >= self.warmup_epochs:
+            self._perturb(pl_module, batch)
+        return step(batch, *args)
+
+    @override
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._restore()  # a training step may have gone without a backward pass
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()
+        super().on_exception(trainer, pl_module, exception)
+
+    def _perturb(self, pl_module: LightningModule, batch: Any) -> None:
+        x, y = read_batch(batch, self.batch_fn)
+        if y is None:
+            raise ValueError(
+                "Expected a batch with labels, which the cross-entropy needs, but found none. If they are there in "
+                "another form, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+            )
+        forward = pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
+        weights = [p for p in pl_module.parameters() if p.requires_grad and p.ndim > 1]
+        with sandbox(forward, x, y, eval_mode=False) as (x, y):
+            for weight in weights:
+                weight.requires_grad_()
+            loss = cross_entropy(compute_logits(forward, x).float(), y.long())
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+        self._kept = [(w, w.detach().clone()) for w, g in zip(weights, gradients, strict=True) if g is not None]
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                if gradient is not None:
+                    size = self.gamma * weight.norm() / gradient.norm().clamp(min=torch.finfo(gradient.dtype).tiny)
+                    weight.add_(gradient * size)
+
+    def _restore(self) -> None:
+        with torch.no_grad():
+            for weight, value in self._kept:
+                weight.copy_(value)
+        self._kept = []

@@ -1,0 +1,171 @@
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from lightning_robustness.callbacks.epoch_means import EpochMeans
+from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
+from lightning_robustness.functional import fisher_penalty, rdi_loss
+from lightning_robustness.functional.fisher_penalty import FisherKind
+from lightning_robustness.utilities.batch import read_batch
+from lightning_robustness.utilities.head import find_head
+from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.logits import compute_logits
+from lightning_robustness.utilities.sandbox import is_compiled
+
+
+class AttackFreeRegularization(TrainingStepCallback):
+    r"""Add what makes a network robust without an attack to the loss that ``training_step`` returns.
+
+    .. math:: L + w_{\text{RDI}} \, (1 - \text{RDI}) + w_{\text{F}} \, \frac{1}{N} \sum_i \|G(x_i)\|
+
+    With RDI of the logits of the batch by true labels, see :func:`~lightning_robustness.functional.rdi_loss`, and the
+    Fisher information :math:`G` of the inputs, see :func:`~lightning_robustness.functional.fisher_penalty`. The logits
+    are those that ``training_step`` computes, taken from a hook on the classifier head; where that does not see them,
+    by a forward pass of its own.
+
+    At the end of each epoch it logs the means of ``rdi_loss`` and ``fisher``, as far as they are on, with the
+    ``prefix`` in front.
+
+    Args:
+        rdi: Weight of the RDI loss; 0 for none.
+        fisher: Weight of the Fisher information; 0 for none.
+        fisher_kind: ``"spectral"`` for its largest eigenvalue, ``"trace"`` for its trace.
+        num_products: Steps of power iteration, or random vectors for the trace. None for exact values, which take a
+            product with the Jacobian for each class.
+        input_space: What the loader does to inputs; by default, they are taken as they are.
+        head: The classifier head, by name or as a module; by default it is found.
+        forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
+        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
+        prefix: What keys start with.
+
+    Raises:
+        ValueError: If a weight is negative.
+
+    Example:
+        >>> from lightning_robustness.callbacks import AttackFreeRegularization
+        >>> regularization = AttackFreeRegularization(rdi=0.1, fisher=0.1)
+        >>> # Trainer(callbacks=[regularization])
+
+    """
+
+    def __init__(
+        self,
+        rdi: float = 0.1,
+        fisher: float = 0.1,
+        fisher_kind: FisherKind = "spectral",
+        num_products: int | None = 1,
+        input_space: InputSpace | None = None,
+        head: str | nn.Module | None = None,
+        forward_fn: Callable[..., Any] | None = None,
+        batch_fn: Callable[..., Any] | None = None,
+        prefix: str = "attack_free",
+    ) -> None:
+        super().__init__()
+        for name, value in {"rdi": rdi, "fisher": fisher}.items():
+            if not value >= 0:
+                raise ValueError(f"Expected argument `{name}` to be non-negative but got {value}.")
+        self.rdi = rdi
+        self.fisher = fisher
+        self.fisher_kind: FisherKind = fisher_kind
+        self.num_products = num_products
+        self.input_space = input_space
+        self.head = head
+        self.forward_fn = forward_fn
+        self.batch_fn = batch_fn
+        self.prefix = prefix
+        self._means = EpochMeans()
+        self._hook: RemovableHandle | None = None
+        self._outputs: list[Tensor] = []
+        self._has_no_head = False
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and not pl_module.automatic_optimization:
+            raise MisconfigurationException(
+                "Expected automatic optimization for AttackFreeRegularization, which adds to the loss that "
+                "`training_step` returns, but the module optimizes by itself. Add `functional.rdi_loss` and "
+                "`functional.fisher_penalty` to the loss in `training_step` instead."
+            )
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._remove_hook()
+        super().teardown(trainer, pl_module, stage)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._remove_hook()
+        super().on_exception(trainer, pl_module, exception)
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._means = EpochMeans()
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        values = self._means.compute(trainer.strategy)
+        pl_module.log_dict({f"{self.prefix}/{name}": value for name, value in values.items()}, sync_dist=True)
+
+    @override
+    def around_training_step(
+        self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
+    ) -> Any:
+        x, y = read_batch(batch, self.batch_fn)
+        forward = pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
+        if self.rdi:
+            self._listen(pl_module, forward, x)
+        output = step(batch, *args)
+        loss = find_loss(output)
+        if loss is None:
+            return output
+        for name, weight, value in self._terms(forward, x, y):
+            self._means.add(name, value, len(x))
+            loss = loss + weight * value.to(loss.dtype)
+        return {**output, "loss": loss} if isinstance(output, Mapping) else loss
+
+    def _terms(self, forward: Callable[..., Any], x: Tensor, y: Tensor | None) -> Iterator[tuple[str, float, Tensor]]:
+        if self.rdi:
+            if y is None:
+                raise ValueError(
+                    "Expected a batch with labels, which the RDI loss groups by, but found none. Pass `rdi=0` or, if "
+                    "they are there in another form, `batch_fn=`, a callable that returns inputs and labels."
+                )
+            logits = next((output for output in self._outputs if len(output) == len(x)), None)
+            self._outputs = []
+            yield "rdi_loss", self.rdi, rdi_loss(compute_logits(forward, x) if logits is None else logits, y)
+        if self.fisher:
+            value = fisher_penalty(
+                forward, x, self.fisher_kind, num_products=self.num_products, input_space=self.input_space
+            )
+            yield "fisher", self.fisher, value
+
+    def _listen(self, pl_module: LightningModule, forward: Callable[..., Any], x: Tensor) -> None:
+        self._outputs = []
+        if self._hook is not None or self._has_no_head or is_compiled(pl_module.modules()):
+            return
+        try:
+            name = find_head(pl_module, x[:2], forward, self.head)
+        except ValueError:
+            if self.head is not None:
+                raise
+            self._has_no_head = True  # a forward pass for each batch will do
+            return
+        self._hook = pl_module.get_submodule(name).register_forward_hook(self._record)
+
+    def _record(self, module: nn.Module, args: Any, output: Any) -> None:
+        # Where its weights require no gradient, somebody differentiates the network in a sandbox
+        in_training = any(p.requires_grad for p in module.parameters())
+        if in_training and isinstance(output, Tensor) and output.ndim == 2 and output.requires_grad:
+            self._outputs.append(output)
+
+    def _remove_hook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook, self._outputs, self._has_no_head = None, [], False

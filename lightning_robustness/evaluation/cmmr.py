@@ -1,0 +1,123 @@
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Values come from single precision: what varies less than its rounding does not vary
+_ROUNDING = 1e-6
+
+
+class CompositeScores(NamedTuple):
+    """What the CMMR framework makes of a table of metrics; higher is more robust throughout.
+
+    Args:
+        normalized: The table with every metric in [0, 1], of shape ``(models, attacks, budgets, metrics)``.
+        entropy_weights: What the entropies give, of shape ``(metrics,)``; they add up to 1.
+        weights: Final weights of the metrics; with what is reserved for balance they add up to 1.
+        composite: The composite metric M, of shape ``(models, attacks, budgets)``.
+        curves: CMMR at each budget, of shape ``(models, budgets)``.
+        scores: CMMR, of shape ``(models,)``.
+
+    """
+
+    normalized: Tensor
+    entropy_weights: Tensor
+    weights: Tensor
+    composite: Tensor
+    curves: Tensor
+    scores: Tensor
+
+
+def composite_scores(
+    values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float] | None = None, balance: float = 0.0
+) -> CompositeScores:
+    r"""Compute the composite multidimensional model robustness, CMMR, of several models, higher is more robust.
+
+    .. math::
+        f_{ij} = \frac{r_{ij}}{\sum_i r_{ij}} \quad
+        H_j = -\frac{1}{\ln m} \sum_{i=1}^m f_{ij} \ln f_{ij} \quad
+        w_j = \frac{1 - H_j}{\sum_j (1 - H_j)} \quad
+        \lambda_j = (1 - \omega) \frac{\lambda'_j w_j}{\sum_j \lambda'_j w_j} \quad
+        M_i = \sum_j \lambda_j r_{ij}
+
+    Where :math:`r_{ij}` is metric :math:`j` in setting :math:`i`, mapped to [0, 1] by its minimum and maximum so that 1
+    is the most robust; the :math:`m` settings are all models, attacks and budgets, so that one scale and one set of
+    weights holds for all models. :math:`\lambda'_j` are prior weights and :math:`\omega` is the balancing weight. CMMR
+    at a budget is the mean of :math:`M` over the attacks, the score is its mean over the budgets.
+
+    A metric that is constant to rounding, or missing in any setting, has weight 0.
+
+    Args:
+        values: Metrics of shape ``(models, attacks, budgets, metrics)``; NaN where one is missing.
+        higher_is_better: For each metric, whether higher is more robust.
+        prior: Prior weight of each metric, non-negative; by default all are equal.
+        balance: Share of the weight that is kept from all metrics, in [0, 1); scores are lower by this share.
+
+    Raises:
+        ValueError: If shapes do not fit, weights are out of range, or no metric with a positive weight varies.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.evaluation.cmmr import composite_scores
+        >>> accuracy = torch.tensor([[0.9, 0.5], [0.6, 0.1]])  # two models, two budgets
+        >>> mse = torch.tensor([[0.01, 0.02], [0.01, 0.02]])
+        >>> result = composite_scores(torch.stack([accuracy, mse], dim=-1).unsqueeze(1), (True, False))
+        >>> result.weights
+        tensor([0.3233, 0.6767], dtype=torch.float64)
+        >>> result.scores
+        tensor([0.5808, 0.4394], dtype=torch.float64)
+
+    """
+    prior = [1.0] * len(higher_is_better) if prior is None else prior
+    _check(values, higher_is_better, prior, balance)
+    flat = values.double().flatten(0, 2)
+    informative = _is_informative(flat)
+    normalized = _normalize(flat, torch.tensor(higher_is_better), informative)
+    entropy_weights = _entropy_weights(normalized, informative)
+    weights = entropy_weights * torch.tensor(prior, dtype=torch.float64)
+    if not weights.sum() > 0:
+        raise ValueError(
+            "Expected at least one metric with a positive prior weight that differs between models, attacks or budgets "
+            "but all are constant or missing. Compare more models, or take more budgets."
+        )
+    weights = (1 - balance) * weights / weights.sum()
+    composite = (normalized @ weights).reshape(values.shape[:3])
+    curves = composite.mean(dim=1)
+    return CompositeScores(
+        normalized.reshape(values.shape), entropy_weights, weights, composite, curves, curves.mean(dim=1)
+    )
+
+
+def _is_informative(flat: Tensor) -> Tensor:
+    spread = flat.amax(dim=0) - flat.amin(dim=0)
+    return spread > _ROUNDING * flat.abs().amax(dim=0)  # False for NaN
+
+
+def _normalize(flat: Tensor, higher_is_better: Tensor, informative: Tensor) -> Tensor:
+    low, high = flat.amin(dim=0), flat.amax(dim=0)
+    benefit = (flat - low) / torch.where(informative, high - low, 1.0)
+    return torch.where(informative, torch.where(higher_is_better, benefit, 1 - benefit), 0.0)
+
+
+def _entropy_weights(normalized: Tensor, informative: Tensor) -> Tensor:
+    shares = normalized / normalized.sum(dim=0).clamp(min=torch.finfo(normalized.dtype).tiny)
+    entropy = -torch.special.xlogy(shares, shares).sum(dim=0) / torch.tensor(float(len(normalized))).double().log()
+    information = torch.where(informative, 1 - entropy, 0.0)
+    return information / information.sum() if informative.any() else information
+
+
+def _check(values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float], balance: float) -> None:
+    if values.ndim != 4 or values.numel() == 0:
+        raise ValueError(
+            f"Expected `values` of shape (models, attacks, budgets, metrics) but got {tuple(values.shape)}."
+        )
+    for name, given in {"higher_is_better": higher_is_better, "prior": prior}.items():
+        if len(given) != values.shape[3]:
+            raise ValueError(
+                f"Expected `{name}` to have one entry for each of {values.shape[3]} metrics but got {len(given)}."
+            )
+    if not all(weight >= 0 for weight in prior):
+        raise ValueError(f"Expected `prior` to hold non-negative weights but got {list(prior)}.")
+    if not 0 <= balance < 1:
+        raise ValueError(f"Expected `balance` to be in [0, 1) but got {balance}.")

@@ -1,0 +1,294 @@
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from typing_extensions import Self, override
+
+from lightning_robustness.evaluation import figures
+from lightning_robustness.evaluation.cmmr import CompositeScores, composite_scores
+from lightning_robustness.evaluation.correlation import kendall, kendall_w, pearson, spearman
+from lightning_robustness.evaluation.metric_names import ATTACK_FREE, MetricName
+from lightning_robustness.evaluation.report import Report
+from lightning_robustness.evaluation.robustness_report import RobustnessReport
+from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
+from lightning_robustness.evaluation.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_HEADLINES = {
+    "cmmr": MetricName("CMMR", True),
+    "adv_acc": MetricName("adversarial accuracy", True),
+    "acc": MetricName("clean accuracy", True),
+}
+_LABELS = {"accuracy": "accuracy", "ssim": "SSIM (ASS)", "psnr": "PSNR", "mse": "MSE", "ald2": "ALD2"}
+
+
+@dataclass(repr=False)
+class ComparisonReport(Report):
+    """Several models side by side: CMMR, ranks, and how far attack-free metrics tell what attacks find.
+
+    Everything but the arguments is computed from them.
+
+    Args:
+        reports: A report with a sweep for each model, all over the same attacks and budgets.
+        prior: Prior weights of the metrics of the sweep, by their names; those that are left out count 1.
+        balance: Share of the weight that is kept from all metrics.
+        missing: Names of models that an interrupted run did not get to.
+
+    Attributes:
+        scores: CMMR of each model, higher is more robust.
+        curves: CMMR of each model at each budget.
+        composite: M of each model, attack and budget.
+        entropy_weights: Entropy weight of each metric of the sweep.
+        weights: Final weight of each of them.
+        adversarial_accuracy: For each model, the mean over the budgets of its accuracy under the worst of the attacks.
+        ranks: For each metric, the rank of each model, 1 for the most robust; equal values have equal ranks.
+        correlations: For each attack-free metric, ``pearson``, ``spearman`` and ``kendall`` with the adversarial
+            accuracy, over the models.
+        metric_pearson: Pearson's correlation of M with each normalised metric, by attack, over models and budgets.
+        attack_pearson: Pearson's correlation of CMMR with M of each attack, over models and budgets.
+        concordance: Kendall's W, the agreement of the attacks on the order of all models and budgets.
+
+    Raises:
+        ValueError: If there is no model, a report has no sweep, the reports do not go together, or a prior weight
+            belongs to no metric.
+
+    """
+
+    reports: dict[str, RobustnessReport]
+    prior: dict[str, float] = field(default_factory=dict)
+    balance: float = 0.0
+    missing: list[str] = field(default_factory=list)
+
+    title = "Robustness of several models"
+
+    def __post_init__(self) -> None:
+        self._sweeps = _check_reports(self.reports)
+        unknown = [name for name in self.prior if name not in SWEEP_METRICS]
+        if unknown:
+            raise ValueError(
+                f"Expected prior weights for {', '.join(SWEEP_METRICS)} but got {', '.join(map(repr, unknown))}."
+            )
+        first = next(iter(self._sweeps.values()))
+        self.attacks, self.eps = first.attacks, first.eps
+        result = self._score()
+        self.scores = dict(zip(self.reports, result.scores.tolist(), strict=True))
+        self.curves = dict(zip(self.reports, result.curves.tolist(), strict=True))
+        self.composite = {
+            name: dict(zip(self.attacks, rows, strict=True))
+            for name, rows in zip(self.reports, result.composite.tolist(), strict=True)
+        }
+        self.entropy_weights = dict(zip(SWEEP_METRICS, result.entropy_weights.tolist(), strict=True))
+        self.weights = dict(zip(SWEEP_METRICS, result.weights.tolist(), strict=True))
+        self.adversarial_accuracy = {name: math.fsum(s.worst) / len(s.eps) for name, s in self._sweeps.items()}
+        self.ranks = {key: _rank(self._values(key), name.higher_is_better) for key, name in self._metrics().items()}
+        self.correlations = {key: self._correlate(key) for key in self._metrics() if key in ATTACK_FREE}
+        self._validate(result)
+
+    @property
+    @override
+    def notes(self) -> list[str]:
+        notes = [f"The run was interrupted: {', '.join(self.missing)} is missing."] if self.missing else []
+        notes += [f"{name}: {note}" for name, report in self.reports.items() for note in report.notes]
+        for metric, weight in self.entropy_weights.items():
+            if weight == 0:
+                values = torch.tensor([sweep.values[metric] for sweep in self._sweeps.values()])
+                reason = "is not defined for these inputs" if values.isnan().any() else "is constant"
+                notes.append(f"{_LABELS[metric]} {reason}: it carries no information and has weight 0 in CMMR.")
+        if len(self.reports) < 3:
+            notes.append("Correlations over fewer than three models say nothing: two points are always on a line.")
+        return notes
+
+    @override
+    def tables(self) -> list[Table]:
+        models = sorted(self.reports, key=lambda name: -self.scores[name])
+        metrics = self._metrics()
+        attack_free = [key for key in metrics if key in ATTACK_FREE]
+        headlines = [key for key in metrics if key not in ATTACK_FREE]
+        direction = {key: "higher" if name.higher_is_better else "lower" for key, name in metrics.items()}
+        summary: list[list[Any]] = [[name, *(self._values(key)[name] for key in headlines)] for name in models]
+        values: list[list[Any]] = [
+            [metrics[key].label, direction[key], *(self._values(key)[name] for name in models)] for key in attack_free
+        ]
+        ranks: list[list[Any]] = [
+            [metrics[key].label, *(rank[name] for name in models)] for key, rank in self.ranks.items()
+        ]
+        weights: list[list[Any]] = [
+            [_LABELS[metric], self.entropy_weights[metric], self.prior.get(metric, 1.0), self.weights[metric]]
+            for metric in SWEEP_METRICS
+        ]
+        correlations: list[list[Any]] = [
+            [metrics[key].label, direction[key], *row.values(), len(models)] for key, row in self.correlations.items()
+        ]
+        validation: list[list[Any]] = [
+            [attack, *(row[metric] for metric in SWEEP_METRICS), self.attack_pearson[attack]]
+            for attack, row in self.metric_pearson.items()
+        ]
+        return [
+            Table("Models, the most robust first", ["model", *(metrics[key].label for key in headlines)], summary),
+            Table("Attack-free metrics", ["metric", "more robust", *models], values),
+            Table("Ranks, 1 is most robust", ["metric", *models], ranks),
+            Table("Weights of the metrics in CMMR", ["metric", "entropy weight", "prior", "weight"], weights),
+            Table(
+                "Correlation of attack-free metrics with adversarial accuracy",
+                ["metric", "more robust", "Pearson", "Spearman", "Kendall", "models"],
+                correlations,
+            ),
+            Table(
+                f"Pearson's correlation of M with each metric, and of CMMR with M (Kendall's W {self.concordance:.4f})",
+                ["attack", *_LABELS.values(), "CMMR"],
+                validation,
+            ),
+            Table("Settings", ["setting", "value"], self._settings()),
+        ]
+
+    @override
+    def figures(self) -> dict[str, "Figure"]:
+        drawn = {
+            "CMMR against the budget": figures.cmmr_curves(self.eps, self.curves),
+            "Accuracy against the budget, for every attack": figures.model_curves(self._sweeps),
+            "Composite metric M, for every attack and budget": figures.composite_map(self.eps, self.composite),
+            "Ranks by every metric": self.plot_ranks(),
+        }
+        if self.correlations and len(self.reports) > 1:
+            drawn["Attack-free metrics against adversarial accuracy"] = self.plot_correlations()
+        for name, report in self.reports.items():
+            if report.decision_space is not None:
+                drawn[f"Decision space of {name}: what enters the classifier head"] = report.decision_space.plot()
+        return drawn
+
+    def plot(self) -> "Figure":
+        """Draw the CMMR of all models against the budget.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        return figures.cmmr_curves(self.eps, self.curves)
+
+    def plot_ranks(self) -> "Figure":
+        """Draw the rank of every model by every metric."""
+        labels = self._metrics()
+        return figures.rank_map({labels[key].label: rank for key, rank in self.ranks.items()}, list(self.reports))
+
+    def plot_correlations(self) -> "Figure":
+        """Draw attack-free metrics against adversarial accuracy, with a fitted line."""
+        series = [figures.Series(*ATTACK_FREE[key], list(self._values(key).values())) for key in self.correlations]
+        pearsons = [row["pearson"] for row in self.correlations.values()]
+        return figures.scatter(series, self.adversarial_accuracy, pearsons)
+
+    @override
+    def records(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "model": name,
+                **{key: self._values(key)[name] for key in self._metrics()},
+                **{f"rank/{key}": rank[name] for key, rank in self.ranks.items()},
+            }
+            for name in self.reports
+        ]
+
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        computed = (
+            *("scores", "curves", "composite", "entropy_weights", "weights", "adversarial_accuracy", "ranks"),
+            *("correlations", "metric_pearson", "attack_pearson", "concordance"),
+        )
+        return {
+            "kind": type(self).__name__,
+            "prior": self.prior,
+            "balance": self.balance,
+            "missing": self.missing,
+            **{name: getattr(self, name) for name in computed},
+            "reports": {name: report.to_dict() for name, report in self.reports.items()},
+        }
+
+    @classmethod
+    @override
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        reports = {name: RobustnessReport.from_dict(report) for name, report in fields["reports"].items()}
+        return cls(reports, dict(fields["prior"]), fields["balance"], list(fields["missing"]))
+
+    def _settings(self) -> list[list[str]]:
+        budgets = ", ".join(f"{eps:g}" for eps in self.eps)
+        samples = {str(sweep.samples) for sweep in self._sweeps.values()}
+        rows = {"attacks": ", ".join(self.attacks), "budgets": budgets, "attacked samples": ", ".join(samples)}
+        return [[name, value] for name, value in {**rows, "balancing weight": f"{self.balance:g}"}.items()]
+
+    def _score(self) -> CompositeScores:
+        # A row for every model, and in it attacks, budgets and metrics
+        values = torch.tensor(
+            [[sweep.values[metric] for metric in SWEEP_METRICS] for sweep in self._sweeps.values()], dtype=torch.float64
+        ).permute(0, 2, 3, 1)
+        prior = [self.prior.get(metric, 1.0) for metric in SWEEP_METRICS]
+        return composite_scores(values, list(SWEEP_METRICS.values()), prior, self.balance)
+
+    def _validate(self, result: CompositeScores) -> None:
+        by_attack = [result.composite[:, number].flatten() for number in range(len(self.attacks))]
+        cmmr = result.curves.flatten()
+        self.attack_pearson = {name: pearson(cmmr, m) for name, m in zip(self.attacks, by_attack, strict=True)}
+        self.metric_pearson = {
+            name: {
+                metric: pearson(by_attack[row], result.normalized[:, row, :, column].flatten())
+                for column, metric in enumerate(SWEEP_METRICS)
+            }
+            for row, name in enumerate(self.attacks)
+        }
+        self.concordance = kendall_w(torch.stack(by_attack))
+
+    def _metrics(self) -> dict[str, MetricName]:
+        """What models are ranked by: what every report has."""
+        known = {**_HEADLINES, **ATTACK_FREE}
+        return {key: name for key, name in known.items() if not any(map(math.isnan, self._values(key).values()))}
+
+    def _values(self, key: str) -> dict[str, float]:
+        computed = {"cmmr": self.scores, "adv_acc": self.adversarial_accuracy}
+        if key in computed:
+            return computed[key]
+        return {name: report.metrics.get(key, math.nan) for name, report in self.reports.items()}
+
+    def _correlate(self, key: str) -> dict[str, float]:
+        values = torch.tensor(list(self._values(key).values()), dtype=torch.float64)
+        accuracy = torch.tensor(list(self.adversarial_accuracy.values()), dtype=torch.float64)
+        measures = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
+        return {name: measure(values, accuracy) for name, measure in measures.items()}
+
+
+def _rank(values: Mapping[str, float], higher_is_better: bool) -> dict[str, int]:
+    sign = 1 if higher_is_better else -1
+    return {name: 1 + sum(sign * other > sign * value for other in values.values()) for name, value in values.items()}
+
+
+def _check_reports(reports: Mapping[str, RobustnessReport]) -> dict[str, SweepReport]:
+    """Check that reports can be compared, and return their sweeps."""
+    if not reports:
+        raise ValueError("Expected at least one model to compare but got none.")
+    sweeps = {name: report.sweep for name, report in reports.items() if report.sweep is not None}
+    missing = [name for name in reports if name not in sweeps]
+    if missing:
+        raise ValueError(
+            f"Expected reports with a sweep but {', '.join(map(repr, missing))} has none. Evaluate with `sweep_eps=`."
+        )
+    for what, values in _settings(reports, sweeps).items():
+        if len(set(values)) > 1:
+            listed = ", ".join(f"{value} ({name})" for name, value in zip(reports, values, strict=True))
+            raise ValueError(f"Expected models with the same {what} but got {listed}.")
+    unclassified = [name for name, sweep in sweeps.items() if not sweep.clean_accuracy > 0]
+    if unclassified:
+        raise ValueError(
+            f"Expected models that classify some samples correctly but {', '.join(map(repr, unclassified))} does not. "
+            "Do its classes have the order of the labels?"
+        )
+    return sweeps
+
+
+def _settings(reports: Mapping[str, RobustnessReport], sweeps: Mapping[str, SweepReport]) -> dict[str, Sequence[Any]]:
+    return {
+        "number of classes": [report.num_classes for report in reports.values()],
+        "attacks": [", ".join(sweep.attacks) for sweep in sweeps.values()],
+        "budgets": [", ".join(f"{eps:g}" for eps in sweep.eps) for sweep in sweeps.values()],
+        "number of samples": [sweep.samples for sweep in sweeps.values()],
+    }

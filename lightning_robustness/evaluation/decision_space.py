@@ -1,0 +1,139 @@
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lightning_robustness.attacks import run
+from lightning_robustness.evaluation import figures
+from lightning_robustness.functional.class_statistics import accumulation_dtype
+from lightning_robustness.utilities.head import HeadTap
+from lightning_robustness.utilities.input_space import InputSpace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Projection = Literal["pca", "tsne"]
+
+
+@dataclass
+class DecisionSpace:
+    """Where clean and adversarial samples lie in the space that the classifier head sees, in two dimensions.
+
+    Args:
+        method: How the dimensions were reduced: ``"PCA"`` or ``"t-SNE"``.
+        attack: Name of the attack, with its budget.
+        labels: True labels.
+        clean: A point for each sample.
+        adversarial: A point for each sample after the attack.
+
+    """
+
+    method: str
+    attack: str
+    labels: list[int]
+    clean: list[list[float]]
+    adversarial: list[list[float]]
+
+    def plot(self) -> "Figure":
+        """Draw both, side by side, coloured by the true class.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        return figures.decision_space_figure(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dictionaries, lists, strings and numbers."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Make it from what ``to_dict`` returned."""
+        return cls(**fields)
+
+
+def project(
+    forward: Callable[..., Any],
+    tap: HeadTap,
+    x: Tensor,
+    y: Tensor,
+    attack: Callable[..., Any],
+    name: str,
+    method: Projection = "pca",
+    input_space: InputSpace | None = None,
+    batch_size: int = 128,
+    device: torch.device | None = None,
+    seed: int = 0,
+) -> DecisionSpace:
+    """Attack samples and project what enters the classifier head, before and after, to the plane.
+
+    Both are projected together: with PCA on the two directions of largest variance, or by the t-SNE of scikit-learn,
+    which keeps neighbours together and draws classes as the ROBY paper does.
+
+    Args:
+        forward: Callable from inputs to logits.
+        tap: The head of the model.
+        x: Inputs as the model sees them.
+        y: Labels.
+        attack: The attack.
+        name: What to call it.
+        method: ``"pca"`` or ``"tsne"``.
+        input_space: Range and normalisation of the inputs; by default, values in [0, 1] as they are.
+        batch_size: Number of samples to attack at a time.
+        device: Where to run; by default where the inputs are.
+        seed: Seed of what the attack and t-SNE draw.
+
+    Raises:
+        ModuleNotFoundError: If scikit-learn is not installed, for t-SNE.
+        ValueError: If the method is unknown.
+
+    """
+    reduce = _projection(method, seed)
+    embeddings, adversarial = [], []
+    for index, (rows, labels) in enumerate(zip(x.split(batch_size), y.split(batch_size), strict=True)):
+        rows, labels = rows.to(device), labels.to(device)
+        x_adv = run(forward, attack, rows, labels, input_space or InputSpace(), seed, index).x_adv
+        embeddings.append(tap.run(forward, rows).embedding.flatten(1))
+        adversarial.append(tap.run(forward, x_adv).embedding.flatten(1))
+    points = reduce(torch.cat([*embeddings, *adversarial]))
+    eps = getattr(attack, "eps", None)
+    title = name if eps is None else f"{name}, $\\epsilon$ = {eps:.3g}"
+    label = {"pca": "PCA", "tsne": "t-SNE"}[method]
+    return DecisionSpace(label, title, y.tolist(), points[: len(x)].tolist(), points[len(x) :].tolist())
+
+
+def _projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:
+    if method not in get_args(Projection):
+        raise ValueError(f"Expected the method of the decision space to be 'pca' or 'tsne' but got {method!r}.")
+    if method == "pca":
+        return _pca
+    try:
+        manifold = importlib.import_module("sklearn.manifold")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "Expected scikit-learn to be installed for t-SNE but it was not found. Install it with "
+            '`pip install scikit-learn`, or use "pca".'
+        ) from error
+
+    def tsne(features: Tensor) -> Tensor:
+        perplexity = min(30.0, (len(features) - 1) / 3)
+        transform = manifold.TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform
+        return torch.as_tensor(transform(features.float().cpu().numpy()))
+
+    return tsne
+
+
+def _pca(features: Tensor) -> Tensor:
+    centered = features.to(accumulation_dtype(features.device))
+    centered = centered - centered.mean(dim=0)
+    _, _, directions = torch.linalg.svd(centered, full_matrices=False)
+    plane = directions[:2]
+    # The sign of a direction is arbitrary: its largest entry shall be positive
+    largest = plane.gather(1, plane.abs().argmax(dim=1, keepdim=True))
+    points = centered @ (plane * largest.sign()).T
+    return torch.nn.functional.pad(points, (0, 2 - points.shape[1]))

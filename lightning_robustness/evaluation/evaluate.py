@@ -1,0 +1,139 @@
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_robustness.evaluation.decision_space import Projection
+from lightning_robustness.evaluation.evaluation_run import EvaluationRun, SampleSizes
+from lightning_robustness.evaluation.loading import on_device
+from lightning_robustness.evaluation.measurement import AttackLike, name_attacks
+from lightning_robustness.evaluation.robustness_report import RobustnessReport
+from lightning_robustness.evaluation.sweep import SWEEP_ATTACKS, plan_sweep
+from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.metrics.class_statistics import Mode
+from lightning_robustness.utilities.input_space import InputSpace
+
+
+def evaluate(
+    model: nn.Module,
+    dataloader: Iterable[Any],
+    attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = ("pgd", "cw", "square"),
+    eps: float | None = 8 / 255,
+    input_space: InputSpace | None = None,
+    num_classes: int | None = None,
+    head: str | nn.Module | None = None,
+    forward_fn: Callable[..., Any] | None = None,
+    batch_fn: Callable[..., Any] | None = None,
+    samples: int | None = None,
+    fim_samples: int = 256,
+    fim_method: FisherMethod = "auto",
+    attack_samples: int = 512,
+    clever_samples: int = 0,
+    clever_radius: float = 2.0,
+    sweep_eps: Sequence[float] = (),
+    sweep_attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = SWEEP_ATTACKS,
+    decision_space: Projection | None = None,
+    batch_size: int = 128,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    mode: Mode = "exact",
+    per_sample: bool = False,
+    progress: bool = True,
+) -> RobustnessReport:
+    """Measure how robust a trained model is, with and without attacks.
+
+    The numbers are those that ``RobustnessMonitor`` logs for the same weights, data and settings: RDI and ROBY of all
+    samples, Fisher information and attacks of a fixed sample that is spread over the loader. The model, its gradients
+    and modes, and all random states are afterwards what they were. It is meant for a single process: in a distributed
+    run, use the monitor.
+
+    Args:
+        model: The trained model, any module that returns logits.
+        dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
+        attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
+            Empty for none. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+        eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults.
+        input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
+        num_classes: Number of classes, to be checked; by default the number of logits.
+        head: The classifier head, by name or as a module; by default it is found.
+        forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
+        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
+        samples: Number of samples for the Fisher information and for attacks alike, instead of the next ones.
+        fim_samples: Number of samples for the Fisher information; 0 for none.
+        fim_method: How it is computed; see ``functional.fisher_spectral_norm``.
+        attack_samples: Number of samples to attack; 0 for none.
+        clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
+        clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
+        sweep_eps: Budgets of a sweep, increasing, for curves and for ``compare``; empty for none.
+        sweep_attacks: Attacks of the sweep; see :func:`~lightning_robustness.evaluation.sweep`.
+        decision_space: ``"pca"`` or ``"tsne"`` to keep the embeddings of clean and adversarial samples in the plane,
+            with PGD of the budget ``eps``.
+        batch_size: Number of samples of the sample that are worked on at a time.
+        device: Where to run; by default where the model is. It is moved back in the end.
+        seed: Seed of the sample, of random starts and directions.
+        mode: ``"exact"`` keeps the features of all samples; ``"streaming"`` takes memory of fixed size.
+        per_sample: Whether to keep the results of each sample.
+        progress: Whether to show progress bars.
+
+    Returns:
+        The report; of what was finished if the run is interrupted.
+
+    Raises:
+        TypeError: If the model is not a module.
+        ValueError: If the loader is empty, or has no labels although there are attacks; if the head cannot be found; or
+            an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.evaluation import evaluate
+        >>> model = torch.nn.Linear(2, 2)
+        >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
+        >>> data = [(torch.tensor([[0.75, 0.5], [1.0, 0.0], [0.0, 1.0], [0.25, 0.5]]), torch.tensor([0, 0, 1, 0]))]
+        >>> report = evaluate(model, data, attacks=["pgd"], eps=0.25, progress=False)
+        >>> report.metrics["acc"], round(report.metrics["asr/pgd"], 3), report.metrics["adv_acc/pgd"]
+        (0.75, 0.333, 0.5)
+
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"Expected `model` to be a torch.nn.Module, in which the head can be found, but got "
+            f"{type(model).__name__}. Wrap it in one."
+        )
+    if samples is not None:
+        fim_samples = attack_samples = samples
+    for name, size in {"fim": fim_samples, "attack": attack_samples, "clever": clever_samples}.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"Expected `{name}_samples` to be an integer of at least 0 but got {size!r}.")
+    named = name_attacks(attacks, eps) if attack_samples else {}
+    plan = plan_sweep(sweep_attacks, sweep_eps) if len(sweep_eps) else []
+    needs_labels = bool(named or plan or decision_space)
+    sizes = SampleSizes(fim_samples, attack_samples if needs_labels else 0, clever_samples)
+    forward = model if forward_fn is None else partial(forward_fn, model)
+    with on_device(model, device) as place:
+        run = EvaluationRun(model, forward, input_space or InputSpace(), sizes, batch_size, place, seed, progress)
+        features = partial(run.measure_features, dataloader, batch_fn, head, num_classes, mode, needs_labels)
+        parts: dict[str, Callable[[], None]] = {"the features": features}
+        if sizes.fim:
+            parts["the Fisher information"] = partial(run.measure_fisher, fim_method)
+        if sizes.clever:
+            parts["CLEVER"] = partial(run.measure_clever, clever_radius)
+        for name in named:
+            parts[f"the attack {name}"] = partial(run.attack, named, name)
+        if plan:
+            parts["the sweep"] = partial(run.sweep, plan, sweep_eps)
+        if decision_space is not None:
+            parts["the decision space"] = partial(run.project, name_attacks(["pgd"], eps), decision_space)
+        run.measure(parts)
+    settings = {
+        "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in named.items()) or "none",
+        "attacked": f"{attack_samples} samples" if named else "none",
+        "Fisher information": f"{fim_samples} samples, method {fim_method!r}" if fim_samples else "none",
+        "CLEVER": f"{clever_samples} samples, radius {clever_radius:g}" if clever_samples else "none",
+        "RDI and ROBY": f"all samples, mode {mode!r}",
+        "input space": repr(input_space or InputSpace()),
+        "seed": str(seed),
+        "torch": torch.__version__,
+    }
+    return run.report(settings, per_sample)

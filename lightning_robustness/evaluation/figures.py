@@ -1,0 +1,248 @@
+"""Figures of the reports, drawn without pyplot and its global state."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from lightning_robustness.evaluation.decision_space import DecisionSpace
+    from lightning_robustness.evaluation.sweep_report import SweepReport
+
+# Okabe and Ito's colours, which colour-blind people can tell apart, without yellow, which is too light for a line
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "os^DvPX"
+# Petroff's ten colours, for classes
+_CLASS_COLORS = (
+    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
+    *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
+)
+_BUDGET = "perturbation budget $\\epsilon$ (units of the input)"
+_MOST_MARKERS = 20
+
+
+class Series(NamedTuple):
+    """A metric for a scatter plot: how it is called, whether higher is more robust, and a value for each model."""
+
+    label: str
+    higher_is_better: bool
+    values: Sequence[float]
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Make an empty figure, in inches.
+
+    Raises:
+        ModuleNotFoundError: If matplotlib is not installed.
+
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "Expected matplotlib, which draws figures, but it is not installed: "
+            'pip install "lightning-robustness[plot]"'
+        ) from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def attack_curves(sweep: "SweepReport") -> "Figure":
+    """Draw the accuracy of one model against the budget, a curve for every attack and one for all together."""
+    figure = new_figure(6.4, 4.2)
+    axis = figure.subplots()
+    curves = dict(zip(sweep.attacks, sweep.values["accuracy"], strict=True))
+    _draw_accuracies(axis, sweep.eps, curves, sweep.clean_accuracy)
+    if len(curves) > 1:
+        axis.plot([0.0, *sweep.eps], [sweep.clean_accuracy, *sweep.worst], "k--", label="worst of all")
+    axis.set(xlabel=_BUDGET, ylabel="accuracy under attack")
+    _add_legend(axis)
+    return figure
+
+
+def model_curves(sweeps: Mapping[str, "SweepReport"]) -> "Figure":
+    """Draw the accuracy of several models against the budget, a panel for every attack."""
+    first = next(iter(sweeps.values()))
+    panels = [*first.attacks, "worst of all"] if len(first.attacks) > 1 else first.attacks
+    figure, axes = _grid(len(panels), 3.4, 2.9, shared="all")
+    for number, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
+        for index, (name, sweep) in enumerate(sweeps.items()):
+            values = sweep.values["accuracy"][number] if number < len(sweep.attacks) else sweep.worst
+            axis.plot([0.0, *sweep.eps], [sweep.clean_accuracy, *values], label=name, **_line(index, len(sweep.eps)))
+        axis.set_title(panel, fontsize=10)
+        axis.set_ylim(-0.03, 1.03)
+        axis.grid(alpha=0.3)
+    _share_legend(figure, axes[0])
+    figure.supxlabel(_BUDGET, fontsize=10)
+    figure.supylabel("accuracy under attack", fontsize=10)
+    return figure
+
+
+def cmmr_curves(eps: Sequence[float], curves: Mapping[str, Sequence[float]]) -> "Figure":
+    """Draw the CMMR of several models against the budget."""
+    figure = new_figure(6.4, 4.2)
+    axis = figure.subplots()
+    for index, (name, values) in enumerate(curves.items()):
+        axis.plot(eps, values, label=name, **_line(index, len(eps)))
+    axis.set(xlabel=_BUDGET, ylabel="CMMR (higher is more robust)")
+    axis.grid(alpha=0.3)
+    _add_legend(axis)
+    return figure
+
+
+def composite_map(eps: Sequence[float], composite: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
+    """Draw the composite metric M as a heat map for every model, attacks by budgets."""
+    num_attacks = len(next(iter(composite.values())))
+    figure, axes = _grid(len(composite), 4.2, 0.9 + 0.35 * num_attacks, columns=2, shared="x")
+    values = np.array([list(rows.values()) for rows in composite.values()])
+    for axis, cells, (name, rows) in zip(axes, values, composite.items(), strict=True):
+        axis.imshow(cells, aspect="auto", cmap="viridis", vmin=values.min(), vmax=values.max())
+        axis.set_title(name, fontsize=10)
+        axis.set_yticks(range(num_attacks), list(rows), fontsize=9)
+        step = math.ceil(len(eps) / 5)
+        axis.set_xticks(range(0, len(eps), step), [f"{value:g}" for value in eps[::step]], fontsize=9)
+    figure.supxlabel(_BUDGET, fontsize=10)
+    figure.colorbar(axes[0].images[0], ax=axes, label="M (higher is more robust)")
+    return figure
+
+
+def rank_map(ranks: Mapping[str, Mapping[str, int]], models: Sequence[str]) -> "Figure":
+    """Draw the rank of every model by every metric, 1 for the most robust."""
+    cells = np.array([[ranks[metric][name] for name in models] for metric in ranks])
+    figure = new_figure(2.2 + 1.1 * len(models), 1.2 + 0.32 * len(ranks))
+    axis = figure.subplots()
+    # From light to dark: reads the same in grey
+    axis.imshow(cells, aspect="auto", cmap="Blues_r", vmin=1, vmax=max(len(models), 2) * 1.4)
+    for (row, column), rank in np.ndenumerate(cells):
+        is_dark = rank - 1 < 0.45 * max(len(models) * 1.4 - 1, 1)
+        axis.text(column, row, str(rank), ha="center", va="center", color="white" if is_dark else "black")
+    slant: dict[str, Any] = {"rotation": 20, "ha": "left"} if len(models) > 3 else {}
+    axis.set_xticks(range(len(models)), models, fontsize=9, **slant)
+    axis.set_yticks(range(len(ranks)), list(ranks), fontsize=9)
+    axis.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axis.set_title("rank, 1 is most robust", fontsize=10)
+    return figure
+
+
+def scatter(series: Sequence[Series], accuracies: Mapping[str, float], correlations: Sequence[float]) -> "Figure":
+    """Draw attack-free metrics against adversarial accuracy, a point for every model, with a fitted line."""
+    figure, axes = _grid(len(series), 2.8, 2.6, shared="y")
+    accuracy = np.array(list(accuracies.values()))
+    for axis, metric, correlation in zip(axes, series, correlations, strict=True):
+        values = np.array(metric.values, dtype=float)
+        for index, (name, value) in enumerate(zip(accuracies, values, strict=True)):
+            color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+            axis.scatter([value], [accuracy[index]], label=name, zorder=3, color=color, marker=marker)
+        if not math.isnan(correlation):
+            slope, offset = np.polyfit(values, accuracy, 1)
+            ends = np.array([values.min(), values.max()])
+            axis.plot(ends, slope * ends + offset, color="0.5", linewidth=1)
+        axis.set_title(f"r = {correlation:.2f}, n = {len(values)}", fontsize=9)
+        axis.set_xlabel(
+            f"{metric.label} ({'higher' if metric.higher_is_better else 'lower'} is more robust)", fontsize=8
+        )
+        axis.tick_params(labelsize=8)
+        axis.locator_params(axis="x", nbins=4)
+        axis.grid(alpha=0.3)
+    _share_legend(figure, axes[0])
+    figure.supylabel("adversarial accuracy", fontsize=10)
+    return figure
+
+
+def success_rates(rates: Mapping[str, Mapping[str, float]]) -> "Figure":
+    """Draw the success rate of every attack, with its confidence interval."""
+    figure = new_figure(6.4, 1.2 + 0.42 * max(len(rates), 1))
+    axis = figure.subplots()
+    for row, (name, rate) in enumerate(rates.items()):
+        color = "black" if name == "worst" else COLORS[0]
+        axis.plot([rate["asr_low"], rate["asr_high"]], [row, row], color=color, linewidth=2.5, alpha=0.45)
+        axis.plot([rate["asr"]], [row], "o", color=color)
+        side = 8 if rate["asr_high"] < 0.85 else -8
+        axis.annotate(
+            f"{rate['asr']:.1%}",
+            (rate["asr_high"] if side > 0 else rate["asr_low"], row),
+            xytext=(side, 0),
+            textcoords="offset points",
+            ha="left" if side > 0 else "right",
+            va="center",
+            fontsize=9,
+        )
+    axis.set_yticks(range(len(rates)), list(rates))
+    axis.set_ylim(len(rates) - 0.5, -0.5)
+    axis.set_xlim(-0.02, 1.02)
+    axis.set_xlabel("attack success rate, with 95 % confidence interval (lower is more robust)")
+    axis.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def decision_space_figure(space: "DecisionSpace") -> "Figure":
+    """Draw the embeddings of clean and of adversarial samples in the plane, coloured by their true class."""
+    figure = new_figure(9.6, 4.7)
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
+    labels = np.array(space.labels)
+    classes = np.unique(labels)
+    panels = {"clean samples": space.clean, f"under {space.attack}": space.adversarial}
+    for axis, (title, points) in zip(axes, panels.items(), strict=True):
+        for number, label in enumerate(classes):
+            rows = np.array(points)[labels == label]
+            color, marker = _CLASS_COLORS[number % len(_CLASS_COLORS)], MARKERS[number % len(MARKERS)]
+            axis.scatter(*rows.T, s=14, color=color, marker=marker, linewidths=0, alpha=0.75, label=str(label))
+        axis.set(title=title, xticks=[], yticks=[])
+    if len(classes) <= 20:
+        _share_legend(figure, axes[0], title="true class", markerscale=2)
+    figure.supxlabel(f"{space.method} of the embeddings, both panels on the same axes", fontsize=9)
+    return figure
+
+
+def _draw_accuracies(
+    axis: "Axes", eps: Sequence[float], curves: Mapping[str, Sequence[float]], clean_accuracy: float
+) -> None:
+    for index, (name, values) in enumerate(curves.items()):
+        axis.plot([0.0, *eps], [clean_accuracy, *values], label=name, **_line(index, len(eps)))
+    axis.set_ylim(-0.03, 1.03)
+    axis.grid(alpha=0.3)
+
+
+def _line(index: int, length: int) -> dict[str, Any]:
+    marker = MARKERS[index % len(MARKERS)]
+    return {
+        "color": COLORS[index % len(COLORS)],
+        "marker": marker,
+        "markersize": 4,
+        "markevery": max(length // _MOST_MARKERS, 1),
+        "linewidth": 1.4,
+    }
+
+
+def _grid(
+    number: int, width: float, height: float, columns: int = 3, shared: str = ""
+) -> tuple["Figure", list["Axes"]]:
+    """Make a figure with as many axes as are needed, in rows."""
+    columns = min(columns, number)
+    rows = math.ceil(number / columns)
+    figure = new_figure(0.6 + width * columns, 0.9 + height * rows)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=shared in ("x", "all"), sharey=shared in ("y", "all"))
+    used = list(axes.flat)
+    for axis in used[number:]:
+        axis.remove()
+    for axis in used[max(number - columns, 0) : number]:
+        axis.tick_params(labelbottom=True)  # also where the axis below was removed
+    return figure, used[:number]
+
+
+def _add_legend(axis: "Axes") -> None:
+    axis.legend(fontsize=9, frameon=False)
+
+
+def _share_legend(figure: "Figure", axis: "Axes", **options: Any) -> None:
+    """Put one legend above all axes, in as many columns as fit."""
+    handles, labels = axis.get_legend_handles_labels()
+    inches = 0.6 + 0.075 * max(map(len, labels))
+    columns = min(len(labels), max(int(figure.get_figwidth() / inches), 1))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=9, frameon=False, **options)

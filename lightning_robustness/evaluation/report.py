@@ -1,0 +1,133 @@
+"""What all reports can do: be printed, written to JSON and HTML, read again, and become a data frame."""
+
+import importlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from lightning_robustness.evaluation.page import render_page
+from lightning_robustness.evaluation.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Report:
+    """Base of the reports: a subclass says what its tables, figures, notes and fields are."""
+
+    title: str
+
+    def tables(self) -> list[Table]:
+        """Tables that the text and the page show."""
+        raise NotImplementedError
+
+    def figures(self) -> dict[str, "Figure"]:
+        """Figures that the page shows, by their captions."""
+        raise NotImplementedError
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that a reader of the numbers should know."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dictionaries, lists, strings and numbers."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Make the report from what ``to_dict`` returned."""
+        raise NotImplementedError
+
+    def records(self) -> list[dict[str, Any]]:
+        """Rows of the data frame."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        parts = [self.title, *(table.to_text() for table in self.tables())]
+        return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes)])
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return the report as JSON, NaN and infinity as null, and write it to a file if a path is given."""
+        text = json.dumps(_without_nan(self.to_dict()), indent=2)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> Self:
+        """Read a report that ``to_json`` wrote to a file.
+
+        Raises:
+            ValueError: If the file is no JSON, or holds something else.
+
+        """
+        fields = read_json(path)
+        if fields.get("kind") != cls.__name__:
+            raise ValueError(f"Expected a {cls.__name__} in {path} but got {fields.get('kind')}.")
+        return cls.from_dict(fields)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the report as a page that needs nothing else, and write it to a file if a path is given.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        page = render_page(self.title, self.tables(), self.figures(), self.notes)
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def to_frame(self) -> Any:
+        """Return the numbers as a data frame of pandas.
+
+        Raises:
+            ModuleNotFoundError: If pandas is not installed.
+
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "Expected pandas to be installed for a data frame but it was not found. Install it with "
+                "`pip install pandas`, or use `to_dict`."
+            ) from error
+        return pandas.DataFrame(self.records())
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a dictionary from a JSON file.
+
+    Raises:
+        ValueError: If the file holds something else.
+
+    """
+    try:
+        fields = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"Expected a report as JSON in {path} but it cannot be read: {error}.") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"Expected a report as a JSON object in {path} but got {type(fields).__name__}.")
+    return fields
+
+
+def to_floats(values: Any) -> Any:
+    """Put NaN back where JSON has null, in nested lists and dictionaries of numbers."""
+    if isinstance(values, Mapping):
+        return {name: to_floats(value) for name, value in values.items()}
+    if isinstance(values, Sequence) and not isinstance(values, str):
+        return [to_floats(value) for value in values]
+    return math.nan if values is None else values
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nan(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,153 @@
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self, override
+
+from lightning_robustness.attacks import MaskingSign
+from lightning_robustness.evaluation import figures
+from lightning_robustness.evaluation.decision_space import DecisionSpace
+from lightning_robustness.evaluation.metric_names import ATTACK_FREE
+from lightning_robustness.evaluation.report import Report, to_floats
+from lightning_robustness.evaluation.sweep_report import SweepReport
+from lightning_robustness.evaluation.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(repr=False)
+class RobustnessReport(Report):
+    """What ``evaluate`` found out about a model; its text is a few tables.
+
+    Args:
+        model: Name of the model's class.
+        num_classes: Number of classes.
+        metrics: Values by the keys that ``RobustnessMonitor`` logs, without prefix.
+        rates: For each attack, and ``"worst"`` for all together: ``asr`` with its 95 % confidence interval ``asr_low``
+            and ``asr_high``, ``error_rate``, ``adv_acc``, mean l2 ``distortion`` of the samples that it broke, and
+            counts of samples.
+        signs: Signs that gradients are masked.
+        settings: Settings, as text.
+        interrupted: What was being measured when the run was interrupted; None if it was not.
+        per_sample: On request, lists with an entry a sample: ``fim`` for the sample of the Fisher information; ``y``,
+            ``preds`` and each attack's ``adv_preds/<attack>``, ``l2/<attack>`` and ``linf/<attack>`` for the attacks.
+        sweep: On request, curves over budgets.
+        decision_space: On request, embeddings in the plane.
+
+    """
+
+    model: str
+    num_classes: int
+    metrics: dict[str, float]
+    rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    signs: list[MaskingSign] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    interrupted: str | None = None
+    per_sample: dict[str, list[Any]] | None = None
+    sweep: SweepReport | None = None
+    decision_space: DecisionSpace | None = None
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """Headline of the text and of the page."""
+        return f"Robustness of {self.model}"
+
+    @override
+    def tables(self) -> list[Table]:
+        tables = [self._summary(), self._attacks(), self._signs(), self._seconds()]
+        settings = Table("Settings", ["setting", "value"], list(self.settings.items()))
+        tables += [self.sweep.tables()[0]] if self.sweep is not None else []
+        return [tables[0], *(table for table in (*tables[1:], settings) if table.rows)]
+
+    @override
+    def figures(self) -> dict[str, "Figure"]:
+        drawn = {"Success rates of the attacks": figures.success_rates(self.rates)} if self.rates else {}
+        if self.sweep is not None:
+            drawn |= self.sweep.figures()
+        if self.decision_space is not None:
+            drawn["Decision space: what enters the classifier head"] = self.decision_space.plot()
+        return drawn
+
+    @property
+    @override
+    def notes(self) -> list[str]:
+        notes = []
+        if self.interrupted is not None:
+            notes.append(f"The run was interrupted while it measured {self.interrupted}: what follows is not complete.")
+        if self.signs:
+            names = ", ".join(sign.name for sign in self.signs)
+            notes.append(f"Gradients seem to be masked ({names}), so that success rates are too low.")
+        if "worst" in self.rates and any(rate["asr"] > self.rates["worst"]["asr"] for rate in self.rates.values()):
+            notes.append("An attack without a budget counts in 'worst' only where it stays within that of the others.")
+        return notes + ([] if self.sweep is None else self.sweep.notes)
+
+    def plot(self) -> "Figure":
+        """Draw the success rates with their confidence intervals, or the curves where there are no attacks but a sweep.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+            ValueError: If there is neither.
+
+        """
+        if not self.rates and self.sweep is None:
+            raise ValueError("Expected results of attacks or a sweep to plot but the report has none.")
+        return figures.success_rates(self.rates) if self.sweep is None else figures.attack_curves(self.sweep)
+
+    @override
+    def records(self) -> list[dict[str, Any]]:
+        return [{"model": self.model, **self.metrics}]
+
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": type(self).__name__,
+            **{name: getattr(self, name) for name in ("model", "num_classes", "metrics", "rates")},
+            "signs": [sign._asdict() for sign in self.signs],
+            **{name: getattr(self, name) for name in ("settings", "interrupted", "per_sample")},
+            "sweep": None if self.sweep is None else self.sweep.to_dict(),
+            "decision_space": None if self.decision_space is None else self.decision_space.to_dict(),
+        }
+
+    @classmethod
+    @override
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        own = {name: value for name, value in fields.items() if name != "kind"}
+        own |= {name: to_floats(own[name]) for name in ("metrics", "rates")}
+        own["signs"] = [MaskingSign(**sign) for sign in own["signs"]]
+        own["sweep"] = None if own["sweep"] is None else SweepReport.from_dict(own["sweep"])
+        space = own["decision_space"]
+        own["decision_space"] = None if space is None else DecisionSpace.from_dict(space)
+        return cls(**own)
+
+    def _summary(self) -> Table:
+        rows: list[list[Any]] = []
+        rows += [["accuracy", self.metrics["acc"], ""]] if "acc" in self.metrics else []
+        rows += [
+            [name.label, self.metrics[key], "higher" if name.higher_is_better else "lower"]
+            for key, name in ATTACK_FREE.items()
+            if key in self.metrics
+        ]
+        if "worst" in self.rates:
+            rows.append(["accuracy under the worst attack", self.rates["worst"]["adv_acc"], "higher"])
+        return Table("Robustness", ["metric", "value", "more robust"], rows)
+
+    def _attacks(self) -> Table:
+        header = ["attack", "success rate", "95 % from", "to", "accuracy", "l2 distortion", "attacked", "of"]
+        names = ("asr", "asr_low", "asr_high", "adv_acc", "distortion")
+        rows: list[list[Any]] = [
+            [name, *(rate[part] for part in names), int(rate["correct"]), int(rate["count"])]
+            for name, rate in self.rates.items()
+        ]
+        return Table("Attacks", header, rows)
+
+    def _signs(self) -> Table:
+        return Table(
+            "Signs of masked gradients", ["sign", "evidence", "meaning", "remedy"], [list(s) for s in self.signs]
+        )
+
+    def _seconds(self) -> Table:
+        parts: list[list[Any]] = [
+            [key.removeprefix("seconds/"), value] for key, value in self.metrics.items() if key.startswith("seconds/")
+        ]
+        return Table("Time", ["part", "seconds"], parts)

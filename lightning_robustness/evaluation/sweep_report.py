@@ -1,0 +1,101 @@
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self, override
+
+from lightning_robustness.evaluation import figures
+from lightning_robustness.evaluation.report import Report, to_floats
+from lightning_robustness.evaluation.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Of the CMMR paper, and whether higher is more robust
+SWEEP_METRICS = {"accuracy": True, "ssim": True, "psnr": True, "mse": False, "ald2": False}
+
+
+@dataclass(repr=False)
+class SweepReport(Report):
+    """Accuracy and image quality for every attack and budget.
+
+    Args:
+        attacks: Names of the attacks.
+        eps: Budgets, increasing, in un-normalised units.
+        values: ``"accuracy"``, ``"ssim"``, ``"psnr"``, ``"mse"`` and ``"ald2"``, each with a list of one value a budget
+            for each attack; NaN where a metric is not defined.
+        worst: Accuracy at each budget when a sample counts as wrong as soon as any of the attacks breaks it.
+        clean_accuracy: Accuracy without an attack.
+        samples: Number of samples.
+        seconds: What each attack took, over all budgets.
+        settings: Settings, as text.
+        interrupted: Whether the sweep was interrupted, so that some samples are missing.
+        breaking_eps: On request, for each attack and sample, the smallest budget that breaks it: 0 if it is wrong
+            without an attack, infinity if none does.
+
+    """
+
+    attacks: list[str]
+    eps: list[float]
+    values: dict[str, list[list[float]]]
+    worst: list[float]
+    clean_accuracy: float
+    samples: int
+    seconds: dict[str, float]
+    settings: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    breaking_eps: dict[str, list[float]] | None = None
+
+    title = "Robustness curves"
+
+    @override
+    def tables(self) -> list[Table]:
+        header = ["eps", "attack", "accuracy", "SSIM", "PSNR (dB)", "MSE", "ALD2"]
+        rows = [[f"{row['eps']:g}", row["attack"], *(row[name] for name in SWEEP_METRICS)] for row in self.records()]
+        settings = [[name, value] for name, value in self.settings.items()]
+        return [
+            Table("Accuracy and image quality", header, rows),
+            *([Table("Settings", ["setting", "value"], settings)] if settings else []),
+        ]
+
+    @override
+    def figures(self) -> dict[str, "Figure"]:
+        return {"Accuracy against the budget, for every attack": self.plot()}
+
+    @property
+    @override
+    def notes(self) -> list[str]:
+        missing = "The sweep was interrupted: it covers the first {} samples." if self.interrupted else ""
+        return [missing.format(self.samples)] if missing else []
+
+    def plot(self) -> "Figure":
+        """Draw accuracy against the budget, a curve for every attack.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        return figures.attack_curves(self)
+
+    @override
+    def records(self) -> list[dict[str, Any]]:
+        return [
+            {"attack": attack, "eps": eps, **{name: self.values[name][row][column] for name in SWEEP_METRICS}}
+            for row, attack in enumerate(self.attacks)
+            for column, eps in enumerate(self.eps)
+        ]
+
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__, **asdict(self)}
+
+    @classmethod
+    @override
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        own = {name: value for name, value in fields.items() if name != "kind"}
+        own["values"] = to_floats(own["values"])
+        if own["breaking_eps"] is not None:
+            rows = own["breaking_eps"].items()
+            own["breaking_eps"] = {name: [math.inf if eps is None else eps for eps in row] for name, row in rows}
+        return cls(**own)

@@ -1,0 +1,635 @@
+import pickle
+from collections import UserDict
+from dataclasses import dataclass
+
+import lightning as L
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+
+from lightning_robustness import AdversarialTraining, InputSpace, RobustnessMonitor
+from lightning_robustness.attacks import CW, PGD, run
+from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
+from lightning_robustness.functional import fisher_spectral_norm, robustness_difference_index
+from tests.callbacks.distributed_fit import as_torchrun_would
+from tests.callbacks.modules import Classifier, digits_data, make_trainer
+from tests.callbacks.test_watching_changes_nothing import assert_identical
+from tests.callbacks.test_watching_changes_nothing import run as run_watched
+
+SETTINGS = {"attack": "pgd", "eps": 0.15, "alpha": 0.05, "steps": 3}
+ATTACK = PGD(eps=0.15, alpha=0.05, steps=3, all_steps=True)
+
+
+def loader(size=160, batch_size=32, **kwargs):
+    # Not shuffled, and with a generator of its own, so that a loop by hand sees the same data and random numbers
+    return DataLoader(digits_data(0, size), batch_size=batch_size, generator=torch.Generator(), **kwargs)
+
+
+class Recorder(Classifier):
+    """Keeps the batches that its training step gets, and the losses that it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches, self.losses = [], []
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.net[7].eval()
+
+    def training_step(self, batch, batch_idx):
+        self.batches.append(batch)
+        loss = nn.functional.cross_entropy(self(inputs(batch)), labels(batch))
+        self.losses.append(loss.item())
+        return loss
+
+
+def inputs(batch):
+    return batch[0] if isinstance(batch, (tuple, list)) else batch.image if hasattr(batch, "image") else batch["image"]
+
+
+def labels(batch):
+    return batch[1] if isinstance(batch, (tuple, list)) else batch.label if hasattr(batch, "label") else batch["label"]
+
+
+def fit(path, callback, module=Recorder, data=None, **kwargs):
+    L.seed_everything(3, verbose=False)
+    module = module()
+    trainer = make_trainer(path, callback, **kwargs)
+    trainer.fit(module, loader() if data is None else data)
+    return module, trainer
+
+
+def by_hand(epochs, attack, seed=0, accumulate=1, clip=None, rank=0, world_size=1, data=None):
+    """What the Trainer does, in a loop of its own."""
+    L.seed_everything(3, verbose=False)
+    module, index = Classifier(), 0
+    (optimizer,), (schedule,) = module.configure_optimizers()
+    if world_size > 1:
+        L.seed_everything(3, verbose=False)  # as Lightning does where it sets up processes
+    module.train()
+    data = loader() if data is None else data
+    for _ in range(epochs):
+        for number, (x, y) in enumerate(data):
+            module.net[7].eval()
+            x = attack(module, x, y, seed=seed, index=index * world_size + rank)
+            if world_size > 1:
+                for buffer in module.buffers():
+                    dist.broadcast(buffer, 0)  # as DistributedDataParallel does before each forward pass
+            (nn.functional.cross_entropy(module(x), y) / accumulate).backward()
+            index += 1
+            if (number + 1) % accumulate == 0 or number + 1 == len(data):
+                if world_size > 1:
+                    for p in module.parameters():
+                        dist.all_reduce(p.grad)
+                        p.grad /= world_size
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(module.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+        schedule.step()
+    return module
+
+
+def assert_same_weights(first, second):
+    assert_identical(dict(first.state_dict()), dict(second.state_dict()))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "options"),
+    [({}, {}), ({"accumulate_grad_batches": 2}, {"accumulate": 2}), ({"gradient_clip_val": 0.1}, {"clip": 0.1})],
+    ids=["plain", "accumulation", "clipping"],
+)
+def test_weights_of_a_loop_by_hand(tmp_path, kwargs, options):
+    module, _ = fit(tmp_path, AdversarialTraining(**SETTINGS), max_epochs=2, **kwargs)
+    assert_same_weights(module, by_hand(2, ATTACK, **options))
+    with pytest.raises(AssertionError, match=r"net\.0\.weight"):
+        assert_same_weights(module, by_hand(2, ATTACK, seed=1, **options))
+
+
+def fit_as_one_of_two(rank, path):
+    as_torchrun_would(rank)
+    callback = AdversarialTraining(**SETTINGS, measure_every_n_batches=1)
+    options = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}  # which would shuffle
+    module, trainer = fit(path, callback, data=shard_of_two(rank), max_epochs=2, **options)
+    return dict(module.state_dict()), logged(trainer), inputs(module.batches[0])
+
+
+def shard_of_two(rank):
+    return DataLoader(Subset(digits_data(0, 160), range(rank, 160, 2)), batch_size=32, generator=torch.Generator())
+
+
+def by_hand_as_one_of_two(rank):
+    return dict(by_hand(2, ATTACK, rank=rank, world_size=2, data=shard_of_two(rank)).state_dict())
+
+
+def test_two_processes(tmp_path, two_processes):
+    trained = two_processes(fit_as_one_of_two, tmp_path)
+    expected = two_processes(by_hand_as_one_of_two)
+    assert_identical([state for state, _, _ in trained], expected)
+    assert_identical(trained[0][1], trained[1][1])
+    clean = [next(iter(shard_of_two(rank)))[0] for rank in range(2)]
+    directions = [(x - x_clean).sign() for (_, _, x), x_clean in zip(trained, clean, strict=True)]
+    assert (directions[0] == directions[1]).float().mean() < 0.8
+
+
+def logged(trainer):
+    values = trainer.callback_metrics.items()
+    return {name.split("/")[1]: value.item() for name, value in values if name.startswith("adversarial_training/")}
+
+
+@dataclass
+class Sample:
+    image: Tensor
+    label: Tensor
+
+
+COLLATE = {
+    "tuple": lambda x, y: (x, y),
+    "list": lambda x, y: [x, y],
+    "dict": lambda x, y: {"image": x, "label": y, "path": ["somewhere"] * len(x)},
+    "mapping": lambda x, y: UserDict(image=x, label=y),
+    "dataclass": Sample,
+}
+
+
+class Witness(L.Callback):
+    """What another callback sees."""
+
+    def __init__(self):
+        self.inputs = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.inputs.append(inputs(batch).clone())
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        assert torch.equal(inputs(batch), self.inputs[-1])
+
+
+@pytest.mark.parametrize("collate", COLLATE.values(), ids=COLLATE.keys())
+def test_batches_of_any_type_and_nothing_is_written_into_them(tmp_path, collate):
+    images, targets = digits_data(0, 64).tensors
+    batches = [collate(images[:32], targets[:32]), collate(images[32:], targets[32:])]
+    before, witness = images.clone(), Witness()
+    L.seed_everything(3, verbose=False)
+    module = Recorder()
+    trainer = make_trainer(tmp_path, witness, AdversarialTraining(**SETTINGS))
+    trainer.fit(module, DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch))
+    assert torch.equal(images, before)
+    assert torch.equal(torch.cat(witness.inputs), before)
+    assert [type(batch) for batch in module.batches] == [type(batch) for batch in batches]
+    for batch, clean in zip(module.batches, batches, strict=True):
+        assert torch.equal(labels(batch), labels(clean))
+        assert 0.14 < (inputs(batch) - inputs(clean)).abs().max() <= 0.15 + 1e-6
+        assert not inputs(batch).requires_grad
+
+
+def test_labels_from_a_function(tmp_path):
+    images, targets = digits_data(0, 32).tensors
+
+    class OneHot(Classifier):
+        def training_step(self, batch, batch_idx):
+            assert (batch["views"][0] - images).abs().max() > 0.1
+            assert torch.equal(batch["views"][1], images)
+            return nn.functional.cross_entropy(self(batch["views"][0]), batch["soft"])
+
+        def on_train_batch_start(self, batch, batch_idx):
+            pass
+
+    batch = {"views": [images, images.clone()], "soft": torch.eye(10)[targets]}
+    callback = AdversarialTraining(**SETTINGS, batch_fn=lambda batch: (batch["views"][0], batch["soft"].argmax(dim=1)))
+    fit(tmp_path, callback, OneHot, DataLoader([batch], batch_size=None))
+    assert callback.state_dict()["num_batches"] == 1
+
+
+def test_logits_from_a_function(tmp_path):
+    class Hidden(Recorder):
+        def forward(self, x):
+            raise NotImplementedError
+
+        def training_step(self, batch, batch_idx):
+            self.batches.append(batch)
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    callback = AdversarialTraining(**SETTINGS, forward_fn=lambda module, x: {"logits": module.net(x)})
+    module, _ = fit(tmp_path, callback, Hidden)
+    assert_same_weights(module, by_hand(1, ATTACK))
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
+def test_mix(tmp_path, ratio):
+    module, _ = fit(tmp_path, AdversarialTraining(**SETTINGS, mode="mix", ratio=ratio))
+    changed = [(x != clean).flatten(1).any(dim=1) for (x, _), (clean, _) in zip(module.batches, loader(), strict=True)]
+    assert [int(rows.sum()) for rows in changed] == [round(ratio * 32)] * 5
+    assert ratio == 1.0 or not torch.equal(changed[0], changed[1])
+
+
+def test_concat(tmp_path):
+    module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, mode="concat", measure_every_n_batches=1))
+    x_adv = first_adversarial_batch()
+    for number, ((x, y), (clean, targets)) in enumerate(zip(module.batches, loader(), strict=True)):
+        assert torch.equal(x[:32], clean)
+        assert torch.equal(y, torch.cat([targets, targets]))
+        if number == 0:
+            assert torch.equal(x[32:], x_adv)
+    assert logged(trainer)["loss"] == pytest.approx(sum(module.losses) / 5, rel=1e-5)
+
+
+def first_adversarial_batch():
+    L.seed_everything(3, verbose=False)
+    x, y = next(iter(loader()))
+    return ATTACK(Recorder().eval(), x, y)
+
+
+@pytest.mark.parametrize("mode", ["replace", "mix", "concat"])
+def test_normalised_inputs(tmp_path, mode):
+    space = InputSpace(mean=0.25, std=0.5)
+    images, targets = digits_data(0, 64).tensors
+    callback = AdversarialTraining(**SETTINGS, input_space=space, mode=mode)
+    data = DataLoader([(space.normalize(images), targets)], batch_size=None)
+    module, _ = fit(tmp_path, callback, data=data)
+    pixels = space.unnormalize(inputs(module.batches[0]))[-64:]
+    assert -1e-6 < pixels.min() < 0.01
+    assert 0.99 < pixels.max() < 1 + 1e-6
+    assert (pixels - images).abs().max() == pytest.approx(0.15, abs=1e-5)
+
+
+def test_warm_up_and_schedule(tmp_path):
+    class Budgets(L.Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            number = len(pl_module.batches) // (trainer.current_epoch + 1)
+            pairs = zip(pl_module.batches[-number:], loader(), strict=True)
+            largest = max((inputs(batch) - clean).abs().max().item() for batch, (clean, _) in pairs)
+            self.seen.append((round(largest, 3), logged(trainer).get("eps")))
+
+    L.seed_everything(3, verbose=False)
+    module, budgets = Recorder(), Budgets()
+    callback = AdversarialTraining("pgd", eps=[0.0, 0.1, 0.2], steps=2, warmup_epochs=2)
+    make_trainer(tmp_path, callback, budgets, max_epochs=6).fit(module, loader())
+    assert [largest for largest, _ in budgets.seen] == [0.0, 0.0, 0.0, 0.1, 0.2, 0.2]
+    assert [eps for _, eps in budgets.seen[:2]] == [None, None]
+    assert [eps for _, eps in budgets.seen[2:]] == pytest.approx([0.0, 0.1, 0.2, 0.2])
+
+
+def test_published_attacks():
+    assert AdversarialTraining().attack == PGD(all_steps=True)
+    assert AdversarialTraining("fast", eps=0.1).attack == PGD(eps=0.1, steps=1, alpha=0.125, all_steps=True)
+    assert AdversarialTraining("fast", eps=0.1, alpha=0.05).attack.alpha == 0.05
+    assert AdversarialTraining("cw", steps=5).attack == CW(steps=5, all_steps=True)
+    assert AdversarialTraining(PGD(norm="l2"), eps=2.0, all_steps=False).attack == PGD(norm="l2", eps=2.0)
+
+
+def noise(model, x, y):
+    return (x + 0.1 * torch.randn_like(x)).clamp(0, 1)
+
+
+@pytest.mark.parametrize("attack", ["fast", "cw", "torchattacks:FGSM", noise], ids=str)
+def test_any_attack(tmp_path, attack):
+    module, trainer = fit(tmp_path, AdversarialTraining(attack, measure_every_n_batches=1))
+    changes = [(inputs(batch) - clean).abs().max() for batch, (clean, _) in zip(module.batches, loader(), strict=True)]
+    assert max(changes) > 0.01
+    assert 0 <= logged(trainer)["broken"] <= 1
+
+
+@pytest.mark.parametrize("eval_mode", [True, False])
+def test_mode_of_the_attack_and_statistics(tmp_path, eval_mode):
+    modes = []
+
+    def spy(model, x, y):
+        modes.append([module.training for module in model.model.net])
+        model(x)  # moves statistics, in train mode
+        return x
+
+    module, _ = fit(tmp_path, AdversarialTraining(spy, eval_mode=eval_mode), max_epochs=2)
+    assert modes == [[not eval_mode and number != 7 for number in range(10)]] * 10  # 7 is frozen
+    assert_same_weights(module, by_hand(2, lambda model, x, y, seed, index: x))
+
+
+def test_random_starts_differ_and_come_from_the_seed(tmp_path):
+    starts = []
+
+    def spy(model, x, y):
+        starts.append(torch.rand(1).item())
+        return x
+
+    for seed in (0, 0, 1):
+        fit(tmp_path, AdversarialTraining(spy, seed=seed), max_epochs=2)
+    assert starts[:10] == starts[10:20]
+    assert len(set(starts)) == 20
+
+
+class Deterministic(Recorder):
+    """Without dropout, whose random state is not part of a checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[5] = nn.Identity()
+
+
+@pytest.mark.parametrize("when", [{"every_n_epochs": 1}, {"every_n_train_steps": 5}])
+def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(tmp_path, when):
+    checkpoint = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, **when)
+    L.seed_everything(3, verbose=False)
+    module = Deterministic()
+    trainer = make_trainer(
+        tmp_path, AdversarialTraining("fast", eps=0.1), checkpoint, max_epochs=3, enable_checkpointing=True
+    )
+    trainer.fit(module, loader())
+    resumed, callback = Deterministic(), AdversarialTraining("fast", eps=0.1)
+    make_trainer(tmp_path, callback, max_epochs=3).fit(resumed, loader(), ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert len(resumed.batches) == 10
+    assert callback.state_dict() == trainer.callbacks[0].state_dict()
+    assert_same_weights(module, resumed)
+
+
+def test_pickle():
+    callback = AdversarialTraining(**SETTINGS, input_space=InputSpace(mean=0.5))
+    copy = pickle.loads(pickle.dumps(callback))
+    assert copy.attack == callback.attack
+    assert copy.input_space == callback.input_space
+
+
+class Manual(Recorder):
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    def on_train_epoch_end(self):
+        self.lr_schedulers().step()
+
+
+def test_manual_optimization(tmp_path):
+    module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS), Manual, max_epochs=2)
+    assert_same_weights(module, by_hand(2, ATTACK))
+    assert "loss" not in logged(trainer)  # the step returns none
+
+
+class InDictionary(Recorder):
+    def training_step(self, batch, batch_idx):
+        return {"loss": super().training_step(batch, batch_idx)}
+
+
+@pytest.mark.parametrize("module", [Recorder, InDictionary])
+def test_values(tmp_path, module):
+    class Still(module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+            images, targets = digits_data(0, 144).tensors
+            means = torch.stack([images[targets == k].flatten(1).mean(dim=0) for k in range(10)])
+            self.net[1].weight.data, self.net[1].bias.data = means, -means.square().sum(dim=1) / 2  # the closest mean
+
+        def on_train_batch_start(self, batch, batch_idx):
+            pass
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    callback = AdversarialTraining(**SETTINGS, measure_every_n_batches=2)
+    module, trainer = fit(tmp_path, callback, Still, loader(144))  # the last batch has half the size
+    measured = [(x, x_adv, y) for (x_adv, _), (x, y) in zip(module.batches, loader(144), strict=True)][::2]
+    x, x_adv, y = (torch.cat(tensors) for tensors in zip(*measured, strict=True))
+    right, adv_right = module(x).argmax(dim=1) == y, module(x_adv).argmax(dim=1) == y
+    values = logged(trainer)
+    assert 0 < (right & ~adv_right).sum() < right.sum()
+    assert values["acc"] == pytest.approx(adv_right.sum().item() / 80)
+    assert values["broken"] == pytest.approx((right & ~adv_right).sum().item() / right.sum().item())
+    assert values["loss"] == pytest.approx((32 * sum(module.losses[:4]) + 16 * module.losses[4]) / 144, rel=1e-5)
+    assert values["eps"] == pytest.approx(0.15)
+    assert set(values) == {"acc", "broken", "loss", "eps"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("64-true", torch.float64), ("bf16-true", torch.bfloat16)]
+)
+def test_precision(tmp_path, precision, dtype):
+    seen = []
+
+    def spy(model, x, y):
+        seen.append(model(x).dtype)
+        return PGD(eps=0.1, steps=2)(model, x, y)
+
+    module, trainer = fit(tmp_path, AdversarialTraining(spy, measure_every_n_batches=1), precision=precision)
+    assert {inputs(batch).dtype for batch in module.batches} == {dtype}
+    assert set(seen) == {torch.promote_types(dtype, torch.float32)}  # attacks see logits of single precision at least
+    assert 0 < logged(trainer)["acc"] < 1
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_compiled(tmp_path, whole):
+    class Compiled(Recorder):
+        def __init__(self):
+            super().__init__()
+            if not whole:
+                self.net = torch.compile(self.net, backend="eager")
+
+        def on_train_batch_start(self, batch, batch_idx):
+            pass
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def module():
+        return torch.compile(Compiled(), backend="eager") if whole else Compiled()
+
+    module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, measure_every_n_batches=1), module)
+    assert logged(trainer)["broken"] > 0
+
+
+def test_fewer_batches(tmp_path):
+    callback = AdversarialTraining(**SETTINGS)
+    module, _ = fit(tmp_path, callback, max_epochs=2, limit_train_batches=2)
+    assert len(module.batches) == callback.state_dict()["num_batches"] == 4
+    callback = AdversarialTraining(**SETTINGS)
+    module, _ = fit(tmp_path, callback, max_epochs=2, overfit_batches=1)
+    assert len(module.batches) == callback.state_dict()["num_batches"] == 2
+
+
+def test_watching_changes_nothing(tmp_path):
+    def trained(*monitors):
+        return run_watched(tmp_path, [AdversarialTraining("fast", eps=0.1), *monitors])
+
+    monitor = RobustnessMonitor(("pgd",), eps=0.1, attack_every_n_epochs=1, fim_samples=16, attack_samples=16)
+    assert_identical(trained(), trained(monitor))
+    assert len(monitor.history) == 3
+
+
+class Robust(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(256, 64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
+        )
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=2e-3)
+
+
+def test_networks_become_robust(tmp_path, digits):
+    x, y = digits[0][1200:], digits[1][1200:]
+    values = {}
+    for name, callbacks in {"natural": [], "robust": [AdversarialTraining("pgd", eps=0.15, steps=4)]}.items():
+        L.seed_everything(0, verbose=False)
+        module = Robust()
+        make_trainer(tmp_path, *callbacks, max_epochs=8).fit(module, DataLoader(digits_data(0, 1200), 64, shuffle=True))
+        logits = module.eval()(x).detach()
+        values[name] = {
+            "accuracy": (logits.argmax(dim=1) == y).float().mean().item(),
+            "asr": run(module, PGD(eps=0.15, steps=20), x, y).success_rate,
+            "fim": fisher_spectral_norm(module, x[:200]).mean().item(),
+            "rdi": robustness_difference_index(logits, logits.argmax(dim=1)).item(),
+        }
+    natural, robust = values["natural"], values["robust"]
+    assert min(natural["accuracy"], robust["accuracy"]) > 0.85
+    assert robust["asr"] < natural["asr"] - 0.2
+    assert robust["fim"] < natural["fim"]
+    assert robust["rdi"] > natural["rdi"]
+
+
+def overfit(path, monkeypatch, accuracies, **options):
+    """Train with given accuracies under one and under many steps at the end of each epoch."""
+    rates, saved = iter(accuracies), []
+
+    class Result:
+        def __init__(self, accuracy, y):
+            self.adv_preds = torch.where(torch.arange(len(y)) < round(accuracy * len(y)), y, -1)
+
+    def fake_run(model, attack, x, y, *args):
+        return Result(next(rates), y)
+
+    monkeypatch.setattr("lightning_robustness.callbacks.adversarial_training.run", fake_run)
+    L.seed_everything(3, verbose=False)
+    callback, values = AdversarialTraining("fast", eps=0.1, overfitting_samples=50, **options), []
+
+    class Epochs(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            values.append((logged(trainer)["acc_pgd"], logged(trainer)["overfitting"]))
+            saved.append({name: tensor.clone() for name, tensor in pl_module.state_dict().items()})
+
+    make_trainer(path, callback, Epochs(), max_epochs=len(accuracies) // 2).fit(Recorder(), loader())
+    return callback, values, saved
+
+
+COLLAPSE = [0.5, 0.4, 0.6, 0.5, 0.9, 0.1, 0.9, 0.1]
+
+
+def test_catastrophic_overfitting(tmp_path, monkeypatch):
+    path = str(tmp_path / "before.ckpt")
+    with pytest.warns(
+        UserWarning, match=r"end of epoch 2, accuracy .* is 90%, after 60% .* but 10%, after 50%.*be"
+    ) as w:
+        callback, values, states = overfit(tmp_path, monkeypatch, COLLAPSE, overfitting_checkpoint=path)
+    assert sum("Catastrophic overfitting" in str(warning.message) for warning in w) == 1
+    assert values == [pytest.approx(pair) for pair in [(0.4, 0.0), (0.5, 0.0), (0.1, 1.0), (0.1, 1.0)]]
+    assert_identical(dict(torch.load(path)["state_dict"]), states[1])
+    resumed = AdversarialTraining("fast", eps=0.1)
+    resumed.load_state_dict(callback.state_dict())
+    assert resumed._overfitting == CatastrophicOverfitting(single=0.6, multi=0.5, seen=True)
+
+
+def test_no_sign_of_catastrophic_overfitting(tmp_path, monkeypatch, recwarn):
+    _, values, _ = overfit(tmp_path, monkeypatch, [0.5, 0.4, 0.6, 0.5, 0.5, 0.2])
+    assert [sign for _, sign in values] == [0.0, 0.0, 0.0]
+    assert not any("Catastrophic" in str(warning.message) for warning in recwarn)
+
+
+def test_many_steps_are_measured_for_one_step_only(tmp_path):
+    _, trainer = fit(tmp_path, AdversarialTraining("fast", eps=0.1, overfitting_samples=48), max_epochs=4)
+    assert set(logged(trainer)) == {"acc", "broken", "loss", "eps", "acc_pgd", "overfitting"}
+    x, y = digits_data(0, 48).tensors
+    result = run(trainer.lightning_module, PGD(eps=0.1, steps=5, all_steps=True), x, y)
+    assert logged(trainer)["acc_pgd"] == pytest.approx((result.adv_preds == y).float().mean().item())
+    for callback in (AdversarialTraining(**SETTINGS), AdversarialTraining("fast", eps=0.1, overfitting_samples=0)):
+        _, trainer = fit(tmp_path, callback)
+        assert set(logged(trainer)) == {"acc", "broken", "loss", "eps"}
+
+
+class Model(Recorder):
+    def train_dataloader(self):
+        return loader()
+
+
+def test_command_line(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        """
+        trainer:
+          max_epochs: 1
+          logger: false
+          enable_checkpointing: false
+          enable_progress_bar: false
+          callbacks:
+          - class_path: lightning_robustness.AdversarialTraining
+            init_args:
+              attack: fast
+              eps: [0.05, 0.1]
+              mode: mix
+              input_space: {mean: 0.0, std: [1.0]}
+          - class_path: lightning_robustness.AdversarialTraining
+            init_args:
+              attack:
+                class_path: lightning_robustness.attacks.PGD
+                init_args: {norm: l2, steps: 2}
+              prefix: second
+        """
+    )
+    cli = LightningCLI(Model, args=["fit", "--config", str(config)], save_config_callback=None)
+    first, second = (callback for callback in cli.trainer.callbacks if isinstance(callback, AdversarialTraining))
+    assert first.attack == PGD(eps=0.05, alpha=0.0625, steps=1, all_steps=True)
+    assert second.attack == PGD(norm="l2", steps=2, all_steps=True)
+    assert first.input_space == InputSpace(mean=0.0, std=(1.0,))
+    assert {"second/broken", "adversarial_training/broken"} <= cli.trainer.callback_metrics.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"mode": "add"}, r"`mode` to be one of \('replace', 'mix', 'concat'\) but got 'add'"),
+        ({"ratio": 0.0}, "`ratio` to be above 0 and at most 1 but got 0.0"),
+        ({"warmup_epochs": -1}, "`warmup_epochs` to be an integer of at least 0 but got -1"),
+        ({"measure_every_n_batches": 0}, "`measure_every_n_batches` to be an integer of at least 1 but got 0"),
+        ({"overfitting_samples": 0.5}, "`overfitting_samples` to be an integer of at least 0 but got 0.5"),
+        ({"seed": True}, "`seed` to be an integer of at least 0 but got True"),
+        ({"eps": []}, "`eps` to hold at least one number but got none"),
+        ({"eps": [0.1, 8.0]}, r"`eps` to be at most 1, the width of the range of inputs \[0, 1\], but got 8\."),
+    ],
+)
+def test_bad_arguments(options, match):
+    with pytest.raises(ValueError, match=match):
+        AdversarialTraining(**options)
+
+
+def test_no_labels(tmp_path):
+    data = DataLoader([digits_data(0, 32).tensors[0]], batch_size=None)
+    with pytest.raises(ValueError, match=r"a batch with labels, which the attack needs, but found none.*`batch_fn=`"):
+        fit(tmp_path, AdversarialTraining(), data=data)
+
+
+def test_inputs_out_of_range(tmp_path):
+    images, targets = digits_data(0, 32).tensors
+    data = DataLoader([(16 * images, targets)], batch_size=None)
+    with pytest.raises(ValueError, match=r"inputs in the range \[0.0, 1.0\] but observed \[0, 16\]"):
+        fit(tmp_path, AdversarialTraining(), data=data)

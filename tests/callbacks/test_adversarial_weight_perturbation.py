@@ -1,0 +1,154 @@
+import copy
+import pickle
+
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_robustness import AdversarialTraining, AdversarialWeightPerturbation
+from tests.callbacks.modules import digits_data, make_trainer
+from tests.callbacks.test_adversarial_training import (
+    ATTACK,
+    SETTINGS,
+    Deterministic,
+    Manual,
+    assert_same_weights,
+    loader,
+)
+
+
+class ManualDeterministic(Manual):
+    def __init__(self):
+        super().__init__()
+        self.net[5] = nn.Identity()
+
+
+def fit(path, *callbacks, module=Deterministic, data=None, **kwargs):
+    L.seed_everything(3, verbose=False)
+    module = module()
+    make_trainer(path, *callbacks, max_epochs=2, **kwargs).fit(module, loader() if data is None else data)
+    return module
+
+
+def by_hand(gamma, attack=None, accumulate=1, warmup_epochs=0):
+    """The published loop: a proxy gives the perturbation, the weights are moved, the gradients taken, and back."""
+    L.seed_everything(3, verbose=False)
+    module, index = Deterministic(), 0
+    (optimizer,), (schedule,) = module.configure_optimizers()
+    module.train()
+    for epoch in range(2):
+        for number, (x, y) in enumerate(loader()):
+            module.net[7].eval()
+            x = x if attack is None else attack(module, x, y, index=index)
+            proxy = copy.deepcopy(module)
+            proxy.zero_grad()
+            nn.functional.cross_entropy(proxy(x), y).backward()
+            weights = [(p, q.grad) for p, q in zip(module.parameters(), proxy.parameters(), strict=True) if p.ndim > 1]
+            kept = [p.detach().clone() for p, _ in weights]
+            with torch.no_grad():
+                for p, g in weights if epoch >= warmup_epochs else []:
+                    p += gamma * p.norm() / g.norm() * g
+            (nn.functional.cross_entropy(module(x), y) / accumulate).backward()
+            with torch.no_grad():
+                for (p, _), value in zip(weights, kept, strict=True):
+                    p.copy_(value)
+            index += 1
+            if (number + 1) % accumulate == 0 or number == 4:
+                optimizer.step()
+                optimizer.zero_grad()
+        schedule.step()
+    return module
+
+
+def assert_close(first, second):
+    torch.testing.assert_close(dict(first.state_dict()), dict(second.state_dict()), atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("module", [Deterministic, ManualDeterministic])
+def test_weights_of_a_loop_by_hand(tmp_path, module):
+    awp = AdversarialWeightPerturbation(gamma=0.05)
+    assert_close(fit(tmp_path, awp, module=module), by_hand(0.05))
+
+
+def test_adversarial_batches_and_accumulation(tmp_path):
+    callbacks = AdversarialTraining(**SETTINGS), AdversarialWeightPerturbation()
+    module = fit(tmp_path, *callbacks, accumulate_grad_batches=2)
+    assert_close(module, by_hand(0.01, ATTACK, accumulate=2))
+
+
+def test_warm_up(tmp_path):
+    module = fit(tmp_path, AdversarialWeightPerturbation(gamma=0.05, warmup_epochs=1))
+    assert_close(module, by_hand(0.05, warmup_epochs=1))
+    with pytest.raises(AssertionError, match="not close"):
+        assert_close(module, by_hand(0.05))
+
+
+def test_without_size_it_changes_nothing(tmp_path):
+    assert_same_weights(fit(tmp_path, AdversarialWeightPerturbation(gamma=0.0)), fit(tmp_path))
+
+
+class Witness(L.Callback):
+    """Weights at the points of a training step."""
+
+    def __init__(self):
+        self.weights = {}
+
+    def keep(self, name, pl_module):
+        self.weights[name] = {key: p.detach().clone() for key, p in pl_module.named_parameters()}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.keep("start", pl_module)
+
+    def on_before_backward(self, trainer, pl_module, loss):
+        self.keep("loss", pl_module)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.keep("step", pl_module)
+
+
+def test_gradients_see_perturbed_weights_and_the_optimizer_does_not(tmp_path):
+    witness = Witness()
+    fit(tmp_path, AdversarialWeightPerturbation(gamma=0.1), witness, limit_train_batches=1)
+    for name, start in witness.weights["start"].items():
+        assert torch.equal(witness.weights["step"][name], start)
+        distance = (witness.weights["loss"][name] - start).norm()
+        assert distance == pytest.approx(0.1 * start.norm().item() if start.ndim > 1 else 0.0, rel=1e-4)
+
+
+class Skipping(Deterministic):
+    def training_step(self, batch, batch_idx):
+        return None
+
+
+class Broken(Deterministic):
+    def training_step(self, batch, batch_idx):
+        raise ZeroDivisionError
+
+
+def test_weights_come_back_without_a_backward_pass(tmp_path):
+    L.seed_everything(3, verbose=False)
+    expected = Deterministic()
+    assert_same_weights(fit(tmp_path, AdversarialWeightPerturbation(), module=Skipping), expected)
+    L.seed_everything(3, verbose=False)
+    module = Broken()
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(tmp_path, AdversarialWeightPerturbation()).fit(module, loader())
+    assert_same_weights(module, expected)
+
+
+def test_pickle():
+    assert pickle.loads(pickle.dumps(AdversarialWeightPerturbation(gamma=0.03))).gamma == 0.03
+
+
+@pytest.mark.parametrize("name", ["gamma", "warmup_epochs"])
+def test_bad_arguments(name):
+    with pytest.raises(ValueError, match=f"`{name}` to be non-negative but got -1"):
+        AdversarialWeightPerturbation(**{name: -1})
+
+
+def test_no_labels(tmp_path):
+    data = DataLoader([digits_data(0, 32).tensors[0]], batch_size=None)
+    with pytest.raises(ValueError, match="which the cross-entropy needs, but found none"):
+        fit(tmp_path, AdversarialWeightPerturbation(), data=data)

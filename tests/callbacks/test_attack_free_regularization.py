@@ -1,0 +1,226 @@
+import pickle
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_robustness import AdversarialTraining, AttackFreeRegularization, InputSpace
+from lightning_robustness.functional import fisher_penalty, fisher_spectral_norm, rdi_loss, trades_loss
+from tests.callbacks.distributed_fit import as_torchrun_would
+from tests.callbacks.modules import digits_data, make_trainer
+from tests.callbacks.test_adversarial_training import (
+    Deterministic,
+    InDictionary,
+    Manual,
+    Robust,
+    loader,
+    shard_of_two,
+)
+
+OPTIONS = {"rdi": 0.5, "fisher": 0.1}
+
+
+def fit(path, *callbacks, module=Deterministic, data=None, **kwargs):
+    L.seed_everything(3, verbose=False)
+    module = module()
+    trainer = make_trainer(path, *callbacks, **{"max_epochs": 2} | kwargs)
+    trainer.fit(module, loader() if data is None else data)
+    return module, trainer
+
+
+def by_hand(rdi=0.5, fisher=0.1, num_products=1, input_space=None):
+    """The same sum in the training step itself."""
+
+    class InStep(Deterministic):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            logits = self(x)
+            loss = nn.functional.cross_entropy(logits, y)
+            loss = loss + rdi * rdi_loss(logits, y) if rdi else loss
+            penalty = fisher_penalty(self, x, num_products=num_products, input_space=input_space)
+            return loss + fisher * penalty if fisher else loss
+
+    return InStep
+
+
+def assert_close(first, second):
+    torch.testing.assert_close(dict(first.state_dict()), dict(second.state_dict()), atol=2e-5, rtol=1e-3)
+
+
+class InDictionaryDeterministic(InDictionary):
+    def __init__(self):
+        super().__init__()
+        self.net[5] = nn.Identity()
+
+
+@pytest.mark.parametrize("module", [Deterministic, InDictionaryDeterministic])
+@pytest.mark.parametrize("weights", [{}, {"rdi": 0.0}, {"fisher": 0.0}, {"num_products": None}], ids=str)
+def test_weights_of_a_training_step_with_the_sum(tmp_path, module, weights):
+    ours, _ = fit(tmp_path, AttackFreeRegularization(**OPTIONS | weights), module=module, limit_train_batches=2)
+    expected, _ = fit(tmp_path, module=by_hand(**weights), limit_train_batches=2)
+    assert_close(ours, expected)
+    plain, _ = fit(tmp_path, limit_train_batches=2)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_close(ours, plain)
+
+
+def test_without_weights_it_changes_nothing(tmp_path):
+    ours, trainer = fit(tmp_path, AttackFreeRegularization(rdi=0.0, fisher=0.0))
+    plain, _ = fit(tmp_path)
+    torch.testing.assert_close(dict(ours.state_dict()), dict(plain.state_dict()), atol=0, rtol=0)
+    assert not [name for name in trainer.callback_metrics if name.startswith("attack_free")]
+
+
+def count_passes(path, module=Deterministic, **options):
+    passes = []
+
+    class Counting(module):
+        def __init__(self):
+            super().__init__()
+            self.net[0].register_forward_hook(lambda layer, args, output: passes.append(len(output)))
+
+    callback = AttackFreeRegularization(rdi=0.5, fisher=0.0, **options)
+    trained, trainer = fit(path, callback, module=Counting, max_epochs=1)
+    assert not any(m._forward_hooks for m in trained.net if m is not trained.net[0])
+    return passes.count(32), trainer
+
+
+def test_logits_come_from_a_hook(tmp_path):
+    passes, _ = count_passes(tmp_path)
+    assert passes == 5
+
+
+class NoHead(Deterministic):
+    """Its logits leave no linear layer."""
+
+    def forward(self, x):
+        return 2 * self.net(x)
+
+
+class OnPairs(Deterministic):
+    """Runs two halves of a batch by themselves."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(torch.cat([self(half) for half in x.chunk(2)]), y)
+
+
+@pytest.mark.parametrize("module", [NoHead, OnPairs])
+def test_or_from_a_pass_of_their_own(tmp_path, module):
+    passes, trainer = count_passes(tmp_path, module)
+    assert passes == (10 if module is NoHead else 5)
+    assert 0 < trainer.callback_metrics["attack_free/rdi_loss"] < 2
+
+
+class Trades(Deterministic):
+    def training_step(self, batch, batch_idx):
+        return trades_loss(self, *batch, eps=0.1, alpha=0.05, steps=2, seed=0)
+
+
+def test_an_attack_in_the_training_step_is_not_mistaken_for_training(tmp_path):
+    class InStep(Trades):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            # In train mode, so that statistics move once more than with the hook
+            return loss + 0.5 * rdi_loss(self(batch[0]), batch[1])
+
+    options = {"limit_train_batches": 1, "max_epochs": 1}
+    ours, _ = fit(tmp_path, AttackFreeRegularization(rdi=0.5, fisher=0.0), module=Trades, **options)
+    expected, _ = fit(tmp_path, module=InStep, **options)
+    for layer in (0, 6, 9):
+        torch.testing.assert_close(ours.net[layer].weight, expected.net[layer].weight, atol=2e-5, rtol=1e-3)
+
+
+def test_values(tmp_path):
+    class Still(Deterministic):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+        def on_train_start(self):
+            self.train(False)
+
+    callback = AttackFreeRegularization(fisher=1e-3, num_products=None, input_space=InputSpace(high=2.0, std=2.0))
+    module, trainer = fit(tmp_path, callback, module=Still, data=loader(144), max_epochs=1)
+    expected = {"rdi_loss": 0.0, "fisher": 0.0}
+    for x, y in loader(144):
+        expected["rdi_loss"] += len(x) / 144 * rdi_loss(module(x), y).item()
+        expected["fisher"] += len(x) / 144 * fisher_spectral_norm(module, x).mean().item() / 4
+    for name, value in expected.items():
+        assert trainer.callback_metrics[f"attack_free/{name}"].item() == pytest.approx(value, rel=1e-4)
+
+
+def test_with_adversarial_training_it_sees_the_adversarial_batch(tmp_path):
+    callbacks = AdversarialTraining("fast", eps=0.1), AttackFreeRegularization(**OPTIONS)
+    ours, _ = fit(tmp_path, *callbacks)
+    expected, _ = fit(tmp_path, callbacks[0].__class__("fast", eps=0.1), module=by_hand())
+    assert_close(ours, expected)
+
+
+def fit_as_one_of_two(rank, path, by_callback):
+    as_torchrun_would(rank)
+    options = {"data": shard_of_two(rank), "strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
+    if by_callback:
+        module, _ = fit(path, AttackFreeRegularization(**OPTIONS), **options)
+    else:
+        module, _ = fit(path, module=by_hand(), **options)
+    return dict(module.named_parameters())
+
+
+def test_two_processes(tmp_path, two_processes):
+    ours, expected = (two_processes(fit_as_one_of_two, tmp_path, by_callback) for by_callback in (True, False))
+    torch.testing.assert_close(ours[0], ours[1], atol=0, rtol=0)
+    torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-3)
+
+
+def test_mixed_precision_and_accumulation(tmp_path):
+    callback = AttackFreeRegularization(**OPTIONS)
+    _, trainer = fit(tmp_path, callback, precision="bf16-mixed", accumulate_grad_batches=2, gradient_clip_val=1.0)
+    assert all(value.isfinite() for value in trainer.callback_metrics.values())
+
+
+def test_the_penalty_lowers_fisher_information(tmp_path, digits):
+    x, y = digits[0][1200:1400], digits[1][1200:1400]
+    accuracies, values = [], []
+    for callbacks in ([], *([AttackFreeRegularization(0.0, 0.2, kind)] for kind in ("spectral", "trace"))):
+        L.seed_everything(0, verbose=False)
+        module = Robust()
+        make_trainer(tmp_path, *callbacks, max_epochs=6).fit(module, DataLoader(digits_data(0, 800), 64, shuffle=True))
+        accuracies.append((module.eval()(x).argmax(dim=1) == y).float().mean())
+        values.append(fisher_spectral_norm(module, x).mean())
+    assert min(accuracies) > 0.8
+    assert max(values[1:]) < 0.7 * values[0]
+
+
+def test_pickle():
+    assert pickle.loads(pickle.dumps(AttackFreeRegularization(rdi=0.3))).rdi == 0.3
+
+
+def test_manual_optimization_is_refused(tmp_path):
+    with pytest.raises(MisconfigurationException, match=r"automatic optimization .*Add `functional\.rdi_loss` and"):
+        fit(tmp_path, AttackFreeRegularization(), module=Manual)
+
+
+@pytest.mark.parametrize("name", ["rdi", "fisher"])
+def test_bad_weights(name):
+    with pytest.raises(ValueError, match=f"`{name}` to be non-negative but got -1"):
+        AttackFreeRegularization(**{name: -1})
+
+
+def test_bad_head(tmp_path):
+    with pytest.raises(ValueError, match="Expected `head` to be part of Deterministic but got 'nowhere'"):
+        fit(tmp_path, AttackFreeRegularization(head="nowhere"))
+
+
+def test_no_labels(tmp_path):
+    class Unsupervised(Deterministic):
+        def training_step(self, batch, batch_idx):
+            return self(batch).square().mean()
+
+    data = DataLoader([digits_data(0, 32).tensors[0]], batch_size=None)
+    with pytest.raises(ValueError, match=r"labels, which the RDI loss groups by, but found none\. Pass `rdi=0`"):
+        fit(tmp_path, AttackFreeRegularization(), module=Unsupervised, data=data)
+    _, trainer = fit(tmp_path, AttackFreeRegularization(rdi=0.0), module=Unsupervised, data=data)
+    assert trainer.callback_metrics["attack_free/fisher"] > 0

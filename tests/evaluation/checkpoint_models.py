@@ -1,0 +1,84 @@
+"""Models and data that a command line can name."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+NUMBER = 3
+
+
+class Net(nn.Module):
+    def __init__(self, width=4, num_classes=3):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, width), nn.ReLU())
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class Interrupted(Net):
+    """A network whose user has no time for gradients."""
+
+    def forward(self, x):
+        if x.requires_grad:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+class NeedsArgument(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.head = nn.Linear(width, 2)
+
+
+class Anything(nn.Module):
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.arguments = kwargs
+
+
+class Data:
+    """What a data module is to the command."""
+
+    def __init__(self, number=40):
+        self.number = number
+        self.stages = []
+
+    def prepare_data(self):
+        self.stages.append("prepare")
+
+    def setup(self, stage):
+        self.stages.append(stage)
+
+    def _loader(self, number):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(number, 2, generator=generator)
+        return DataLoader(TensorDataset(x, (x[:, 0] > 0.5).long() + (x[:, 1] > 0.5).long()), batch_size=16)
+
+    def test_dataloader(self):
+        self.stages.append("test_dataloader")
+        return self._loader(self.number)
+
+    def val_dataloader(self):
+        return self._loader(self.number // 2)
+
+
+def make_net():
+    return Net(width=5)
+
+
+def make_loader(number=8):
+    return Data()._loader(number)
+
+
+def make_two_loaders():
+    return [make_loader(), make_loader()]
+
+
+def make_unlabelled_loader():
+    return DataLoader(TensorDataset(torch.rand(8, 2)))
+
+
+def make_nothing():
+    return None

@@ -1,0 +1,139 @@
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness.evaluation.checkpoint import load_data, load_model, load_object
+from tests.evaluation import checkpoint_models
+from tests.evaluation.checkpoint_models import Net
+
+HERE = "tests.evaluation.checkpoint_models"
+
+
+class Module(L.LightningModule):
+    def __init__(self, width=4, rate=0.1):
+        super().__init__()
+        self.save_hyperparameters()
+        self.network = Net(width)
+
+
+def same_weights(model, other):
+    return all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_state_dict(tmp_path):
+    net = Net()
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    assert same_weights(load_model(f"{HERE}:Net", tmp_path / "net.pt"), net)
+
+
+def test_checkpoint_of_lightning_brings_its_arguments(tmp_path, monkeypatch):
+    module = Module(width=7)
+    trainer = L.Trainer(accelerator="cpu", max_epochs=0, logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "module.ckpt", weights_only=True)
+    monkeypatch.setattr(checkpoint_models, "Module", Module, raising=False)
+    loaded = load_model(f"{HERE}:Module", tmp_path / "module.ckpt")
+    assert same_weights(loaded, module)
+    assert loaded.hparams.width == 7
+    # The network that was an attribute of the module; of the hyper-parameters it takes those that it knows
+    assert same_weights(load_model(f"{HERE}:Net", tmp_path / "module.ckpt"), module.network)
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "model.network."])
+def test_prefixes_of_wrappers_go_away(tmp_path, prefix):
+    net = Net()
+    state = {f"{prefix}{key}": value for key, value in net.state_dict().items()} | {"loss.weight": torch.ones(3)}
+    torch.save({"state_dict": state}, tmp_path / "net.ckpt")
+    assert same_weights(load_model(f"{HERE}:Net", tmp_path / "net.ckpt"), net)
+
+
+def test_arguments_take_precedence(tmp_path):
+    torch.save({"state_dict": Net(9).state_dict(), "hyper_parameters": {"width": 2, "old": 1}}, tmp_path / "net.ckpt")
+    assert load_model(f"{HERE}:Net", tmp_path / "net.ckpt", {"width": 9}).head.in_features == 9
+    torch.save({"state_dict": {}, "hyper_parameters": {"width": 2, "old": 1}}, tmp_path / "any.ckpt")
+    assert load_model(f"{HERE}:Anything", tmp_path / "any.ckpt").arguments == {"width": 2, "old": 1}
+
+
+def test_functions_and_models_without_a_checkpoint():
+    assert load_model(f"{HERE}:make_net").head.in_features == 5
+    assert load_model("torch.nn:Linear", arguments={"in_features": 3, "out_features": 2}).weight.shape == (2, 3)
+
+
+def test_checkpoint_of_another_class(tmp_path):
+    torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "other.pt")
+    expected = (
+        r"to hold the weights of Net but it does not. missing: body.0.weight, body.0.bias, head.weight, head.bias; "
+        r"unexpected: weight, bias\."
+    )
+    with pytest.raises(ValueError, match=expected):
+        load_model(f"{HERE}:Net", tmp_path / "other.pt")
+    torch.save(Net(width=8).state_dict(), tmp_path / "wide.pt")
+    with pytest.raises(
+        ValueError, match=r"different: body.0.weight \(shape \(8, 2\) instead of \(4, 2\)\), body.0.bias"
+    ):
+        load_model(f"{HERE}:Net", tmp_path / "wide.pt")
+    torch.save({str(number): torch.ones(1) for number in range(7)}, tmp_path / "many.pt")
+    with pytest.raises(ValueError, match="unexpected: 0, 1, 2, 3, 4 and 2 more"):
+        load_model(f"{HERE}:Net", tmp_path / "many.pt")
+
+
+def test_checkpoint_cannot_run_code(tmp_path):
+    torch.save({"state_dict": Net().state_dict(), "extra": Net()}, tmp_path / "code.ckpt")
+    with pytest.raises(ValueError, match=r"Expected .*code.ckpt to hold weights and plain values only but"):
+        load_model(f"{HERE}:Net", tmp_path / "code.ckpt")
+
+
+@pytest.mark.parametrize("content", [b"nonsense", b""])
+def test_files_that_are_no_checkpoint(tmp_path, content):
+    (tmp_path / "x.ckpt").write_bytes(content)
+    with pytest.raises(ValueError, match="to hold weights and plain values only but it cannot be read as such"):
+        load_model(f"{HERE}:Net", tmp_path / "x.ckpt")
+
+
+def test_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"Expected a checkpoint at .*none.ckpt but there is no such file"):
+        load_model(f"{HERE}:Net", tmp_path / "none.ckpt")
+    torch.save(torch.ones(3), tmp_path / "tensor.pt")
+    with pytest.raises(ValueError, match=r"Expected a checkpoint or state dict in .*tensor.pt but got Tensor"):
+        load_model(f"{HERE}:Net", tmp_path / "tensor.pt")
+    with pytest.raises(TypeError, match="to be a class or function that makes a model but got 3"):
+        load_model(f"{HERE}:NUMBER")
+    with pytest.raises(TypeError, match=r"to make a torch.nn.Module but got NoneType"):
+        load_model(f"{HERE}:make_nothing")
+    with pytest.raises(TypeError, match=r"to take the arguments none but it failed: .*width"):
+        load_model(f"{HERE}:NeedsArgument")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("Net", "Expected a path of the form package.module:Name but got 'Net'"),
+        (":Net", "Expected a path of the form package.module:Name but got ':Net'"),
+        ("no_such_package.models:Net", "Expected the module of .* to be found but there is no 'no_such_package'"),
+        (f"{HERE}:Nothing", "Expected 'Nothing' in the module .* but found only the classes Anything, Data, "),
+    ],
+)
+def test_paths(path, message):
+    with pytest.raises(ValueError, match=message):
+        load_object(path)
+
+
+def test_data_modules_and_functions():
+    assert len(load_data(f"{HERE}:Data").dataset) == 40
+    assert len(load_data(f"{HERE}:Data", "val", {"number": 10}).dataset) == 5
+    assert len(load_data(f"{HERE}:make_loader", arguments={"number": 3}).dataset) == 3
+
+
+@pytest.mark.parametrize(("split", "stage"), [("test", "test"), ("val", "validate")])
+def test_data_modules_are_prepared(monkeypatch, split, stage):
+    made = []
+    monkeypatch.setattr(checkpoint_models.Data, "setup", lambda self, stage: made.append((list(self.stages), stage)))
+    load_data(f"{HERE}:Data", split)
+    assert made == [(["prepare"], stage)]
+
+
+@pytest.mark.parametrize(("name", "observed"), [("make_two_loaders", "2 in a list"), ("make_nothing", "NoneType")])
+def test_one_loader_is_needed(name, observed):
+    with pytest.raises(TypeError, match=f"to give one loader for the split 'test' but got {observed}"):
+        load_data(f"{HERE}:{name}")

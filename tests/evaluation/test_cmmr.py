@@ -1,0 +1,124 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from lightning_robustness.evaluation.cmmr import composite_scores
+
+BENEFIT = (True, True, True, False, False)
+tables = arrays(
+    np.float64, st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(2, 5), st.just(5)), elements=st.floats(0, 1)
+).filter(lambda table: (np.ptp(table.reshape(-1, 5), axis=0) > 1e-3).all())
+
+
+def transcription(table, benefit, prior, balance):
+    """The formulas of the CMMR paper, one after the other, in numpy loops."""
+    rows = table.reshape(-1, table.shape[-1])
+    m, n = rows.shape
+    r, w = np.zeros((m, n)), np.zeros(n)
+    for j in range(n):
+        low, high = rows[:, j].min(), rows[:, j].max()
+        for i in range(m):
+            r[i, j] = (rows[i, j] - low) / (high - low) if benefit[j] else (high - rows[i, j]) / (high - low)
+        f = r[:, j] / r[:, j].sum()
+        entropy = -sum(value * math.log(value) for value in f if value > 0) / math.log(m)
+        w[j] = 1 - entropy
+    w /= w.sum()
+    weights = np.array([prior[j] * w[j] for j in range(n)])
+    weights *= (1 - balance) / weights.sum()
+    composite = np.array([sum(weights[j] * r[i, j] for j in range(n)) for i in range(m)]).reshape(table.shape[:3])
+    return w, weights, composite, composite.mean(axis=1), composite.mean(axis=(1, 2))
+
+
+@given(tables, st.lists(st.floats(0.1, 3), min_size=5, max_size=5), st.floats(0, 0.5))
+def test_equals_the_formulas(table, prior, balance):
+    result = composite_scores(torch.tensor(table), BENEFIT, prior, balance)
+    expected = transcription(table, BENEFIT, prior, balance)
+    ours = result.entropy_weights, result.weights, result.composite, result.curves, result.scores
+    for value, reference in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(value.numpy(), reference, atol=1e-9)
+
+
+def test_by_hand():
+    # One model, one attack, three budgets. r of accuracy is 1, 1/2, 0; r of MSE is 1, 0, 0.
+    table = torch.tensor([[0.9, 0.1], [0.5, 0.3], [0.1, 0.3]]).reshape(1, 1, 3, 2)
+    result = composite_scores(table, (True, False))
+    # Shares of accuracy are 2/3 and 1/3, that of MSE is 1, whose entropy is 0
+    information = 1 - (2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3)) / math.log(3)
+    weight = information / (information + 1)
+    assert result.weights.tolist() == pytest.approx([weight, 1 - weight], rel=1e-6)
+    assert result.composite.flatten().tolist() == pytest.approx([1, weight / 2, 0], rel=1e-6)
+    assert result.scores.item() == pytest.approx((1 + weight / 2) / 3, rel=1e-6)
+
+
+@given(tables, st.randoms())
+def test_order_of_models_and_metrics_does_not_matter(table, random):
+    models, metrics = list(range(table.shape[0])), list(range(5))
+    random.shuffle(models)
+    random.shuffle(metrics)
+    prior = np.linspace(1, 2, 5)
+    result = composite_scores(torch.tensor(table), BENEFIT, prior.tolist())
+    shuffled = composite_scores(
+        torch.tensor(table[models][..., metrics]), [BENEFIT[j] for j in metrics], prior[metrics].tolist()
+    )
+    torch.testing.assert_close(shuffled.scores, result.scores[models])
+    torch.testing.assert_close(shuffled.weights, result.weights[metrics])
+
+
+@given(tables)
+def test_scale_of_a_metric_does_not_matter_and_values_are_shares(table):
+    result = composite_scores(torch.tensor(table), BENEFIT)
+    scaled = composite_scores(torch.tensor(7 * table + 3), BENEFIT)
+    torch.testing.assert_close(scaled.scores, result.scores, atol=1e-6, rtol=0)
+    assert result.weights.sum().item() == pytest.approx(1)
+    assert (result.composite >= 0).all()
+    assert (result.composite <= 1 + 1e-12).all()
+
+
+@pytest.mark.parametrize("filler", [0.25, math.nan])
+def test_constant_or_missing_metric_counts_for_nothing(filler):
+    table = torch.rand(2, 3, 4, 5)
+    with_filler = table.clone()
+    with_filler[..., 1] = filler
+    result = composite_scores(with_filler, BENEFIT)
+    without = composite_scores(table[..., [0, 2, 3, 4]], [BENEFIT[j] for j in (0, 2, 3, 4)])
+    assert result.weights[1] == result.entropy_weights[1] == 0
+    torch.testing.assert_close(result.scores, without.scores)
+
+
+def test_metric_that_varies_by_rounding_only_is_constant():
+    table = torch.rand(2, 1, 4, 2)
+    table[..., 1] = 0.3 + 1e-8 * torch.rand(2, 1, 4)
+    assert composite_scores(table, (True, True)).weights.tolist() == [1, 0]
+
+
+def test_balance_lowers_all_scores_by_its_share():
+    table = torch.rand(2, 1, 4, 5)
+    plain, balanced = composite_scores(table, BENEFIT), composite_scores(table, BENEFIT, balance=0.08)
+    torch.testing.assert_close(balanced.scores, 0.92 * plain.scores)
+    assert balanced.weights.sum().item() == pytest.approx(0.92)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"values": torch.rand(3, 4, 2)}, r"Expected `values` of shape \(models, attacks, budgets, metrics\) but got"),
+        ({"values": torch.rand(0, 3, 4, 2)}, r"but got \(0, 3, 4, 2\)"),
+        (
+            {"higher_is_better": (True,)},
+            "Expected `higher_is_better` to have one entry for each of 2 metrics but got 1",
+        ),
+        ({"prior": (1.0, 1.0, 1.0)}, "Expected `prior` to have one entry for each of 2 metrics but got 3"),
+        ({"prior": (1.0, -1.0)}, r"Expected `prior` to hold non-negative weights but got \[1.0, -1.0\]"),
+        ({"balance": 1.0}, r"Expected `balance` to be in \[0, 1\) but got 1.0"),
+        ({"values": torch.ones(1, 2, 3, 2)}, "Expected at least one metric with a positive prior weight that differs"),
+        ({"prior": (0.0, 0.0)}, "Expected at least one metric with a positive prior weight"),
+    ],
+)
+def test_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        composite_scores(**{"values": torch.rand(2, 2, 3, 2), "higher_is_better": (True, False), **arguments})

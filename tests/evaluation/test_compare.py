@@ -1,0 +1,101 @@
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness.evaluation import compare, evaluate
+from tests.evaluation.reports import make_report
+
+
+@pytest.fixture(scope="module")
+def digits_comparison(digits, digits_network, robust_digits_network):
+    loader = [(digits[0][1200:1500], digits[1][1200:1500])]
+    models = {"natural": digits_network, "robust": robust_digits_network}
+    return compare(models, loader, decision_space="pca", samples=200, progress=False)
+
+
+def test_robust_network_ranks_above_the_natural_one(digits_comparison):
+    better = {"natural": 2, "robust": 1}
+    for key in ("cmmr", "adv_acc", "fim"):
+        assert digits_comparison.ranks[key] == better, key
+    assert digits_comparison.scores["robust"] > digits_comparison.scores["natural"] + 0.01
+    accuracy = digits_comparison.adversarial_accuracy
+    assert accuracy["robust"] > accuracy["natural"] + 0.1
+
+
+def test_has_the_attacks_and_budgets_of_the_paper(digits_comparison):
+    assert digits_comparison.attacks == ["fgsm", "bim", "pgd", "mifgsm"]
+    assert digits_comparison.eps == pytest.approx([number / 100 for number in range(1, 21)])
+    assert all(weight > 0 for weight in digits_comparison.weights.values())
+    assert digits_comparison.concordance > 0.9
+    assert digits_comparison.reports["robust"].decision_space.attack == "pgd, $\\epsilon$ = 0.11"
+
+
+def test_reports_take_the_place_of_models(digits, digits_network, robust_digits_network):
+    loader = [(digits[0][1200:1300], digits[1][1200:1300])]
+    options = {"attacks": ["fgsm"], "eps": [0.1, 0.2]}
+    whole = compare({"a": digits_network, "b": robust_digits_network}, loader, progress=False, **options)
+    saved = evaluate(digits_network, loader, (), sweep_attacks=["fgsm"], sweep_eps=[0.1, 0.2], progress=False)
+    mixed = compare({"a": saved, "b": robust_digits_network}, loader, progress=False, **options)
+    alone = compare({"a": saved, "b": whole.reports["b"]})
+    assert mixed.scores == alone.scores == whole.scores
+    assert mixed.ranks == whole.ranks
+
+
+def test_prior_and_balance_are_handed_on():
+    reports = {"a": make_report(1), "b": make_report(2)}
+    report = compare(reports, prior={"accuracy": 5.0}, balance=0.1)
+    assert sum(report.weights.values()) == pytest.approx(0.9)
+    assert report.weights["accuracy"] / report.weights["mse"] == pytest.approx(
+        5 * report.entropy_weights["accuracy"] / report.entropy_weights["mse"]
+    )
+
+
+def test_different_numbers_of_classes_are_found_before_the_sweep(digits, digits_network):
+    loader = [(digits[0][:20], digits[1][:20])]
+    other = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
+    with pytest.raises(
+        ValueError, match="Expected 10 classes, as `num_classes` or the models before say, but the head"
+    ):
+        compare({"a": digits_network, "b": other}, loader, ["fgsm"], [0.1], progress=False)
+
+
+@pytest.mark.parametrize(
+    ("models", "error", "message"),
+    [
+        ({"a": "network.pt"}, TypeError, "Expected 'a' to be a module or a report of one but got str"),
+        ({"a": nn.Linear(2, 2)}, TypeError, "Expected a `dataloader` to evaluate 'a' with but got none"),
+        ({}, ValueError, "Expected at least one model to compare but got none"),
+    ],
+)
+def test_errors(models, error, message):
+    with pytest.raises(error, match=message):
+        compare(models)
+
+
+@pytest.mark.parametrize("eps", [[], [0.2, 0.1]])
+def test_budgets_are_checked_first(eps):
+    with pytest.raises(ValueError, match="Expected argument `eps` to hold positive, increasing budgets but got"):
+        compare({"a": nn.Linear(2, 2)}, [], eps=eps)
+
+
+class Interrupting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        raise KeyboardInterrupt
+
+
+def test_interruption_returns_the_models_that_are_finished(digits, digits_network):
+    models = {"first": digits_network, "second": Interrupting(), "third": digits_network}
+    loader = [(digits[0][:50], digits[1][:50])]
+    with pytest.warns(UserWarning, match="interrupted while it measured the features"):
+        report = compare(models, loader, ["fgsm"], [0.05, 0.1], progress=False)
+    assert list(report.reports) == ["first"]
+    assert report.missing == ["second", "third"]
+
+
+def test_interruption_before_anything_is_finished():
+    with pytest.warns(UserWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
+        compare({"first": Interrupting()}, [(torch.rand(4, 64), torch.zeros(4).long())], progress=False)

@@ -1,0 +1,72 @@
+import sys
+
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from torch import nn
+
+from lightning_robustness.attacks import PGD
+from lightning_robustness.evaluation.decision_space import DecisionSpace, project
+from lightning_robustness.utilities.head import HeadTap
+
+
+def embedding_model():
+    """A model whose embedding is its input."""
+    return nn.Sequential(nn.Identity(), nn.Linear(5, 3))
+
+
+def still(model, x, y):
+    return x
+
+
+def test_pca_equals_that_of_scikit_learn():
+    model, x, y = embedding_model(), torch.rand(30, 5), torch.arange(30) % 3
+    space = project(model, HeadTap(model, "1"), x, y, still, "none", batch_size=7)
+    assert space.method == "PCA"
+    assert space.attack == "none"
+    assert space.labels == y.tolist()
+    torch.testing.assert_close(torch.tensor(space.adversarial), torch.tensor(space.clean))
+    expected = torch.tensor(PCA(2).fit_transform(torch.cat([x, x]).numpy()))[:30]
+    torch.testing.assert_close(torch.tensor(space.clean).abs(), expected.abs(), atol=1e-5, rtol=0)
+
+
+def test_adversarial_samples_are_projected_with_the_clean_ones():
+    model, x = embedding_model(), torch.rand(20, 5)
+    y = model(x).argmax(1)
+    space = project(model, HeadTap(model, "1"), x, y, PGD(eps=0.3, start="clean"), "pgd")
+    assert space.attack == "pgd, $\\epsilon$ = 0.3"
+    x_adv = PGD(eps=0.3, start="clean")(model, x, y)
+    expected = torch.tensor(PCA(2).fit_transform(torch.cat([x, x_adv]).numpy()))
+    torch.testing.assert_close(torch.tensor(space.adversarial).abs(), expected[20:].abs(), atol=1e-4, rtol=0)
+
+
+def test_one_dimensional_embeddings_get_a_second_dimension():
+    model = nn.Sequential(nn.Identity(), nn.Linear(1, 2))
+    x = torch.tensor([[0.0], [0.5], [1.0]])
+    space = project(model, HeadTap(model, "1"), x, torch.zeros(3, dtype=torch.long), still, "none")
+    torch.testing.assert_close(torch.tensor(space.clean), torch.tensor([[-0.5, 0.0], [0.0, 0.0], [0.5, 0.0]]))
+
+
+def test_tsne_keeps_neighbours_together():
+    torch.manual_seed(0)
+    model, y = embedding_model(), torch.arange(20) % 2
+    x = 0.05 * torch.rand(20, 5) + 0.9 * y.unsqueeze(1)
+    space = project(model, HeadTap(model, "1"), x, y, still, "none", method="tsne")
+    assert space.method == "t-SNE"
+    points = torch.tensor(space.clean)
+    distances = torch.cdist(points, points) + 1e9 * torch.eye(20)
+    assert (y[distances.argmin(dim=1)] == y).all()
+
+
+def test_dictionary_and_back():
+    space = DecisionSpace("PCA", "pgd", [0, 1], [[0.0, 1.0], [1.0, 0.0]], [[0.5, 0.5], [0.0, 0.0]])
+    assert DecisionSpace.from_dict(space.to_dict()) == space
+
+
+def test_scikit_learn_is_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    model = embedding_model()
+    with pytest.raises(
+        ModuleNotFoundError, match="Expected scikit-learn to be installed for t-SNE but it was not found"
+    ):
+        project(model, HeadTap(model, "1"), torch.rand(2, 5), torch.zeros(2).long(), still, "none", method="tsne")

@@ -1,0 +1,300 @@
+import lightning as L
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_robustness import InputSpace, RobustnessMonitor
+from lightning_robustness.attacks import PGD, Square, run
+from lightning_robustness.evaluation import RobustnessReport, evaluate, sweep
+from lightning_robustness.functional import (
+    fisher_spectral_norm,
+    lipschitz_constant,
+    robustness_difference_index,
+    roby,
+)
+
+
+class Module(L.LightningModule):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return self.network(x)
+
+    def validation_step(self, batch):
+        self(batch[0])
+
+
+@pytest.fixture
+def data(digits):
+    return TensorDataset(digits[0][1200:1500], digits[1][1200:1500])
+
+
+@pytest.fixture
+def loader(data):
+    return DataLoader(data, batch_size=64)
+
+
+def linear(num_classes=2):
+    model = nn.Linear(2, num_classes)
+    model.weight.data, model.bias.data = torch.eye(num_classes, 2), torch.zeros(num_classes)
+    return model
+
+
+def batch(number=8):
+    torch.manual_seed(0)
+    x = torch.rand(number, 2)
+    return x, x.argmax(dim=1)
+
+
+@pytest.mark.parametrize("mode", ["exact", "streaming"])
+def test_agrees_with_the_monitor_key_by_key(digits, digits_network, mode):
+    space = InputSpace(mean=0.3, std=0.4)
+    data = TensorDataset(space.normalize(digits[0][1200:1500]), digits[1][1200:1500])
+    module = Module(digits_network)
+    settings = {
+        "attacks": ("fgsm", "pgd", "square"),
+        "eps": 0.05,
+        "input_space": space,
+        "fim_samples": 70,
+        "attack_samples": 90,
+        "batch_size": 40,
+        "seed": 3,
+        "mode": mode,
+    }
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        callbacks=[RobustnessMonitor(**settings)],
+    )
+    (logged,) = trainer.validate(module, DataLoader(data, batch_size=64), verbose=False)
+    report = evaluate(module, DataLoader(data, batch_size=100), progress=False, **settings)
+    logged = {key.removeprefix("robustness/"): value for key, value in logged.items()}
+    assert logged.pop("skipped") == 0
+    assert {"rdi", "roby", "fim", "asr/worst", "masking"} < report.metrics.keys()
+    times = {key for key in report.metrics.keys() | logged.keys() if key.startswith("seconds/")}
+    assert report.metrics.keys() - times == logged.keys() - times
+    assert report.metrics["samples"] == 300
+    assert (report.metrics["samples_fim"], report.metrics["samples_attacks"]) == (70, 90)
+    for key in logged.keys() - times:
+        assert report.metrics[key] == pytest.approx(logged[key], rel=1e-5, abs=1e-6), key
+
+
+def test_equals_metrics_by_hand(data, loader, digits_network):
+    x, y = data.tensors
+    report = evaluate(
+        digits_network, loader, [PGD(eps=0.1)], samples=300, batch_size=300, per_sample=True, progress=False
+    )
+    logits = digits_network(x)
+    preds, embedding = logits.argmax(1), digits_network[:-1](x)
+    metrics = report.metrics
+    assert metrics["acc"] == pytest.approx((preds == y).double().mean().item())
+    assert metrics["rdi"] == pytest.approx(robustness_difference_index(logits, preds).item(), abs=1e-5)
+    assert metrics["rdi_embedding"] == pytest.approx(robustness_difference_index(embedding, preds).item(), abs=1e-5)
+    assert metrics["roby"] == pytest.approx(roby(embedding, preds).item(), abs=1e-5)
+    lambdas = fisher_spectral_norm(digits_network, x)
+    assert metrics["fim"] == pytest.approx(lambdas.mean().item(), rel=1e-4)
+    assert report.per_sample["fim"] == pytest.approx(lambdas.tolist(), rel=1e-3)
+    assert metrics["lipschitz"] == pytest.approx(lipschitz_constant(digits_network, x).mean().item(), rel=1e-4)
+    result = run(digits_network, PGD(eps=0.1), x, y)
+    assert metrics["asr/pgd"] == metrics["asr/worst"] == pytest.approx(result.success_rate)
+    assert report.per_sample["adv_preds/pgd"] == result.adv_preds.tolist()
+    assert report.per_sample["l2/pgd"] == pytest.approx(result.l2.tolist(), rel=1e-5)
+    assert report.per_sample["linf/pgd"] == pytest.approx(result.linf.tolist(), rel=1e-5)
+    assert (report.per_sample["y"], report.per_sample["preds"]) == (y.tolist(), preds.tolist())
+    assert report.rates["pgd"]["correct"] == (preds == y).sum()
+    assert report.rates["pgd"]["asr_low"] < metrics["asr/pgd"] < report.rates["pgd"]["asr_high"]
+
+
+def test_clever_of_a_linear_model_is_the_distance_to_the_boundary():
+    data = [(torch.tensor([[0.75, 0.5], [0.0, 1.0]]), torch.tensor([0, 1]))]
+    report = evaluate(linear(), data, (), fim_samples=0, clever_samples=5, clever_radius=0.6, progress=False)
+    assert report.metrics["clever"] == pytest.approx((0.25 / 2**0.5 + 0.6) / 2, rel=1e-4)
+    assert report.metrics["samples_clever"] == 2
+    assert "fim" not in report.metrics
+
+
+def test_sweep_is_that_of_the_same_samples(loader, robust_digits_network):
+    options = {"batch_size": 50, "seed": 2, "progress": False}
+    report = evaluate(
+        robust_digits_network,
+        loader,
+        (),
+        sweep_eps=(0.1, 0.2),
+        sweep_attacks=["fgsm"],
+        attack_samples=100,
+        fim_samples=0,
+        **options,
+    )
+    alone = sweep(robust_digits_network, loader, ["fgsm"], (0.1, 0.2), samples=100, **options)
+    assert report.sweep.values == alone.values
+    assert report.sweep.breaking_eps is None
+    assert report.rates == {}
+
+
+def test_decision_space(data, loader, digits_network):
+    report = evaluate(
+        digits_network, loader, (), eps=0.1, samples=300, batch_size=300, decision_space="pca", progress=False
+    )
+    space, (x, y) = report.decision_space, data.tensors
+    assert space.labels == y.tolist()
+    assert space.attack == "pgd, $\\epsilon$ = 0.1"
+    x_adv = run(digits_network, PGD(eps=0.1), x, y).x_adv
+    embeddings = torch.cat([digits_network[:-1](x), digits_network[:-1](x_adv)])
+    points = torch.tensor(space.clean + space.adversarial)
+    # The covariance of points in their plane has the two largest eigenvalues of that of the embeddings
+    expected = torch.linalg.eigvalsh(embeddings.double().T.cov())[-2:].flip(0)
+    torch.testing.assert_close(points.double().T.cov(), expected.diag(), rtol=2e-2, atol=1.0)
+
+
+def test_plain_forward_head_and_batches(digits, digits_network):
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = digits_network
+
+    x, y = digits[0][1200:1260], digits[1][1200:1260]
+    plain = evaluate(digits_network, [(x, y)], ["fgsm"], eps=0.1, progress=False)
+    other = evaluate(
+        Wrapped(),
+        [{"picture": x, "kind": y}],
+        ["fgsm"],
+        eps=0.1,
+        head="network.9",
+        forward_fn=lambda model, inputs: model.network(inputs),
+        batch_fn=lambda batch: (batch["picture"], batch["kind"]),
+        num_classes=10,
+        progress=False,
+    )
+    assert other.settings["head"] == "network.9"
+    for key, value in plain.metrics.items():
+        assert key.startswith("seconds/") or other.metrics[key] == pytest.approx(value)
+
+
+def test_without_labels_there_are_the_attack_free_metrics(digits, digits_network):
+    report = evaluate(digits_network, [digits[0][:50]], attacks=(), progress=False)
+    assert {"rdi", "roby", "fim"} < report.metrics.keys()
+    assert "acc" not in report.metrics
+
+
+def test_leaves_no_trace(digits):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 10)).train()
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    loader = DataLoader(TensorDataset(digits[0][:64], digits[1][:64]), shuffle=True, batch_size=32)
+    evaluate(model, loader, ["pgd", "square"], samples=32, sweep_eps=[0.1], decision_space="pca", progress=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training and not module._forward_hooks for module in model.modules())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_leaves_no_trace_when_it_fails():
+    x, y = batch()
+    model, state = linear().train(), torch.get_rng_state()
+    with pytest.raises(ValueError, match="Expected inputs in the range") as error_info:
+        evaluate(model, [(x + 1, y)], progress=False)
+    assert error_info.tb is not None  # what the traceback holds has not been collected
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_probabilities_are_noticed():
+    model = nn.Sequential(linear(), nn.Softmax(dim=1))
+    with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
+        report = evaluate(model, [batch()], ["fgsm"], progress=False)
+    assert [sign.name for sign in report.signs] == ["probabilities"]
+    assert report.notes == ["Gradients seem to be masked (probabilities), so that success rates are too low."]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": torch.sin}, TypeError, "Expected `model` to be a torch.nn.Module.*but got builtin_function"),
+        ({"dataloader": [batch()[0]]}, ValueError, r"Expected batches with labels.*`attacks=\(\)`"),
+        ({"dataloader": []}, ValueError, "Expected a loader with at least one sample but it is empty"),
+        ({"num_classes": 3}, ValueError, "Expected 3 classes, as `num_classes` or the models before say, but the head"),
+        ({"samples": -1}, ValueError, "Expected `fim_samples` to be an integer of at least 0 but got -1"),
+        ({"attack_samples": True}, ValueError, "Expected `attack_samples` to be an integer of at least 0 but got True"),
+        ({"attacks": "pgd"}, ValueError, "Expected argument `attacks` to be a list but got 'pgd'"),
+        ({"sweep_eps": (0.2, 0.1)}, ValueError, "Expected argument `eps` to hold positive, increasing budgets"),
+        ({"dataloader": [(batch()[0] + 1, batch()[1])]}, ValueError, "Expected inputs in the range"),
+        ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
+        ({"head": "fc"}, ValueError, "Expected `head` to be part of Linear but got 'fc'"),
+    ],
+)
+def test_errors(arguments, error, message):
+    with pytest.raises(error, match=message):
+        evaluate(**{"model": linear(), "dataloader": [batch()], "attacks": ["fgsm"], "progress": False, **arguments})
+
+
+class Interrupting:
+    """An attack that the user interrupts."""
+
+    eps, norm = 0.1, "linf"
+
+    def __call__(self, model, x, y):
+        raise KeyboardInterrupt
+
+
+def test_interruption_returns_what_is_finished(loader, digits_network):
+    attacks = {"first": "fgsm", "second": Interrupting(), "third": Square(num_queries=5)}
+    with pytest.warns(UserWarning, match="interrupted while it measured the attack second: its report has what was"):
+        report = evaluate(digits_network, loader, attacks, samples=50, progress=False)
+    whole = evaluate(digits_network, loader, ["fgsm"], samples=50, progress=False)
+    assert report.interrupted == "the attack second"
+    assert list(report.rates) == ["first"]  # the worst of some attacks would be too good
+    assert report.rates["first"] == whole.rates["fgsm"]
+    assert report.metrics["fim"] == whole.metrics["fim"]
+    assert "interrupted while it measured the attack second" in str(report)
+
+
+def test_interruption_of_the_loader(digits, digits_network):
+    def batches():
+        yield digits[0][:100], digits[1][:100]
+        raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="interrupted while it measured the features"):
+        report = evaluate(digits_network, batches(), progress=False)
+    assert report.metrics["samples"] == 100
+    assert (
+        report.metrics["acc"]
+        == evaluate(digits_network, [(digits[0][:100], digits[1][:100])], (), progress=False).metrics["acc"]
+    )
+    assert "fim" not in report.metrics
+    assert isinstance(report, RobustnessReport)
+
+
+def test_interruption_of_the_sweep(loader, digits_network):
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = digits_network
+            self.differentiated = 0
+
+        def forward(self, x):
+            self.differentiated += x.requires_grad
+            if self.differentiated > 1:
+                raise KeyboardInterrupt
+            return self.network(x)
+
+    with (
+        pytest.warns(UserWarning, match="The sweep was interrupted: its report covers 20 of 50 samples"),
+        pytest.warns(UserWarning, match="interrupted while it measured the sweep"),
+    ):
+        report = evaluate(
+            Late(),
+            loader,
+            (),
+            fim_samples=0,
+            attack_samples=50,
+            sweep_eps=[0.1],
+            sweep_attacks=["fgsm"],
+            batch_size=20,
+            progress=False,
+        )
+    assert (report.interrupted, report.sweep.samples) == ("the sweep", 20)

@@ -1,0 +1,115 @@
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from lightning_robustness.evaluation import ComparisonReport, figures
+from lightning_robustness.evaluation.decision_space import DecisionSpace
+from tests.evaluation.reports import ATTACKS, EPS, make_report, make_sweep
+
+
+def lines(axis):
+    return {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in axis.lines}
+
+
+def test_attack_curves_start_at_clean_accuracy():
+    sweep = make_sweep()
+    (axis,) = figures.attack_curves(sweep).axes
+    expected = dict(zip([*ATTACKS, "worst of all"], [*sweep.values["accuracy"], sweep.worst], strict=True))
+    assert lines(axis) == {name: [0.9, *values] for name, values in expected.items()}
+    assert axis.lines[0].get_xdata().tolist() == [0.0, *EPS]
+    assert [text.get_text() for text in axis.get_legend().texts] == list(expected)
+
+
+def test_model_curves_have_a_panel_for_every_attack():
+    sweeps = {"a": make_sweep(1), "b": make_sweep(2)}
+    axes = figures.model_curves(sweeps).axes
+    assert [axis.get_title() for axis in axes] == [*ATTACKS, "worst of all"]
+    assert lines(axes[1]) == {name: [0.9, *sweep.values["accuracy"][1]] for name, sweep in sweeps.items()}
+    assert lines(axes[2]) == {name: [0.9, *sweep.worst] for name, sweep in sweeps.items()}
+
+
+def test_cmmr_curves():
+    (axis,) = figures.cmmr_curves(EPS, {"a": [0.9, 0.5, 0.1], "b": [0.8, 0.6, 0.2]}).axes
+    assert lines(axis) == {"a": [0.9, 0.5, 0.1], "b": [0.8, 0.6, 0.2]}
+    assert "higher is more robust" in axis.get_ylabel()
+
+
+def test_composite_map_has_one_scale_for_all_models():
+    composite = {
+        "a": {"fgsm": [0.9, 0.5, 0.3], "pgd": [0.8, 0.4, 0.2]},
+        "b": {"fgsm": [0.7, 0.5, 0.1], "pgd": [0.6] * 3},
+    }
+    figure = figures.composite_map(EPS, composite)
+    images = [axis.images[0] for axis in figure.axes if axis.images]
+    assert len(images) == 2
+    assert all(image.get_clim() == (0.1, 0.9) for image in images)
+    np.testing.assert_allclose(images[1].get_array(), [[0.7, 0.5, 0.1], [0.6] * 3])
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["fgsm", "pgd"]
+
+
+def test_rank_map_shows_every_rank():
+    figure = figures.rank_map({"CMMR": {"a": 1, "b": 2}, "RDI": {"a": 2, "b": 1}}, ["a", "b"])
+    (axis,) = figure.axes
+    assert [(text.get_position(), text.get_text()) for text in axis.texts] == [
+        ((0, 0), "1"),
+        ((1, 0), "2"),
+        ((0, 1), "2"),
+        ((1, 1), "1"),
+    ]
+
+
+def test_scatter_fits_a_line():
+    series = [figures.Series("RDI", True, [0.1, 0.2, 0.4]), figures.Series("FIM", False, [1.0, 1.0, 1.0])]
+    figure = figures.scatter(series, {"a": 0.3, "b": 0.5, "c": 0.9}, [1.0, math.nan])
+    first, second = figure.axes
+    # The points are on the line y = 0.1 + 2 x
+    assert first.lines[0].get_xdata().tolist() == [0.1, 0.4]
+    assert first.lines[0].get_ydata().tolist() == pytest.approx([0.3, 0.9])
+    assert [points.get_offsets().tolist() for points in first.collections] == [[[0.1, 0.3]], [[0.2, 0.5]], [[0.4, 0.9]]]
+    assert first.get_title() == "r = 1.00, n = 3"
+    assert len(second.lines) == 0
+    assert second.get_xlabel() == "FIM (lower is more robust)"
+
+
+@pytest.mark.parametrize("asr", [0.0, 0.5, 1.0])
+def test_success_rates_have_intervals(asr):
+    rates = {"pgd": {"asr": asr, "asr_low": max(asr - 0.1, 0), "asr_high": min(asr + 0.2, 1)}}
+    (axis,) = figures.success_rates(rates).axes
+    assert axis.lines[0].get_xdata().tolist() == [rates["pgd"]["asr_low"], rates["pgd"]["asr_high"]]
+    assert axis.lines[1].get_xdata().tolist() == [asr]
+    assert axis.texts[0].get_text() == f"{asr:.1%}"
+
+
+def test_decision_space_has_a_cloud_for_every_class():
+    points = [[float(number), 0.0] for number in range(24)]
+    space = DecisionSpace("PCA", "pgd", [number % 12 for number in range(24)], points, points[::-1])
+    clean, adversarial = space.plot().axes
+    assert [cloud.get_label() for cloud in clean.collections] == [str(label) for label in range(12)]
+    assert clean.collections[3].get_offsets().tolist() == [[3.0, 0.0], [15.0, 0.0]]
+    assert adversarial.collections[3].get_offsets().tolist() == [[20.0, 0.0], [8.0, 0.0]]
+    assert adversarial.get_title() == "under pgd"
+    # Colours repeat from the eleventh class on, but not together with markers
+    looks = {(tuple(c.get_facecolor()[0]), len(c.get_paths()[0].vertices)) for c in clean.collections}
+    assert len(looks) == 12
+
+
+def test_colors_and_markers_tell_lines_apart():
+    (axis,) = figures.cmmr_curves(EPS, {str(number): [number] * 3 for number in range(20)}).axes
+    assert len({(line.get_color(), line.get_marker()) for line in axis.lines}) == 20
+
+
+def test_comparison_draws_every_kind():
+    report = ComparisonReport({name: make_report(seed) for seed, name in enumerate("abc")})
+    drawn = report.figures()
+    assert len(drawn) == 5
+    assert report.plot().axes[0].get_ylabel() == drawn["CMMR against the budget"].axes[0].get_ylabel()
+    titles = [axis.get_title() for axis in report.plot_correlations().axes]
+    assert titles == [f"r = {row['pearson']:.2f}, n = 3" for row in report.correlations.values()]
+
+
+def test_matplotlib_is_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ModuleNotFoundError, match=r"Expected matplotlib.*pip install \"lightning-robustness\[plot\]\""):
+        make_sweep().plot()

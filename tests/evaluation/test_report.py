@@ -1,0 +1,98 @@
+import json
+import math
+import sys
+
+import pandas as pd
+import pytest
+
+from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport
+from lightning_robustness.evaluation.report import read_json, to_floats
+from tests.evaluation.reports import make_full_report, make_report, make_sweep
+
+REPORTS = pytest.mark.parametrize(
+    "report",
+    [
+        make_sweep(),
+        make_full_report(),
+        ComparisonReport({"a": make_report(1), "b": make_full_report()}, {"mse": 0.5}, 0.1),
+    ],
+    ids=lambda report: type(report).__name__,
+)
+
+
+@REPORTS
+def test_json_and_back(report, tmp_path):
+    text = report.to_json(tmp_path / "report.json")
+    assert json.loads(text) == json.loads((tmp_path / "report.json").read_text())
+    again = type(report).from_json(tmp_path / "report.json")
+    assert again.to_dict() == report.to_dict()
+    assert str(again) == str(report)
+
+
+@REPORTS
+def test_page_shows_every_table_and_figure(report, tmp_path):
+    page = report.to_html(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text() == page
+    assert page.count("<table>") == len(report.tables())
+    assert page.count("data:image/svg+xml") == len(report.figures()) > 0
+    assert "<b>" not in page
+
+
+def test_numbers_that_json_does_not_know_become_null(tmp_path):
+    report = make_sweep(breaking_eps={"fgsm": [0.1, math.inf]})
+    report.values["ssim"][0][1] = math.nan
+    text = report.to_json(tmp_path / "report.json")
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    again = SweepReport.from_json(tmp_path / "report.json")
+    assert math.isnan(again.values["ssim"][0][1])
+    assert again.breaking_eps == {"fgsm": [0.1, math.inf]}
+
+
+def test_missing_numbers_become_nan():
+    values = to_floats({"a": [1.0, None], "b": {"c": None}})
+    assert values["a"][0] == 1.0
+    assert math.isnan(values["a"][1])
+    assert math.isnan(values["b"]["c"])
+
+
+def test_data_frames():
+    sweep = make_sweep()
+    frame = sweep.to_frame()
+    assert isinstance(frame, pd.DataFrame)
+    assert frame.columns.tolist() == ["attack", "eps", "accuracy", "ssim", "psnr", "mse", "ald2"]
+    assert frame[frame.attack == "pgd"].accuracy.tolist() == sweep.values["accuracy"][1]
+    report = make_report()
+    assert report.to_frame().rdi.tolist() == [report.metrics["rdi"]]
+    comparison = ComparisonReport({"a": make_report(1), "b": make_report(2)})
+    assert comparison.to_frame().set_index("model").cmmr.to_dict() == comparison.scores
+    assert comparison.to_frame().set_index("model")["rank/fim"].to_dict() == comparison.ranks["fim"]
+
+
+def test_pandas_is_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(
+        ModuleNotFoundError, match="Expected pandas to be installed for a data frame but it was not found"
+    ):
+        make_sweep().to_frame()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"Expected a report as JSON in .*x.json but it cannot be read"),
+        ("[1]", "Expected a report as a JSON object in .*x.json but got list"),
+        ("{}", "Expected a RobustnessReport in .*x.json but got None"),
+        (make_sweep().to_json(), "Expected a RobustnessReport in .*x.json but got SweepReport"),
+    ],
+)
+def test_files_with_something_else(tmp_path, content, message):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        RobustnessReport.from_json(tmp_path / "x.json")
+
+
+def test_file_that_is_no_text(tmp_path):
+    (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="but it cannot be read"):
+        read_json(tmp_path / "x.json")

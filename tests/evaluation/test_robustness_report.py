@@ -1,0 +1,45 @@
+import pytest
+
+from lightning_robustness.evaluation import RobustnessReport
+from tests.evaluation.reports import make_full_report, make_report
+
+
+def test_text_has_all_values():
+    report = make_full_report()
+    text = str(report)
+    assert text.startswith("Robustness of Network\n")
+    assert f"ROBY                             {report.metrics['roby']:.4f}  lower" in text
+    assert f"RDI                              {report.metrics['rdi']:.4f}  higher" in text
+    rate = report.rates["pgd"]
+    numbers = [f"{rate[name]:.4f}" for name in ("asr", "asr_low", "asr_high", "adv_acc", "distortion")]
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("pgd  ")]
+    assert row == ["pgd", *numbers, "9", "10"]
+    assert "zero_gradients" in text
+    assert f"features   {report.metrics['seconds/features']:.4f}" in text
+
+
+def test_notes_name_what_a_reader_must_know():
+    first, second, *_ = make_full_report().notes
+    assert first == "The run was interrupted while it measured the decision space: what follows is not complete."
+    assert second == "Gradients seem to be masked (zero_gradients), so that success rates are too low."
+    rates = {name: {"asr": asr} for name, asr in (("cw", 1.0), ("pgd", 0.5), ("worst", 0.6))}
+    assert "An attack without a budget counts in 'worst' only" in make_report(rates=rates).notes[-1]
+    assert make_report(rates={"pgd": {"asr": 0.5}, "worst": {"asr": 0.5}}).notes == []
+
+
+def test_plot_shows_rates_or_curves():
+    report = make_report(sweep=None)
+    assert report.plot().axes[0].get_xlabel().startswith("attack success rate")
+    assert make_report().plot().axes[0].get_ylabel() == "accuracy under attack"
+    with pytest.raises(ValueError, match="Expected results of attacks or a sweep to plot but the report has none"):
+        make_report(sweep=None, rates={}).plot()
+
+
+def test_captions_of_figures():
+    assert len(make_full_report().figures()) == 3
+    assert RobustnessReport("Network", 10, {}).figures() == {}
+
+
+def test_parts_that_are_missing_have_no_table():
+    titles = [table.title for table in RobustnessReport("Network", 10, {"rdi": 0.5}).tables()]
+    assert titles == ["Robustness"]

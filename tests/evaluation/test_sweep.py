@@ -1,0 +1,234 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lightning_robustness.attacks import CW, PGD, Square, get_attack, run
+from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.evaluation import sweep
+from lightning_robustness.evaluation.image_quality import image_quality
+from lightning_robustness.evaluation.sweep import SWEEP_EPS, _follow, _stretch, plan_sweep
+from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.sandbox import sandbox
+
+COARSE = (0.03, 0.05, 0.1, 0.2)
+NETWORKS = pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
+
+
+@pytest.fixture
+def loader(digits):
+    return list(zip(digits[0][1200:1400].split(100), digits[1][1200:1400].split(100), strict=True))
+
+
+def independent(network, loader, name, eps):
+    results = [(run(network, get_attack(name, eps=eps), x, y), y) for x, y in loader]
+    return sum((result.adv_preds == y).sum().item() for result, y in results) / sum(len(y) for _, y in results)
+
+
+def linear():
+    model = nn.Linear(2, 2)
+    model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
+    return model
+
+
+@NETWORKS
+@pytest.mark.parametrize("name", ["bim", "pgd", "mifgsm"])
+def test_accuracy_is_at_most_a_point_above_independent_attacks(request, loader, network, name):
+    network, eps = request.getfixturevalue(network), (0.05, 0.06, 0.1, 0.2)
+    report = sweep(network, loader, [name], eps, progress=False)
+    for budget, accuracy in zip(eps, report.values["accuracy"][0], strict=True):
+        assert accuracy <= independent(network, loader, name, budget) + 0.01, budget
+
+
+@NETWORKS
+def test_accuracy_falls_and_the_worst_is_below_all(request, loader, network):
+    report = sweep(request.getfixturevalue(network), loader, samples=100, per_sample=True, progress=False)
+    curves = torch.tensor(report.values["accuracy"])
+    assert (curves.diff(dim=1) <= 0).all()
+    assert (torch.tensor(report.worst) <= curves.amin(dim=0)).all()
+    assert curves[:, 0].max() <= report.clean_accuracy
+    assert curves[0, 0] > curves[0, -1] + 0.2
+    breaking = torch.tensor(list(report.breaking_eps.values()))
+    for number, eps in enumerate(report.eps):
+        torch.testing.assert_close((breaking > eps).float().mean(dim=1), curves[:, number])
+        assert (breaking.amin(dim=0) > eps).double().mean().item() == pytest.approx(report.worst[number])
+
+
+def test_fgsm_is_that_of_every_budget(digits, robust_digits_network):
+    x, y = digits[0][1200:1300], digits[1][1200:1300]
+    report = sweep(robust_digits_network, [(x, y)], ["fgsm"], COARSE, per_sample=True, progress=False)
+    results = [run(robust_digits_network, get_attack("fgsm", eps=eps, all_steps=True), x, y) for eps in COARSE]
+    right = results[0].preds == y
+    broken = torch.stack([~right, *(result.adv_preds != y for result in results)])
+    first = torch.cat([broken, torch.ones(1, 100, dtype=torch.bool)]).int().argmax(dim=0)
+    budgets = torch.tensor([0.0, *COARSE, math.inf], dtype=torch.float64)
+    assert report.breaking_eps["fgsm"] == budgets[first].tolist()
+    for number, result in enumerate(results):
+        expected = image_quality(result.x_adv[right], x[right])
+        for name, value in zip(("ssim", "psnr", "mse", "ald2"), expected, strict=True):
+            assert report.values[name][0][number] == pytest.approx(value.mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("attack", ["fgsm", "bim", "pgd", "mifgsm", "pgd_l2", "square", PGD(restarts=2, steps=3)])
+def test_images_use_the_budget_and_stay_in_it(digits, robust_digits_network, attack):
+    x, y = digits[0][1200:1232], digits[1][1200:1232]
+    attacks = [named.popitem()[1] for named in plan_sweep([attack], COARSE)]
+    with sandbox(robust_digits_network, x, y) as (x, y):
+        model = Classifier(robust_digits_network, InputSpace(), x, y)
+        right = robust_digits_network(x).argmax(1) == y
+        for eps, (x_adv, broken) in zip(COARSE, _follow(model, attacks, x, y, right.nonzero().squeeze(1)), strict=True):
+            order = 2 if attack == "pgd_l2" else math.inf
+            assert (torch.linalg.vector_norm((x_adv - x).flatten(1), ord=order, dim=1) <= eps + 1e-5).all()
+            assert (robust_digits_network(x_adv[broken]).argmax(1) != y[broken]).all()
+            x_adv = _stretch(model, attacks[COARSE.index(eps)], x, x_adv)
+            distance = torch.linalg.vector_norm((x_adv - x).flatten(1), ord=order, dim=1)
+            assert (distance <= eps + 1e-5).all()
+            # What is clipped at the range is lost for an l2 ball
+            assert (distance[right] > (0.5 if order == 2 else 0.99) * eps).all()
+            assert (distance[~right] == 0).all()
+            assert x_adv.min() >= 0
+            assert x_adv.max() <= 1
+
+
+@settings(max_examples=8)
+@given(size=st.integers(1, 40))
+def test_does_not_depend_on_the_batch_size(size):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).double(), torch.rand(40, 1, 8, 8, dtype=torch.float64)
+    loader, options = [(x, torch.arange(40) % 4)], {"attacks": ["fgsm", "mifgsm"], "eps": COARSE, "progress": False}
+    whole, parts = sweep(model, loader, **options), sweep(model, loader, batch_size=size, **options)
+    assert parts.worst == whole.worst
+    for name, values in whole.values.items():
+        torch.testing.assert_close(torch.tensor(parts.values[name]), torch.tensor(values), rtol=1e-9, atol=0)
+
+
+def test_warm_start_takes_fewer_steps(loader, robust_digits_network):
+    rows = []
+    hook = robust_digits_network.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    sweep(robust_digits_network, loader[:1], ["pgd"], SWEEP_EPS, progress=False)
+    warm = sum(rows)
+    rows.clear()
+    for eps in SWEEP_EPS:
+        independent(robust_digits_network, loader[:1], "pgd", eps)
+    hook.remove()
+    assert warm < 0.5 * sum(rows)
+
+
+def test_quality_is_that_of_the_stretched_perturbation():
+    x, y = torch.tensor([[0.75, 0.5], [1.0, 0.5], [0.25, 0.5]]), torch.tensor([0, 0, 0])
+    report = sweep(linear(), [(x, y)], ["fgsm"], [0.125, 0.25, 0.375], progress=False)
+    assert report.values["accuracy"][0] == pytest.approx(
+        [2 / 3, 1 / 3, 0]
+    )  # 0.125 is a tie, which the first class wins
+    # The first moves by eps in both coordinates, also where it is broken; so does the second, at the edge of the range
+    assert report.values["ald2"][0] == pytest.approx([0.125 * 2**0.5, 0.25 * 2**0.5, 0.375 * 2**0.5])
+    assert report.values["mse"][0] == pytest.approx([0.125**2, 0.25**2, 0.375**2])
+    assert all(math.isnan(value) for value in report.values["ssim"][0])
+    assert report.clean_accuracy == pytest.approx(2 / 3)
+    assert report.samples == 3
+
+
+def test_normalisation_changes_nothing(digits, robust_digits_network):
+    x, y = digits[0][1200:1300], digits[1][1200:1300]
+    space = InputSpace(mean=0.3, std=0.4)
+
+    def forward(model, inputs):
+        return model(space.unnormalize(inputs))
+
+    options = {"attacks": ["bim"], "eps": COARSE, "progress": False}
+    plain = sweep(robust_digits_network, [(x, y)], **options)
+    seen = sweep(robust_digits_network, [(space.normalize(x), y)], input_space=space, forward_fn=forward, **options)
+    torch.testing.assert_close(
+        torch.tensor(seen.values["accuracy"]), torch.tensor(plain.values["accuracy"]), atol=0.011, rtol=0
+    )
+    torch.testing.assert_close(torch.tensor(seen.values["psnr"]), torch.tensor(plain.values["psnr"]), atol=0.2, rtol=0)
+
+
+def test_leaves_no_trace(digits):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(), nn.BatchNorm1d(10)).train()
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    data = torch.utils.data.TensorDataset(digits[0][:64], digits[1][:64])
+    sweep(model, torch.utils.data.DataLoader(data, shuffle=True, batch_size=32), ["pgd"], COARSE, progress=False)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_attack_objects_and_names_of_ones_own(digits, robust_digits_network):
+    loader = [(digits[0][1200:1250], digits[1][1200:1250])]
+    attacks = {"few": PGD(steps=1, alpha=0.02), "many": PGD(steps=10), "black_box": Square(num_queries=20)}
+    report = sweep(robust_digits_network, loader, attacks, [0.05, 0.15], progress=False)
+    assert report.attacks == ["few", "many", "black_box"]
+    few, many, black_box = (curve[1] for curve in report.values["accuracy"])
+    assert many < min(few, black_box)
+
+
+def test_cascade_by_name(digits, digits_network):
+    x, y = digits[0][1200:1220], digits[1][1200:1220]
+    report = sweep(digits_network, [(x, y)], ["worst"], [0.25, 0.3], progress=False)
+    assert report.values["accuracy"] == [[0.0, 0.0]]
+    assert report.values["ald2"][0][1] > report.values["ald2"][0][0] > 0.25
+
+
+@pytest.mark.parametrize("eps", [[], [0.1, 0.1], [0.2, 0.1], [0.0, 0.1], [-0.1], [math.nan]])
+def test_budgets_must_increase(eps):
+    with pytest.raises(ValueError, match="Expected argument `eps` to hold positive, increasing budgets but got"):
+        sweep(linear(), [], eps=eps)
+
+
+@pytest.mark.parametrize("attack", ["cw", CW(), lambda model, x, y: x])
+def test_attacks_must_have_a_budget(attack):
+    with pytest.raises(ValueError, match="Expected attacks whose budget can be set, by name or as objects with `eps`"):
+        sweep(linear(), [(torch.rand(2, 2), torch.zeros(2, dtype=torch.long))], [attack])
+
+
+def test_attacks_may_come_from_an_iterator_but_there_must_be_one():
+    data = [(torch.tensor([[0.75, 0.5]]), torch.tensor([0]))]
+    report = sweep(linear(), data, iter(["fgsm"]), [0.1, 0.2], progress=False)
+    assert report.values["accuracy"] == [[1.0, 0.0]]
+    assert report.settings["samples"] == "512"
+    with pytest.raises(ValueError, match="Expected at least one attack for a sweep but got none"):
+        sweep(linear(), data, [])
+    with pytest.raises(ValueError, match="Expected argument `attacks` to be a list but got 'fgsm'"):
+        sweep(linear(), data, "fgsm")
+
+
+def test_inputs_must_be_in_the_range_and_logits_finite():
+    x, y = torch.rand(4, 2), torch.zeros(4, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"Expected inputs in the range \[0.0, 1.0\] but observed"):
+        sweep(linear(), [(x + 1, y)], progress=False)
+    model = linear()
+    model.bias.data[:] = torch.nan
+    with pytest.raises(ValueError, match="Expected finite logits but 4 of 4 samples"):
+        sweep(model, [(x, y)], progress=False)
+
+
+def test_model_without_a_right_sample_has_no_quality():
+    x = torch.tensor([[1.0, 0.0], [0.75, 0.0]])
+    report = sweep(linear(), [(x, torch.ones(2, dtype=torch.long))], ["fgsm"], [0.1], progress=False)
+    assert report.values["accuracy"] == [[0.0]]
+    assert math.isnan(report.values["mse"][0][0])
+
+
+def test_interruption_returns_what_is_finished(digits, digits_network):
+    x, y = digits[0][:96], digits[1][:96]
+    calls = []
+
+    class Interrupted(nn.Module):
+        def forward(self, inputs):
+            calls.append(len(inputs))
+            if sum(size == 16 for size in calls) > 1:  # the forward pass of clean inputs of the last batch
+                raise KeyboardInterrupt
+            return digits_network(inputs)
+
+    options = {"attacks": ["fgsm", "bim"], "eps": COARSE, "batch_size": 40, "progress": False}
+    with pytest.warns(UserWarning, match="The sweep was interrupted: its report covers 80 of 96 samples"):
+        report = sweep(Interrupted(), [(x, y)], **options)
+    assert report.interrupted
+    assert report.samples == 80
+    assert report.notes == ["The sweep was interrupted: it covers the first 80 samples."]
+    assert report.values == sweep(digits_network, [(x[:80], y[:80])], **options).values

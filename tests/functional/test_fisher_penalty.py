@@ -1,0 +1,179 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness import InputSpace
+from lightning_robustness.functional import fisher_penalty, fisher_spectral_norm
+from tests.functional.test_fisher_spectral_norm import information
+from tests.functional.test_jacobian import MODELS
+from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
+
+
+def network(num_classes=3):
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, num_classes)).double()
+    model[2].weight.data *= 3
+    return model
+
+
+def inputs(number=4):
+    return torch.randn(number, 5, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_to_the_dense_matrix(name, dtype):
+    model, shape = MODELS[name]()
+    model, x = model.to(dtype).eval(), torch.randn(5, *shape, dtype=dtype)
+    matrix = information(model, x)
+    spectral, trace = fisher_penalty(model, x).double(), fisher_penalty(model, x, "trace").double()
+    torch.testing.assert_close(spectral, torch.linalg.eigvalsh(matrix)[:, -1].mean(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(trace, matrix.diagonal(dim1=1, dim2=2).sum(dim=1).mean(), rtol=1e-4, atol=0)
+
+
+def normalised_network():
+    layers = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3)
+    return nn.Sequential(*layers).double()
+
+
+def test_batch_normalisation_in_training():
+    model, x = normalised_network(), inputs(8)
+    frozen = copy.deepcopy(model).eval()
+    hidden = model[0](x).detach()
+    frozen[1].running_mean, frozen[1].running_var = hidden.mean(dim=0), hidden.var(dim=0, correction=0)
+    torch.testing.assert_close(fisher_penalty(model, x), fisher_penalty(frozen, x))
+    model.eval()
+    torch.testing.assert_close(fisher_penalty(model, x), fisher_spectral_norm(model, x).mean())
+
+
+@pytest.mark.parametrize("kind", ["spectral", "trace"])
+def test_weights_before_a_normalisation_have_no_scale(kind):
+    """As in training itself: otherwise they would shrink, and running statistics never catch up."""
+    model = normalised_network()
+    fisher_penalty(model, inputs(8), kind).backward()
+    weight = model[0].weight
+    assert weight.grad.norm() > 1e-3
+    assert (weight * weight.grad).sum().abs() < 1e-3 * weight.norm() * weight.grad.norm()
+
+
+@pytest.mark.parametrize("kind", ["spectral", "trace"])
+def test_gradcheck_in_the_weights(kind):
+    model, x = network(), inputs()
+
+    def penalty(*weights):
+        return fisher_penalty(lambda t: torch.func.functional_call(model, names(weights), (t,)), x, kind)
+
+    def names(weights):
+        return dict(zip(dict(model.named_parameters()), weights, strict=True))
+
+    weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    assert torch.autograd.gradcheck(penalty, weights)
+
+
+@pytest.mark.parametrize("kind", ["spectral", "trace"])
+@pytest.mark.parametrize("make", [network, normalised_network])
+def test_gradients_of_the_modules_own_weights(kind, make):
+    model, x = make(), inputs()
+    fisher_penalty(model, x, kind).backward()
+    step = 1e-6
+    for parameter in model.parameters():
+        flat, gradient = parameter.data.view(-1), parameter.grad.view(-1)
+        for index in range(0, len(flat), 5):
+            value = flat[index].item()
+            values = []
+            for moved in (value + step, value - step):
+                flat[index] = moved
+                values.append(fisher_penalty(model, x, kind).item())
+            flat[index] = value
+            assert gradient[index].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4, abs=1e-7)
+
+
+def test_many_steps_of_power_iteration_are_exact_and_few_a_lower_bound():
+    model, x = network(num_classes=20), inputs(8)
+    exact = fisher_penalty(model, x)
+    gradients = torch.autograd.grad(exact, model.parameters())
+    values = [fisher_penalty(model, x, num_products=number) for number in (1, 2, 5, 300)]
+    assert values == sorted(values)
+    assert 0.5 * exact < values[0] <= exact
+    torch.testing.assert_close(values[-1], exact, rtol=1e-9, atol=0)
+    for gradient, expected in zip(torch.autograd.grad(values[-1], model.parameters()), gradients, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_random_vectors_give_the_trace_without_bias():
+    model, x = network(num_classes=10), inputs()
+    exact = fisher_penalty(model, x, "trace")
+    estimates = torch.stack([fisher_penalty(model, x, "trace", num_products=50, seed=seed) for seed in range(40)])
+    error = (estimates.mean() - exact).abs() / (estimates.std() / 40**0.5)
+    assert error < 3
+    assert estimates.std() < 0.2 * exact
+
+
+def test_random_vectors_come_from_the_seed_or_the_random_state():
+    model, x = network(), inputs()
+    torch.manual_seed(1)
+    first, second = (fisher_penalty(model, x, "trace", num_products=1).item() for _ in range(2))
+    assert first != second
+    torch.manual_seed(1)
+    assert fisher_penalty(model, x, "trace", num_products=1).item() == first
+    seeded = [fisher_penalty(model, x, "trace", num_products=1, seed=3).item() for _ in range(2)]
+    assert seeded[0] == seeded[1]
+
+
+def test_confident_samples_have_a_gradient():
+    model, x = nn.Linear(2, 3), torch.tensor([[20.0, 0.0]])
+    model.weight.data = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.5]])
+    model.bias.data.zero_()
+    expected = fisher_spectral_norm(model.double(), x.double())
+    model, penalty = model.float(), fisher_penalty(model.float(), x, num_products=3)
+    penalty.backward()
+    assert penalty.item() == pytest.approx(expected.item(), rel=1e-3)
+    assert model.weight.grad.isfinite().all()
+    assert model.weight.grad.any()
+
+
+def test_values_are_in_unnormalised_units():
+    model, x = network(), torch.rand(4, 5, dtype=torch.float64)
+    space = InputSpace(mean=0.25, std=0.5)
+    expected = 4 * fisher_penalty(model, space.normalize(x))
+    for number in (None, 100):
+        torch.testing.assert_close(
+            fisher_penalty(model, space.normalize(x), input_space=space, num_products=number), expected
+        )
+
+
+@pytest.mark.parametrize("num_products", [None, 2])
+@pytest.mark.parametrize("kind", ["spectral", "trace"])
+def test_only_gradients_are_left(kind, num_products):
+    model, x = trained_once(), torch.randn(6, 4)
+    before = snapshot(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        penalty = fisher_penalty(model, x, kind, num_products=num_products, seed=0)
+    assert_same(before, snapshot(model))
+    assert penalty.dtype == torch.float32
+    model.zero_grad()
+    penalty.backward()
+    assert model.body[0].weight.grad.any()
+    assert model.head.bias.grad is None  # frozen
+    assert_same({k: v for k, v in before.items() if k != "gradients"}, snapshot(model))
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "match"),
+    [
+        (torch.ones(2, 2), {"kind": "norm"}, r"`kind` to be one of \('spectral', 'trace'\) but got 'norm'"),
+        (torch.ones(2, 2), {"num_products": 0}, "`num_products` to be a positive integer or None but got 0"),
+        (torch.ones(2, 2), {"num_products": 1.5}, "`num_products` to be a positive integer or None but got 1.5"),
+        (torch.full((2, 2), 3.0), {"input_space": InputSpace()}, r"range \[0.0, 1.0\] but observed \[3, 3\]"),
+    ],
+)
+def test_bad_input(x, options, match):
+    with pytest.raises(ValueError, match=match):
+        fisher_penalty(nn.Linear(2, 2), x, **options)
+
+
+def test_samples_that_depend_on_each_other():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="treats each sample by itself"):
+        fisher_penalty(model, torch.randn(5, 3))

@@ -1,0 +1,50 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_robustness.functional import rdi_loss
+from tests.references import rdi
+
+
+def features_and_labels(seed, num_samples=12, num_classes=3):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(num_samples, 4, generator=generator, dtype=torch.float64)
+    return features, torch.arange(num_samples) % num_classes
+
+
+@given(seed=st.integers(0, 2**31), num_classes=st.integers(2, 5))
+def test_one_minus_rdi(seed, num_classes):
+    features, y = features_and_labels(seed, num_classes=num_classes)
+    assert rdi_loss(features, y).item() == pytest.approx(1 - rdi(features, y)["rdi"], rel=1e-9)
+
+
+@pytest.mark.parametrize("spread", [0.2, 5.0])  # InterD is the larger distance, or IntraD
+def test_gradcheck(spread):
+    features, y = features_and_labels(0)
+    features = spread * features + torch.eye(4, dtype=torch.float64)[y] * 3
+    assert torch.autograd.gradcheck(lambda t: rdi_loss(t, y), features.requires_grad_())
+
+
+@given(seed=st.integers(0, 2**31))
+def test_a_step_against_the_gradient_raises_rdi(seed):
+    features, y = features_and_labels(seed)
+    features.requires_grad_()
+    (gradient,) = torch.autograd.grad(rdi_loss(features, y), features)
+    moved = features.detach() - 0.01 * gradient
+    assert rdi(moved, y)["rdi"] > rdi(features.detach(), y)["rdi"]
+
+
+def test_one_sample_a_class_has_a_finite_gradient():
+    features = torch.randn(3, 4, requires_grad=True)
+    rdi_loss(features, torch.arange(3)).backward()
+    assert features.grad.isfinite().all()
+
+
+def test_one_class_has_no_gradient_but_a_backward_pass():
+    features = torch.randn(3, 4, requires_grad=True)
+    with pytest.warns(UserWarning, match="predicted as 1 class"):
+        loss = rdi_loss(features, torch.zeros(3).long())
+    loss.backward()
+    assert loss.item() == 2.0
+    assert not features.grad.any()
