@@ -17,6 +17,7 @@ from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.utilities.batch import read_batch, replace_in_batch
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
@@ -118,14 +119,9 @@ class AdversarialTraining(TrainingStepCallback):
         if not 0 < ratio <= 1:
             raise ValueError(f"Expected argument `ratio` to be above 0 and at most 1 but got {ratio}.")
         counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
-        for name, value, minimum in [
-            *((name, count, 0) for name, count in counts.items()),
-            ("measure_every_n_batches", measure_every_n_batches, 1),
-        ]:
-            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-                raise ValueError(
-                    f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}."
-                )
+        for name, value in counts.items():
+            check_integer(name, value, minimum=0)
+        check_integer("measure_every_n_batches", measure_every_n_batches, minimum=1)
         self.mode: AdversarialMode = mode
         self.ratio = ratio
         self.warmup_epochs = warmup_epochs

@@ -117,8 +117,8 @@ def history_figure(history: Sequence[Mapping[str, float]], prefix: str) -> "Figu
 
     """
     position = _position(history)
-    attacked = dict.fromkeys(key for entry in history for key in entry if key.startswith("adv_acc/"))
-    attacked = sorted((key for key in attacked if not _is_below_worst(history, key)), key=_is_worst)
+    keys = dict.fromkeys(key for entry in history for key in entry if key.startswith("adv_acc/"))
+    attacked = sorted((key for key in keys if not _is_below_worst(history, key)), key=_is_worst)
     panels = {
         "clean and adversarial accuracy\nhigher is more robust": {
             "acc": "clean",

@@ -17,7 +17,6 @@ from typing_extensions import override
 from lightning_robustness.attacks import Attack
 from lightning_robustness.callbacks.board import Board, describe_eps
 from lightning_robustness.callbacks.figures import history_figure
-from lightning_robustness.callbacks.loader_share import loader_share
 from lightning_robustness.callbacks.trainer_access import (
     check_strategy,
     check_validation,
@@ -31,8 +30,10 @@ from lightning_robustness.evaluation.measurement import AttackMeter, FeatureMete
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import read_batch
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.head import HeadTap, find_head
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.logits import are_probabilities, compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sample import SpreadSample
@@ -147,9 +148,9 @@ class RobustnessMonitor(Callback):
     ) -> None:
         counts = {"fim_samples": fim_samples, "attack_samples": attack_samples, "dataloader_idx": dataloader_idx}
         for name, value in {**counts, "seed": seed}.items():
-            _check_integer(name, value, minimum=0)
+            check_integer(name, value, minimum=0)
         for name, value in {"attack_every_n_epochs": attack_every_n_epochs, "batch_size": batch_size}.items():
-            _check_integer(name, value, minimum=1)
+            check_integer(name, value, minimum=1)
         if not prefix:
             raise ValueError("Expected argument `prefix` to be a name but got an empty one.")
         self.attacks = name_attacks(attacks, eps) if attack_samples else {}
@@ -537,8 +538,3 @@ class RobustnessMonitor(Callback):
         if error is not None and error not in self._warned:
             self._warned.add(error)
             warnings.warn(f"RobustnessMonitor: {message}: {error}", stacklevel=2)
-
-
-def _check_integer(name: str, value: int, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ValueError(f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}.")

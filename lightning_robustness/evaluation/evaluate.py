@@ -13,6 +13,7 @@ from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep import SWEEP_ATTACKS, plan_sweep
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.metrics.class_statistics import Mode
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 
 
@@ -104,8 +105,7 @@ def evaluate(
     if samples is not None:
         fim_samples = attack_samples = samples
     for name, size in {"fim": fim_samples, "attack": attack_samples, "clever": clever_samples}.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ValueError(f"Expected `{name}_samples` to be an integer of at least 0 but got {size!r}.")
+        check_integer(f"{name}_samples", size, minimum=0)
     named = name_attacks(attacks, eps) if attack_samples else {}
     plan = plan_sweep(sweep_attacks, sweep_eps) if len(sweep_eps) else []
     needs_labels = bool(named or plan or decision_space)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness.evaluation.decision_space import DecisionSpace, Projection, project
-from lightning_robustness.evaluation.loading import EMPTY, NO_LABELS, count_samples, iterate
+from lightning_robustness.evaluation.loading import EMPTY, NO_LABELS, iterate
 from lightning_robustness.evaluation.measurement import AttackMeter, FeatureMeter, FisherMeter
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep import sweep_samples
@@ -21,6 +21,7 @@ from lightning_robustness.metrics import CleverScore
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.head import HeadTap, find_head
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.logits import are_probabilities, compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sample import SpreadSample
@@ -95,7 +96,7 @@ class EvaluationRun:
     ) -> None:
         """Go through the loader: RDI, ROBY and accuracy of all samples, and the sample for the other parts."""
         start = perf_counter()
-        sample = SpreadSample(max(1, *self._sizes), count_samples(dataloader), self._seed)
+        sample = SpreadSample(max(1, *self._sizes), loader_share(dataloader).total, self._seed)
         with closing(iterate(self._model, dataloader, batch_fn, sample, self._seed, self._progress)) as batches:
             for x, y in batches:
                 if needs_labels and y is None:

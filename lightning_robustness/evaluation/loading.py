@@ -1,6 +1,6 @@
 """Samples from a loader, and a model where it is needed, for as long as it is needed."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness.utilities.batch import read_batch
+from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.sample import SpreadSample
 from lightning_robustness.utilities.sandbox import sandbox
 
@@ -18,14 +19,6 @@ NO_LABELS = (
     "Expected batches with labels, which attacks need, but got none. Pass `batch_fn=`, a callable that takes a batch "
     "and returns inputs and labels."
 )
-
-
-def count_samples(dataloader: Iterable[Any]) -> int | None:
-    """Number of samples that a loader gives, or None if that is not known beforehand."""
-    sampler, batch_size = getattr(dataloader, "sampler", None), getattr(dataloader, "batch_size", None)
-    if not isinstance(sampler, Sized) or not isinstance(batch_size, int) or not isinstance(dataloader, Sized):
-        return None
-    return min(len(sampler), len(dataloader) * batch_size)
 
 
 def iterate(
@@ -64,8 +57,7 @@ def collect(
         ValueError: If the loader is empty or has no labels.
 
     """
-    total = count_samples(dataloader)
-    sample = SpreadSample(2**62 if size is None else size, total, seed)
+    sample = SpreadSample(2**62 if size is None else size, loader_share(dataloader).total, seed)
     for _ in iterate(model, dataloader, batch_fn, sample, seed, progress):
         pass
     x, y = sample.collect()

@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -48,3 +50,19 @@ def check_features_and_preds(features: Tensor, preds: Tensor, num_classes: int |
             "Check the network for divergence, or leave these samples out."
         )
     return features
+
+
+def check_integer(name: str, value: Any, minimum: int) -> None:
+    """Check that an argument is an integer.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        minimum: Smallest integer that is allowed.
+
+    Raises:
+        ValueError: If it is something else.
+
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}.")

@@ -3,7 +3,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_robustness.evaluation.loading import collect, count_samples, on_device
+from lightning_robustness.evaluation.loading import collect, on_device
+from lightning_robustness.utilities.loader_share import loader_share
 
 MODEL = nn.Linear(1, 2)
 
@@ -28,7 +29,7 @@ def dataset(number):
     ],
 )
 def test_number_of_samples(loader, expected):
-    assert count_samples(loader) == expected
+    assert loader_share(loader).total == expected
 
 
 @pytest.mark.parametrize(

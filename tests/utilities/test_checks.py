@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_robustness.utilities.checks import check_features_and_preds
+from lightning_robustness.utilities.checks import check_features_and_preds, check_integer
 
 LABELS = torch.arange(4)
 
@@ -39,3 +39,10 @@ def test_bad_input(features, preds, error, match):
 def test_negative_labels_without_a_number_of_classes():
     with pytest.raises(ValueError, match="to be non-negative but got values from -1 to 2"):
         check_features_and_preds(torch.ones(4, 2), LABELS - 1)
+
+
+def test_integers():
+    check_integer("steps", 1, minimum=1)
+    for value in (0, 1.0, True, "1", None):
+        with pytest.raises(ValueError, match=f"`steps` to be an integer of at least 1 but got {value!r}"):
+            check_integer("steps", value, minimum=1)

@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightning_robustness.callbacks.loader_share import LoaderShare, loader_share
+from lightning_robustness.utilities.loader_share import LoaderShare, loader_share
 
 
 def data_set(total):

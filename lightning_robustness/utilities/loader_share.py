@@ -29,17 +29,17 @@ class LoaderShare(NamedTuple):
         return indices if self.total is None or self.num_replicas == 1 else indices[indices < self.total]
 
 
-def loader_share(loader: Any, num_batches: float) -> LoaderShare:
+def loader_share(loader: Any, num_batches: float | None = None) -> LoaderShare:
     """Find out which samples come from a loader.
 
     Args:
         loader: A DataLoader, or any iterable of batches, of which nothing is known.
-        num_batches: Number of batches that will be taken from it, possibly infinite.
+        num_batches: Number of batches that will be taken from it, possibly infinite; by default all.
 
     """
     batch_sampler = getattr(loader, "batch_sampler", None)
     # Of others, a user's own for instance, it is not known how they make batches of samples
-    if type(batch_sampler) is not BatchSampler or math.isinf(num_batches):
+    if type(batch_sampler) is not BatchSampler or num_batches == math.inf:
         return LoaderShare(None)
     sampler, num_replicas, rank = batch_sampler.sampler, 1, 0
     if not isinstance(sampler, Sized):
@@ -49,5 +49,5 @@ def loader_share(loader: Any, num_batches: float) -> LoaderShare:
         num_replicas, rank = sampler.num_replicas, sampler.rank
         # To even out the processes, it repeats samples or leaves some out
         total = min(len(sampler.dataset), sampler.total_size)  # type: ignore[arg-type]
-    number = int(num_batches) * batch_sampler.batch_size
+    number = int(len(batch_sampler) if num_batches is None else num_batches) * batch_sampler.batch_size
     return LoaderShare(total if number >= len(sampler) else min(total, number * num_replicas), num_replicas, rank)
