@@ -288,7 +288,7 @@ def noise(model, x, y):
     return (x + 0.1 * torch.randn_like(x)).clamp(0, 1)
 
 
-@pytest.mark.parametrize("attack", ["fast", "cw", "torchattacks:FGSM", noise], ids=str)
+@pytest.mark.parametrize("attack", ["fast", "cw", "torchattacks:FGSM", noise])
 def test_any_attack(tmp_path, attack):
     module, trainer = fit(tmp_path, AdversarialTraining(attack, measure_every_n_batches=1))
     changes = [(inputs(batch) - clean).abs().max() for batch, (clean, _) in zip(module.batches, loader(), strict=True)]
