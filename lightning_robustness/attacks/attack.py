@@ -8,6 +8,7 @@ from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.sandbox import sandbox
 
@@ -101,9 +102,7 @@ class Attack:
             raise ValueError(f"Expected argument `{name}` to be a finite number {bound} {minimum:g} but got {value!r}.")
 
     def _check_count(self, name: str, minimum: int = 1) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise ValueError(f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}.")
+        check_integer(name, getattr(self, name), minimum)
 
     def _check_option(self, name: str, options: Any) -> None:
         value, allowed = getattr(self, name), get_args(options)

@@ -265,12 +265,13 @@ class AdversarialTraining(TrainingStepCallback):
         sign, before = self._overfitting, replace(self._overfitting)
         is_there = sign.update(single, multi)
         if sign.seen and not before.seen:
+            kept = self.overfitting_checkpoint
             rank_zero_warn(
                 f"Catastrophic overfitting: at the end of epoch {trainer.current_epoch}, accuracy under the one step "
                 f"that this run trains against is {single:.0%}, after {before.single:.0%} in an earlier epoch, but "
                 f"{multi:.0%}, after {before.multi:.0%}, under PGD with {_MANY_STEPS} steps: the network has learned "
-                "to defeat the one step. Train against several (`attack='pgd'`), or with a smaller `eps` or `alpha`. "
-                f"A checkpoint of the last epoch before: {self.overfitting_checkpoint} (`overfitting_checkpoint`)."
+                "to defeat the one step. Train against several (`attack='pgd'`), or with a smaller `eps` or `alpha`."
+                + (f" A checkpoint of the last epoch before is in {kept}." if kept is not None else "")
             )
         if self.overfitting_checkpoint is not None and not sign.seen:
             trainer.save_checkpoint(self.overfitting_checkpoint)

@@ -9,6 +9,7 @@ from torch.nn import functional
 from lightning_robustness.functional.class_statistics import result_dtype
 from lightning_robustness.functional.jacobian import Jacobian, check_samples_are_independent
 from lightning_robustness.functional.reverse_weibull import fit_reverse_weibull
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_finite, compute_logits
 from lightning_robustness.utilities.sandbox import sandbox
@@ -109,8 +110,7 @@ def _check_arguments(radius: float, p: float, num_batches: int, batch_size: int,
     if p not in _DUAL_ORDERS:
         raise ValueError(f"Expected argument `p` to be 1, 2 or infinity but got {p}.")
     for name, value in {"num_batches": num_batches, "batch_size": batch_size, "chunk_size": chunk_size}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"Expected argument `{name}` to be a positive integer but got {value!r}.")
+        check_integer(name, value, minimum=1)
 
 
 def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 from lightning_robustness.functional.batch_statistics import find_training_layers, held_batch_statistics
 from lightning_robustness.functional.class_statistics import accumulation_dtype
 from lightning_robustness.functional.jacobian import check_samples_are_independent
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.sandbox import find_modules, sandbox
@@ -140,10 +141,8 @@ def fisher_penalty(
     """
     if kind not in get_args(FisherKind):
         raise ValueError(f"Expected argument `kind` to be one of {get_args(FisherKind)} but got {kind!r}.")
-    if num_products is not None and (
-        isinstance(num_products, bool) or not isinstance(num_products, int) or num_products < 1
-    ):
-        raise ValueError(f"Expected argument `num_products` to be a positive integer or None but got {num_products!r}.")
+    if num_products is not None:
+        check_integer("num_products", num_products, minimum=1)
     space = InputSpace(low=None, high=None) if input_space is None else input_space
     space.check(x)
     weights = [p for module in find_modules(model) for p in module.parameters() if p.requires_grad]

@@ -13,6 +13,7 @@ from lightning_robustness.functional.fisher_estimators import (
     power,
 )
 from lightning_robustness.functional.jacobian import Jacobian, check_samples_are_independent
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.sandbox import sandbox
@@ -31,8 +32,8 @@ def _check_arguments(method: FisherMethod, tolerance: float, counts: dict[str, i
     if not tolerance >= 0:
         raise ValueError(f"Expected argument `tolerance` to be non-negative but got {tolerance}.")
     for name, count in counts.items():
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ValueError(f"Expected argument `{name}` to be a positive integer but got {count!r}.")
+        if count is not None:
+            check_integer(name, count, minimum=1)
     if distribution not in ("gaussian", "rademacher"):
         raise ValueError(f"Expected argument `distribution` to be 'gaussian' or 'rademacher' but got {distribution!r}.")
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from lightning_robustness.functional.class_statistics import result_dtype
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.sandbox import sandbox
@@ -86,5 +87,4 @@ def _check_arguments(eps: float, alpha: float, steps: int) -> None:
     for name, value in (("eps", eps), ("alpha", alpha)):
         if not value >= 0:
             raise ValueError(f"Expected argument `{name}` to be non-negative but got {value}.")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"Expected argument `steps` to be a positive integer but got {steps!r}.")
+    check_integer("steps", steps, minimum=1)

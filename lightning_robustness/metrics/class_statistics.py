@@ -20,7 +20,7 @@ from lightning_robustness.functional.class_statistics import (
     sum_distances_by_class,
 )
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.checks import check_features_and_preds
+from lightning_robustness.utilities.checks import check_features_and_preds, check_integer
 
 Mode = Literal["exact", "streaming"]
 
@@ -55,8 +55,7 @@ class ClassStatisticsMetric(RobustnessMetric):
 
     def __init__(self, num_classes: int, p: float, mode: Mode, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
-            raise ValueError(f"Expected argument `num_classes` to be an integer of at least 2 but got {num_classes!r}.")
+        check_integer("num_classes", num_classes, minimum=2)
         if mode not in get_args(Mode):
             raise ValueError(f"Expected argument `mode` to be one of {get_args(Mode)} but got {mode!r}.")
         check_p(p)

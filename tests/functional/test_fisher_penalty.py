@@ -163,8 +163,8 @@ def test_only_gradients_are_left(kind, num_products):
     ("x", "options", "match"),
     [
         (torch.ones(2, 2), {"kind": "norm"}, r"`kind` to be one of \('spectral', 'trace'\) but got 'norm'"),
-        (torch.ones(2, 2), {"num_products": 0}, "`num_products` to be a positive integer or None but got 0"),
-        (torch.ones(2, 2), {"num_products": 1.5}, "`num_products` to be a positive integer or None but got 1.5"),
+        (torch.ones(2, 2), {"num_products": 0}, "`num_products` to be an integer of at least 1 but got 0"),
+        (torch.ones(2, 2), {"num_products": 1.5}, "`num_products` to be an integer of at least 1 but got 1.5"),
         (torch.full((2, 2), 3.0), {"input_space": InputSpace()}, r"range \[0.0, 1.0\] but observed \[3, 3\]"),
     ],
 )

@@ -104,8 +104,8 @@ def test_half_precision(digits, digits_network):
     [
         ({"eps": -1.0}, "`eps` to be non-negative but got -1.0"),
         ({"alpha": float("nan")}, "`alpha` to be non-negative but got nan"),
-        ({"steps": 0}, "`steps` to be a positive integer but got 0"),
-        ({"steps": True}, "`steps` to be a positive integer but got True"),
+        ({"steps": 0}, "`steps` to be an integer of at least 1 but got 0"),
+        ({"steps": True}, "`steps` to be an integer of at least 1 but got True"),
         ({"input_space": InputSpace(high=0.5)}, r"inputs in the range \[0.0, 0.5\] but observed"),
     ],
 )

@@ -91,7 +91,7 @@ def test_two_processes_equal_one(two_processes, shares):
     [
         ({"radius": -1.0}, "`radius` to be a positive number but got -1.0"),
         ({"radius": 1.0, "p": 0}, "`p` to be 1, 2 or infinity but got 0"),
-        ({"radius": 1.0, "num_batches": 0}, "`num_batches` to be a positive integer but got 0"),
+        ({"radius": 1.0, "num_batches": 0}, "`num_batches` to be an integer of at least 1 but got 0"),
     ],
 )
 def test_arguments_are_checked(arguments, match):
