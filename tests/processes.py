@@ -35,7 +35,7 @@ def start_two_processes():
     ):
 
         def run(function, *arguments):
-            results = pool.starmap_async(_call, [(function, arguments)] * WORLD_SIZE, chunksize=1).get(timeout=60)
+            results = pool.starmap_async(_call, [(function, arguments)] * WORLD_SIZE, chunksize=1).get(timeout=300)
             return [result for _, result in sorted(results, key=lambda pair: pair[0])]
 
         yield run

@@ -169,19 +169,18 @@ def perturb_by_function(
 
 def _check_perturbation(attack: Callable[..., Any], model: Classifier, x: Tensor, x_adv: Tensor) -> None:
     delta = (x_adv - x).flatten(1)
-    extremes = torch.stack([*x_adv.aminmax(), *delta.aminmax(), torch.linalg.vector_norm(delta, dim=1).amax()])
-    low, high, down, up, l2 = extremes.tolist()  # one transfer from the device; NaN is in all, infinity in some
-    linf = max(-down, up)
-    if not all(math.isfinite(value) for value in (low, high, linf, l2)):
+    eps, norm = getattr(attack, "eps", None), getattr(attack, "norm", None)
+    distances = delta.aminmax() if norm != "l2" else (torch.linalg.vector_norm(delta, dim=1).amax(),)
+    low, high, *sizes = torch.stack([*x_adv.aminmax(), *distances]).tolist()  # one transfer from the device
+    distance = max(abs(size) for size in sizes)
+    if not all(math.isfinite(value) for value in (low, high, distance)):
         raise ValueError(f"Expected {attack!r} to return finite inputs but got NaN or infinity.")
     rounding = 16 * torch.finfo(x.dtype).eps * max(1.0, abs(low), abs(high))
-    eps, norm = getattr(attack, "eps", None), getattr(attack, "norm", None)
-    if isinstance(eps, (int, float)) and norm in get_args(Norm):
-        distance = linf if norm == "linf" else l2
-        if distance > eps + rounding * (1 if norm == "linf" else math.sqrt(delta.shape[1])):
-            raise ValueError(
-                f"Expected {attack!r} to stay within eps={eps:g} in the {norm} norm but it went {distance:g} far."
-            )
+    has_budget = isinstance(eps, (int, float)) and norm in get_args(Norm)
+    if has_budget and distance > eps + rounding * (1 if norm == "linf" else math.sqrt(delta.shape[1])):
+        raise ValueError(
+            f"Expected {attack!r} to stay within eps={eps:g} in the {norm} norm but it went {distance:g} far."
+        )
     if (model.low is not None and low < model.low - rounding) or (
         model.high is not None and high > model.high + rounding
     ):

@@ -84,13 +84,14 @@ class PGD(Attack):
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
-        x_adv, queries, zero_gradients = x.clone(), torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool)
-        survivors = active
+        x_adv, queries, zero_gradients = x, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool)
+        survivors, ball = active, self._ball(model, x)
         for restart in range(self.restarts):
             rows = all_or(survivors, len(x))
             # Drawn for the whole batch: a sample's start depends on no other sample
-            descent = self.descend(model, x[rows], y[rows], self._start(model, x)[rows])
-            x_adv[rows] = descent.x_adv
+            start = self._start(model, x, ball)
+            descent = self.descend(model, x[rows], y[rows], start[rows], [corner[rows] for corner in ball])
+            x_adv = descent.x_adv if isinstance(rows, slice) else x_adv.index_copy(0, rows, descent.x_adv)
             queries[survivors] += descent.queries
             if restart == 0 and descent.zero_gradients is not None:
                 zero_gradients[survivors] = descent.zero_gradients
@@ -103,11 +104,14 @@ class PGD(Attack):
                     break
         return Perturbation(x_adv, queries, zero_gradients)
 
-    def descend(self, model: Classifier, x: Tensor, y: Tensor, start: Tensor) -> Perturbation:
+    def descend(
+        self, model: Classifier, x: Tensor, y: Tensor, start: Tensor, ball: list[Tensor] | None = None
+    ) -> Perturbation:
         """Take all steps from a given start."""
+        ball = self._ball(model, x) if ball is None else ball
         final, queries = start if self.all_steps else start.clone(), torch.full_like(y, self.steps)
         zero_gradients = torch.zeros_like(y, dtype=torch.bool)
-        index, ball, x_adv, velocity = torch.arange(len(x), device=x.device), self._ball(model, x), start, None
+        index, x_adv, velocity = torch.arange(len(x), device=x.device), start, None
         for step in self._iterations(self.steps):
             logits, gradient = model.gradient(x_adv, partial(self._weights, y=y))
             if step == 0:
@@ -129,7 +133,7 @@ class PGD(Attack):
         final[index] = x_adv
         return Perturbation(final, queries, zero_gradients)
 
-    def _start(self, model: Classifier, x: Tensor) -> Tensor:
+    def _start(self, model: Classifier, x: Tensor, ball: list[Tensor]) -> Tensor:
         if self.start == "clean":
             return x
         if self.norm == "l2":
@@ -140,7 +144,7 @@ class PGD(Attack):
             start = x + self.step_size * torch.randn_like(x).sign()
         else:
             start = torch.empty_like(x).uniform_(-self.eps, self.eps).add_(x)
-        return self._project(model, start, *self._ball(model, x))
+        return self._project(model, start, *ball)
 
     def _weights(self, logits: Tensor, y: Tensor) -> Tensor:
         gradient = loss_gradient(logits, y, self.loss)

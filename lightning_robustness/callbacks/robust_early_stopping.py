@@ -59,12 +59,16 @@ class RobustEarlyStopping(EarlyStopping):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        for monitor in (callback for callback in callbacks if isinstance(callback, RobustnessMonitor)):
-            if self.monitor.startswith(f"{monitor.prefix}/") and self.monitor not in monitor.keys:
-                raise MisconfigurationException(
-                    f"RobustEarlyStopping waits for {self.monitor!r}, which RobustnessMonitor will not log. It will "
-                    f"log {', '.join(monitor.keys)}."
-                )
+        monitors = [callback for callback in callbacks if isinstance(callback, RobustnessMonitor)]
+        keys = [key for monitor in monitors for key in monitor.keys]
+        # Another key may be the module's own, if it does not look like ours
+        names = {key.split("/")[-1] for key in keys} - {"acc"}
+        is_ours = any(self.monitor.startswith(f"{monitor.prefix}/") for monitor in monitors)
+        if self.monitor not in keys and (is_ours or self.monitor.split("/")[-1] in names):
+            raise MisconfigurationException(
+                f"RobustEarlyStopping waits for {self.monitor!r}, which RobustnessMonitor will not log. It will log "
+                f"{', '.join(keys)}."
+            )
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,14 +14,15 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_robustness.attacks import Attack
+from lightning_robustness.attacks import Attack, run
 from lightning_robustness.callbacks.board import Board, describe_eps
 from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.trainer_access import (
+    check_order,
     check_strategy,
     check_validation,
-    epoch,
     evaluation_loader,
+    forward_of,
     has_trained,
     log_step,
 )
@@ -176,6 +177,7 @@ class RobustnessMonitor(Callback):
         self._fisher_meter()
         FeatureMeter(2 if num_classes is None else num_classes, mode, torch.device("cpu"))
         self._last_attack_epoch: int | None = None
+        self._error: str | None = None
         self._forget()
 
     @property
@@ -216,6 +218,7 @@ class RobustnessMonitor(Callback):
         check_strategy(trainer)
         if stage == "fit":
             check_validation(trainer)
+            check_order(trainer, self)
         if stage == "fit" and trainer.current_epoch == 0:
             self.history, self._last_attack_epoch = [], None
         self._forget()
@@ -248,17 +251,24 @@ class RobustnessMonitor(Callback):
                 if self._watch.after() and self._watch.uses_hooks:
                     self._warn_once(
                         "validation does not run the network on the inputs of its batch as they are, so that another "
-                        "forward pass is made for RDI and ROBY.",
+                        "forward pass is made for RDI and ROBY. If `validation_step` prepares inputs, by normalising "
+                        "them for instance, all values here are of inputs that are not: pass `forward_fn=`, a callable "
+                        "that takes the module and inputs, prepares them likewise and returns logits.",
                         key="forward",
                     )
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with self._guard(trainer):
+            if self._watch is None and self._error is None:
+                evaluation_loader(trainer, self.dataloader_idx)  # is there such a loader?
+                self._error = f"no batch came from loader {self.dataloader_idx}"
         watch, error = self._watch, self._error
         self._close()
         if trainer.sanity_checking:
             return
-        values = self._evaluate(trainer, pl_module, watch, error)
+        self._epoch = trainer.current_epoch
+        values = self._survive(trainer, partial(self._evaluate, trainer, pl_module, watch, error)) or {"skipped": 1.0}
         prefix = self._log_prefix(trainer)
         for key, value in values.items():
             is_headline = key in ("rdi", "fim", "adv_acc/worst")
@@ -273,10 +283,15 @@ class RobustnessMonitor(Callback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attack once more where training ended between two attacks, as early stopping does."""
+        if self._found is None:
+            self._warn_once("there was no validation epoch to watch in this run.", key="validation")
         if not self.attacks or self._sample is None or self._attacked_step == trainer.global_step:
             return
         attacks = self._attack_meter()
-        values = self._measure_attacks(trainer, pl_module, attacks)
+        self._epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
+        values = self._survive(trainer, partial(self._measure_attacks, trainer, pl_module, attacks))
+        if values is None:
+            return
         self._show(trainer, pl_module, attacks)
         self._remember(trainer, values)
         logged = {f"{self.prefix}/{key}": value for key, value in values.items()}
@@ -302,6 +317,7 @@ class RobustnessMonitor(Callback):
         self._sizes = (0, 0)
         self._board: Board | None = None
         self._attacked_step: int | None = None
+        self._epoch = 0
         self._warned: set[str] = set()
 
     def _close(self) -> None:
@@ -310,7 +326,7 @@ class RobustnessMonitor(Callback):
         if watch is not None:
             watch.close()
         self._watch: ValidationWatch | None = None
-        self._error: str | None = None
+        self._error = None
 
     @contextmanager
     def _guard(self, trainer: Trainer) -> Iterator[None]:
@@ -325,6 +341,16 @@ class RobustnessMonitor(Callback):
                 raise MisconfigurationException(f"RobustnessMonitor: {error}") from error
             self._error = f"{type(error).__name__}: {error}"
 
+    def _survive(self, trainer: Trainer, measure: Callable[[], dict[str, float]]) -> dict[str, float] | None:
+        """Measure, without an end to training if that fails; where processes would wait for each other, it ends."""
+        try:
+            return measure()
+        except Exception as error:
+            if trainer.world_size > 1 or not has_trained(trainer):
+                raise
+            self._warn_of_error(f"left epoch {self._epoch} out", f"{type(error).__name__}: {error}")
+            return None
+
     def _before(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
         x, y = read_batch(batch, self.batch_fn)
         if self._found is None:
@@ -334,7 +360,7 @@ class RobustnessMonitor(Callback):
         self._watch.before(x, y)
 
     def _forward(self, pl_module: LightningModule) -> Callable[..., Any]:
-        return pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
+        return forward_of(pl_module, self.forward_fn)
 
     def _inspect(self, pl_module: LightningModule, x: Tensor, y: Tensor | None) -> tuple[str, int]:
         """Find the head and the number of classes, and try everything on two samples that can be wrong."""
@@ -349,10 +375,11 @@ class RobustnessMonitor(Callback):
         try:
             with sandbox(forward, few) as (copies,), torch.no_grad():
                 logits = compute_logits(forward, copies)
-        except (NotImplementedError, TypeError) as error:
+        except Exception as error:
             raise ValueError(
-                f"Expected `{type(pl_module).__name__}(x)` to return logits but it failed: {error}. Define `forward`, "
-                "or pass `forward_fn=`, a callable that takes the module and inputs and returns logits."
+                f"Expected `{type(pl_module).__name__}(x)` to return logits for inputs of shape {tuple(few.shape)} but "
+                f"it failed: {error} Let `forward` do so, or pass `forward_fn=`, a callable that takes the module and "
+                "inputs and returns logits."
             ) from error
         if are_probabilities(logits):
             rank_zero_warn(
@@ -367,7 +394,16 @@ class RobustnessMonitor(Callback):
                 f"Expected a head of width {self.num_classes}, as `num_classes` says, but {name!r} has {num_classes}."
             )
         if self.fim_samples:
-            self._fisher_meter().update(forward, few, x.device)
+            try:
+                self._fisher_meter().update(forward, few, x.device)
+            except Exception as error:
+                raise ValueError(
+                    f"The Fisher information cannot be computed: {error} Do without, `fim_samples=0`, or pass "
+                    '`fim_method="blackbox"`, which needs no gradients.'
+                ) from error
+        for attack in self.attacks.values():
+            if not isinstance(attack, Attack):  # others are known to work, and may take long
+                run(forward, attack, few, logits.argmax(dim=1), self.input_space, self.seed)
         width = call.embedding.shape[1]
         rank_zero_info(f"RobustnessMonitor listens to the head {name!r}: {width} features, {num_classes} classes.")
         return name, num_classes
@@ -390,26 +426,27 @@ class RobustnessMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, watch: ValidationWatch | None, error: str | None
     ) -> dict[str, float]:
         """Values of a validation epoch; in all processes the same keys."""
-        if watch is None and error is None:
-            error = f"no batch came from validation loader {self.dataloader_idx}"
         if not trainer.strategy.reduce_boolean_decision(error is None, all=True):
-            self._warn_of_error(f"left epoch {epoch(trainer)} out", error)
+            self._warn_of_error(f"left epoch {self._epoch} out", error)
             return {"skipped": 1.0}
         assert watch is not None
         values = {**watch.meter.compute(), "seconds/features": watch.meter.seconds}
-        if watch.sample is not None:
-            x, y = watch.sample.collect()
-            self._sample = _Sample(x, y, *(torch.as_tensor(watch.sample.rows(size)) for size in self._sizes))
+        if watch.sample is not None and not self._try(trainer, "the sample", partial(self._collect, watch.sample)):
+            self._sample = None
         fisher, attacks = self._fisher_meter(), self._attack_meter()
-        if self.fim_samples:
+        if self.fim_samples and self._sample is not None:
             values |= self._measure_fisher(trainer, pl_module, fisher)
-        if self._attacks_are_due(trainer):
+        if self._sample is not None and self._attacks_are_due(trainer):
             values |= self._measure_attacks(trainer, pl_module, attacks)
         start = perf_counter()
         self._show(trainer, pl_module, attacks, watch.meter.distances, fisher.values)
         values |= {"seconds/figures": perf_counter() - start, "skipped": 0.0}
         self._remember(trainer, values)
         return values
+
+    def _collect(self, sample: SpreadSample, progress: bool) -> None:
+        x, y = sample.collect()
+        self._sample = _Sample(x, y, *(torch.as_tensor(sample.rows(size)) for size in self._sizes))
 
     def _fisher_meter(self) -> FisherMeter:
         return FisherMeter(self.fim_method, self.input_space, self.seed, self.batch_size)
@@ -434,7 +471,7 @@ class RobustnessMonitor(Callback):
             if not self._try(trainer, f"the attack {name!r}", update):
                 meter.drop(name)
         if trainer.state.fn == "fit":
-            self._last_attack_epoch, self._attacked_step = epoch(trainer), trainer.global_step
+            self._last_attack_epoch, self._attacked_step = self._epoch, trainer.global_step
         values = meter.compute()
         if meter.signs:
             reasons = " ".join(f"{sign.evidence} {sign.explanation} {sign.remedy}" for sign in meter.signs)
@@ -450,7 +487,7 @@ class RobustnessMonitor(Callback):
             error = f"{type(exception).__name__}: {exception}"
         if trainer.strategy.reduce_boolean_decision(error is None, all=True):
             return True
-        self._warn_of_error(f"{what} failed and is left out of epoch {epoch(trainer)}", error)
+        self._warn_of_error(f"{what} failed and is left out of epoch {self._epoch}", error)
         return False
 
     def _attacks_are_due(self, trainer: Trainer) -> bool:
@@ -466,7 +503,7 @@ class RobustnessMonitor(Callback):
 
     def _remember(self, trainer: Trainer, values: dict[str, float]) -> None:
         if trainer.state.fn == "fit":
-            self.history.append({"epoch": epoch(trainer), "step": log_step(trainer), **values})
+            self.history.append({"epoch": self._epoch, "step": log_step(trainer), **values})
 
     def _show(
         self,
@@ -491,7 +528,7 @@ class RobustnessMonitor(Callback):
                 signs=attacks.signs,
                 input_space=self.input_space,
             )
-            if self.log_embeddings:
+            if self.log_embeddings and self._sample is not None:
                 self._embed(trainer, pl_module, self._board)
         except Exception as error:
             self._warn_once(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
@@ -509,7 +546,6 @@ class RobustnessMonitor(Callback):
 
     def _settings(self, pl_module: LightningModule) -> dict[str, str]:
         assert self._found is not None
-        assert self._sample is not None
         return {
             "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in self.attacks.items()) or "none",
             "eps": ", ".join(dict.fromkeys(describe_eps(a.eps) for a in self.attacks.values() if hasattr(a, "eps"))),

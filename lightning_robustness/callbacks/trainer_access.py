@@ -1,15 +1,21 @@
 """What the monitor has to know of a Trainer."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from lightning.pytorch import Trainer
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 # Their parameters are spread over processes, so that none can differentiate the network by itself
 _SHARDED = {"FSDPStrategy", "ModelParallelStrategy"}
+# What Lightning makes the default around steps
+_DEFAULT_DTYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
 def check_strategy(trainer: Trainer) -> None:
@@ -45,27 +51,61 @@ def check_validation(trainer: Trainer) -> None:
         )
 
 
+def check_order(trainer: Trainer, monitor: Callback) -> None:
+    """Warn of callbacks that validate with averaged weights, and take them back before the monitor has measured."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    before = callbacks[: callbacks.index(monitor)]
+    names = [type(c).__name__ for c in before if "WeightAveraging" in {kind.__name__ for kind in type(c).__mro__}]
+    if names:
+        rank_zero_warn(
+            f"RobustnessMonitor stands behind {names[0]}, which puts the weights back before Fisher information and "
+            "attacks are measured, so that they are not those of the averaged weights. Put RobustnessMonitor first."
+        )
+
+
 def has_trained(trainer: Trainer) -> bool:
     """Whether there is a training run to lose."""
-    return trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.global_step > 0
+    is_training = trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.global_step > 0
+    return is_training and not trainer.fast_dev_run  # type: ignore[attr-defined]
+
+
+def forward_of(pl_module: LightningModule, forward_fn: Callable[..., Any] | None) -> Callable[..., Any]:
+    """What computes logits, with the default precision that steps have; outside of them Lightning does not set it."""
+    forward = pl_module if forward_fn is None else partial(forward_fn, pl_module)
+    dtype = _DEFAULT_DTYPES.get(str(pl_module.trainer.precision))
+    return forward if dtype is None else partial(_call_with_default, dtype, forward)
+
+
+def _call_with_default(dtype: torch.dtype, forward: Callable[..., Any], x: Tensor) -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return forward(x)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def evaluation_loader(trainer: Trainer, dataloader_idx: int) -> tuple[Any, float]:
-    """A validation or test loader, and the number of batches that come from it."""
+    """A validation or test loader, and the number of batches that come from it.
+
+    Raises:
+        ValueError: If there are not as many loaders.
+
+    """
     loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
     if trainer.testing:
         numbers = trainer.num_test_batches
     else:
         numbers = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
     leaves = getattr(loaders, "flattened", None) or tree_leaves(loaders)
+    if dataloader_idx >= len(leaves):
+        raise ValueError(
+            f"Expected argument `dataloader_idx` to be below {len(leaves)}, the number of loaders, but got "
+            f"{dataloader_idx}."
+        )
     return leaves[dataloader_idx], numbers[dataloader_idx]
 
 
 def log_step(trainer: Trainer) -> int:
     """Step that Lightning logs the values of a validation epoch with; it may run before the step is counted."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
-def epoch(trainer: Trainer) -> int:
-    """Epoch that was begun last; ``trainer.current_epoch`` is one ahead at the end of training."""
-    return max(trainer.fit_loop.epoch_progress.current.ready - 1, 0)

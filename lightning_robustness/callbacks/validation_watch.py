@@ -1,6 +1,7 @@
 """One pass over a validation loader, watched from outside."""
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from torch import Tensor, nn
@@ -69,7 +70,9 @@ class ValidationWatch:
         call = self._tap.take()
         is_ours = call is None
         if call is None:
+            start = perf_counter()
             call = self._tap.run(self._forward, x)
+            self.meter.seconds += perf_counter() - start
         call = HeadCall(call.embedding[:number], call.logits[:number])
         if not all(features.isfinite().all() for features in call):
             raise FloatingPointError("the logits or the embedding of some samples are NaN or infinite")

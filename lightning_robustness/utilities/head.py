@@ -57,6 +57,7 @@ class HeadTap:
         self._call: HeadCall | None = None
         self._root: nn.Module | None = None  # outermost module that is at work on the inputs
         self._is_own = False
+        self._others_are_pending = False  # other inputs entered the network, and have not reached the head yet
 
     def attach(self) -> None:
         """Register the hooks."""
@@ -120,7 +121,7 @@ class HeadTap:
 
     def _forget(self) -> None:
         self._x = self._call = self._root = None
-        self._is_own = False
+        self._is_own = self._others_are_pending = False
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._x is None or self._root is not None:
@@ -130,11 +131,13 @@ class HeadTap:
             self._root, self._is_own = module, True
         elif any(_is_alike(value, self._x) for value in values):
             # What the inputs passed through before, augmentation for instance, was not on their way to the head
-            self._is_own = False
+            self._is_own, self._others_are_pending = False, True
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._x is None:
             return
+        if module is self._head and self._root is None and self._others_are_pending:
+            self._is_own = self._others_are_pending = False  # it may be theirs
         if module is self._head and self._is_own:
             call = _read(module, args, kwargs, output)
             if call is not None and len(call.logits) == len(self._x):
@@ -198,6 +201,11 @@ def find_head(
         raise ValueError(
             f"Expected the head {given!r} to take part in the forward pass, with a tensor of one row for each sample "
             "in and out, but it did not. Does `forward` use it?"
+        )
+    width = calls[given].call.logits.shape[1]
+    if width != logits.shape[1]:
+        raise ValueError(
+            f"Expected a head whose output is the logits, of width {logits.shape[1]}, but {given!r} has width {width}."
         )
     return given
 
@@ -316,5 +324,6 @@ def _is_same(value: Tensor, x: Tensor) -> bool:
 
 
 def _is_alike(value: Tensor, x: Tensor) -> bool:
-    """Whether a value could be other inputs."""
-    return value.ndim == x.ndim and value.shape[1:2] == x.shape[1:2]
+    """Whether a value could be other inputs, perhaps of another size, or flattened."""
+    is_as_large = value.ndim > 1 and value.shape[1:].numel() == x.shape[1:].numel()
+    return is_as_large or (value.ndim == x.ndim and value.shape[1:2] == x.shape[1:2])

@@ -83,7 +83,9 @@ class InputSpace:
             )
         if x.numel() == 0:
             return
-        low, high = (value.item() for value in self.unnormalize(x.detach()).aminmax())
+        is_normalized = self.mean is not None or self.std is not None
+        values = self.unnormalize(x.detach()) if is_normalized else x.detach()
+        low, high = torch.stack(values.aminmax()).tolist()  # one transfer from the device
         if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
             raise ValueError("Expected inputs to be finite but they hold NaN or infinity.")
         bounds = [abs(bound) for bound in (self.low, self.high) if bound is not None]

@@ -4,6 +4,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_robustness.utilities.rank_zero import rank_zero_warn
+
+_REMEDY = "If they are elsewhere, pass a function that returns them alone, with `forward_fn=` where there is one."
+
 
 def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
     """Run a model and return its logits, shape ``(N, K)``.
@@ -21,12 +25,12 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
     logits = find_logits(output)
     if logits is None:
         raise ValueError(
-            f"Expected the model to return logits of shape (N, K) but got {type(output).__name__}. "
-            "Wrap it in a function that picks them out."
+            f"Expected the model to return logits of shape (N, K), or something that holds them as `logits`, but got "
+            f"{type(output).__name__}. {_REMEDY}"
         )
     if logits.ndim != 2 or len(logits) != len(x):
         raise ValueError(
-            f"Expected logits of shape ({len(x)}, K), one row for each input, but got {tuple(logits.shape)}."
+            f"Expected logits of shape ({len(x)}, K), one row for each input, but got {tuple(logits.shape)}. {_REMEDY}"
         )
     if logits.shape[1] < 2:
         raise ValueError(
@@ -45,7 +49,11 @@ def find_logits(output: Any) -> Tensor | None:
     if isinstance(output, Mapping):
         return find_logits(output.get("logits"))
     if isinstance(output, (tuple, list)):
-        return next((value for value in output if isinstance(value, Tensor) and value.ndim == 2), None)
+        matrices = [value for value in output if isinstance(value, Tensor) and value.ndim == 2]
+        widths = [matrix.shape[1] for matrix in matrices]
+        if len(set(widths)) > 1:
+            rank_zero_warn(f"Of what the model returns, {widths} wide, the first is taken for the logits. {_REMEDY}")
+        return matrices[0] if matrices else None
     return None
 
 

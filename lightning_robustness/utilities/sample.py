@@ -64,6 +64,7 @@ class SpreadSample:
         self._limit = np.uint64(2**64 - 1)
         self._x: list[Tensor] = []
         self._y: list[Tensor] = []
+        self._has_labels: bool | None = None
         self._nothing: tuple[Tensor, Tensor | None] = torch.zeros(0, 0), None
 
     def add(self, indices: np.ndarray, x: Tensor, y: Tensor | None) -> None:
@@ -74,7 +75,13 @@ class SpreadSample:
             x: Inputs.
             y: Labels, or None if there are none.
 
+        Raises:
+            ValueError: If only some of the batches have labels.
+
         """
+        if self._has_labels not in (None, y is not None):
+            raise ValueError("Expected labels in all batches or in none but only some have them.")
+        self._has_labels = y is not None
         chosen = self._chosen
         wanted = _draw(indices, self._seed) <= self._limit if chosen is None else np.isin(indices, chosen)
         rows = np.flatnonzero(wanted)
@@ -94,10 +101,22 @@ class SpreadSample:
         return np.flatnonzero(np.isin(self._indices, chosen))
 
     def collect(self) -> tuple[Tensor, Tensor | None]:
-        """Return inputs and labels, in the order of the data set; of nothing, what has their shapes."""
+        """Return inputs and labels, in the order of the data set; of nothing, what has their shapes.
+
+        Raises:
+            ValueError: If the inputs differ in shape.
+
+        """
         self._keep(self.rows(self._size))
         if not self._x:
             return self._nothing
+        shapes = sorted({tuple(row.shape) for row in self._x})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"Expected samples of one shape but got {len(shapes)}, from {shapes[0]} to {shapes[-1]}. Pass "
+                "`batch_fn=`, a callable that pads or cuts inputs and returns them with the labels, or do without "
+                "Fisher information and attacks: `fim_samples=0, attacks=()`."
+            )
         return torch.stack(self._x), torch.stack(self._y) if self._y else None
 
     def _keep(self, rows: np.ndarray) -> None:

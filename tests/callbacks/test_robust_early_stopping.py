@@ -77,6 +77,19 @@ def test_unknown_keys_are_found_in_setup(tmp_path):
         trainer.fit(Classifier(), train_loader(), val_loader())
 
 
+def test_a_prefix_that_no_monitor_has_is_found_in_setup(tmp_path):
+    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=()), RobustEarlyStopping("robustnes/rdi"))
+    with pytest.raises(MisconfigurationException, match="waits for 'robustnes/rdi', which RobustnessMonitor will not"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+
+
+def test_keys_of_the_module_and_of_nested_prefixes_are_let_through(tmp_path):
+    monitors = [RobustnessMonitor(attacks=(), prefix=prefix) for prefix in ("r", "r/b")]
+    for key in ("val_acc", "val/acc", "r/b/rdi"):
+        stopping = RobustEarlyStopping(key)
+        stopping.setup(make_trainer(tmp_path, *monitors, stopping), Classifier(), "fit")
+
+
 def test_a_key_that_never_comes_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="RobustEarlyStopping never saw 'score'. Logged were: val_acc"):
         assert epochs_trained(tmp_path, RobustEarlyStopping("score"), {}, max_epochs=2) == 2

@@ -1,6 +1,7 @@
 import copy
 import gc
 import pickle
+from contextlib import nullcontext
 
 import lightning as L
 import numpy as np
@@ -231,9 +232,9 @@ def test_the_sample_is_spread_over_a_sorted_loader_and_stays_the_same(tmp_path):
     monitor = small_monitor(attacks={"spy": spy}, attack_samples=100, fim_samples=50, attack_every_n_epochs=1)
     trainer = make_trainer(tmp_path, monitor, max_epochs=2, num_sanity_val_steps=0)
     trainer.fit(Perfect(x, y), train_loader(), loader)
-    assert len(seen) == 2
-    assert torch.equal(seen[0][0], seen[1][0])
-    assert torch.bincount(seen[0][1], minlength=10).tolist() == pytest.approx([10] * 10, abs=2)
+    assert [len(x) for x, _ in seen] == [2, 100, 100]  # it is tried on two samples first
+    assert torch.equal(seen[1][0], seen[2][0])
+    assert torch.bincount(seen[1][1], minlength=10).tolist() == pytest.approx([10] * 10, abs=2)
     assert monitor.history[0]["samples_attacks"] == 100
     assert monitor.history[0]["samples_fim"] == 50
 
@@ -465,25 +466,49 @@ class Normalize(nn.Module):
         return self.space.normalize(x)
 
 
+class Kill(L.Callback):
+    """Ends a run in the middle of an epoch."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 35:
+            raise RuntimeError("killed")
+
+
 def test_resumed_run_logs_the_same_curve(tmp_path):
-    def fit(path, epochs, ckpt_path=None):
+    def fit(path, *callbacks, ckpt_path=None, **settings):
         L.seed_everything(1, verbose=False)
         monitor = small_monitor(attack_every_n_epochs=2, attacks=["pgd"])
-        save = ModelCheckpoint(path, save_last=True)
-        trainer = make_trainer(path, monitor, save, max_epochs=epochs, enable_checkpointing=True)
+        save = ModelCheckpoint(path, **settings)
+        trainer = make_trainer(path, monitor, save, *callbacks, max_epochs=5, enable_checkpointing=True)
         # No random numbers are drawn in training, so that a resumed run is the same apart from the monitor
         module = Classifier()
         module.net[5] = nn.Identity()
-        trainer.fit(module, DataLoader(digits_data(0, 320), batch_size=32), val_loader(), ckpt_path=ckpt_path)
+        with pytest.raises(RuntimeError, match="killed") if callbacks else nullcontext():
+            trainer.fit(module, DataLoader(digits_data(0, 320), batch_size=32), val_loader(), ckpt_path=ckpt_path)
         return [{key: value for key, value in entry.items() if "seconds" not in key} for entry in monitor.history]
 
-    whole = fit(tmp_path / "whole", 5)
-    killed = fit(tmp_path / "killed", 3)
-    resumed = fit(tmp_path / "killed", 5, ckpt_path=tmp_path / "killed" / "last.ckpt")
+    whole = fit(tmp_path / "whole")
+    killed = fit(tmp_path / "killed", Kill(), save_last=True)
+    resumed = fit(tmp_path / "killed", ckpt_path=tmp_path / "killed" / "last.ckpt")
     assert [entry["epoch"] for entry in resumed] == [0, 1, 2, 3, 4]
     assert resumed[:3] == killed
     assert ["asr/pgd" in entry for entry in whole] == [True, False, True, False, True]
     assert resumed == whole
+
+
+def test_epochs_of_a_run_resumed_after_the_last_step_of_one(tmp_path):
+    def fit(**kwargs):
+        monitor = small_monitor()
+        save = ModelCheckpoint(tmp_path, every_n_train_steps=10, save_top_k=-1, filename="{step}")
+        trainer = make_trainer(tmp_path, monitor, save, max_epochs=4, enable_checkpointing=True)
+        trainer.fit(Classifier(), train_loader(), val_loader(), **kwargs)
+        return {entry["epoch"]: entry["step"] for entry in monitor.history}
+
+    steps = fit()
+    resumed = fit(ckpt_path=tmp_path / "step=20.ckpt")
+    assert steps.keys() == {0, 1, 2, 3}
+    assert resumed.items() <= steps.items()
+    assert {2, 3} <= resumed.keys()
 
 
 def test_evaluating_a_checkpoint_leaves_the_history(tmp_path):
@@ -568,12 +593,16 @@ def test_epochs_with_nan_are_marked_and_left_out(tmp_path):
     assert np.isfinite(rows["robustness/rdi"]).sum() == 2
 
 
-def broken_attack(model, x, y):
-    raise RuntimeError("no luck today")
-
-
 def test_an_attack_that_raises_is_left_out(tmp_path):
-    monitor = small_monitor(attacks={"broken": broken_attack, "fgsm": "fgsm"})
+    calls = []
+
+    def broken(model, x, y):
+        calls.append(len(x))
+        if len(calls) > 1:  # it goes well when it is tried, before training
+            raise RuntimeError("no luck today")
+        return x
+
+    monitor = small_monitor(attacks={"broken": broken, "fgsm": "fgsm"})
     trainer = make_trainer(tmp_path, monitor, max_epochs=2)
     with pytest.warns(
         UserWarning, match="the attack 'broken' failed and is left out of epoch 0: RuntimeError: no luck"
@@ -583,6 +612,87 @@ def test_an_attack_that_raises_is_left_out(tmp_path):
     values = logged(trainer)
     assert "asr/fgsm" in values
     assert not {"asr/broken", "asr/worst"} & values.keys()
+
+
+class Batches(IterableDataset):
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def test_inputs_of_several_shapes_have_rdi_but_no_attacks(tmp_path):
+    class Any(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.net[3] = nn.AdaptiveMaxPool2d(4)
+
+    x, y = digits_data(1200, 1264).tensors
+    loader = Batches([(x[:32], y[:32]), (nn.functional.pad(x[32:], (0, 2)), y[32:])])
+    monitor = small_monitor()
+    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
+    with pytest.warns(UserWarning, match=r"the sample failed.*one shape but got 2, from \(1, 8, 8\) to \(1, 8, 10\).*"):
+        trainer.fit(Any(), train_loader(), loader)
+    assert trainer.global_step == 20
+    assert monitor.history[1]["samples"] == 64
+    assert not {"fim", "asr/fgsm"} & monitor.history[1].keys()
+
+
+class Unlabelled(Classifier):
+    def validation_step(self, batch, batch_idx):
+        self(batch[0])
+
+
+def test_labels_in_some_batches_only(tmp_path):
+    x, y = digits_data(1200, 1264).tensors
+    monitor = small_monitor(attacks=())
+    trainer = make_trainer(tmp_path, monitor, num_sanity_val_steps=1)
+    with pytest.warns(UserWarning, match="left epoch 0 out: ValueError: Expected labels in all batches or in none"):
+        trainer.fit(Unlabelled(), train_loader(), Batches([(x[:32], y[:32]), (x[32:],)]))
+    assert trainer.global_step == 10
+
+
+def test_values_that_cannot_be_computed_do_not_end_training(tmp_path, monkeypatch):
+    def fail(self):
+        raise RuntimeError("no value")
+
+    monkeypatch.setattr("lightning_robustness.evaluation.measurement.FeatureMeter.compute", fail)
+    trainer = make_trainer(tmp_path, small_monitor())
+    with pytest.warns(UserWarning, match="left epoch 0 out: RuntimeError: no value"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert logged(trainer) == {"skipped": 1.0}
+
+
+def test_fast_dev_run_finds_misconfiguration(tmp_path):
+    with pytest.raises(MisconfigurationException, match="Expected `head` to be part of Classifier"):
+        make_trainer(tmp_path, small_monitor(head="nope"), fast_dev_run=True).fit(
+            Classifier(), train_loader(), val_loader()
+        )
+
+
+def test_a_run_without_validation_epoch_gets_a_warning(tmp_path):
+    trainer = make_trainer(tmp_path, small_monitor(), check_val_every_n_epoch=5, num_sanity_val_steps=0)
+    with pytest.warns(UserWarning, match="there was no validation epoch to watch"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+
+
+def test_weights_that_are_averaged_before_the_monitor(tmp_path):
+    averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging").WeightAveraging
+    trainer = make_trainer(tmp_path, averaging(), small_monitor())
+    with pytest.warns(UserWarning, match="stands behind WeightAveraging.*Put RobustnessMonitor first"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_networks_that_make_tensors_have_them_in_the_precision_of_the_run(tmp_path, precision):
+    class Zeros(Classifier):
+        def forward(self, x):
+            return super().forward(x) + torch.zeros(len(x), 32) @ self.net[9].weight.T
+
+    trainer = make_trainer(tmp_path, small_monitor(), precision=precision)
+    trainer.fit(Zeros(), train_loader(), val_loader())
+    assert {"rdi", "fim", "asr/fgsm"} <= logged(trainer).keys()
 
 
 def test_errors_after_training_has_begun_do_not_end_it(tmp_path):
@@ -653,15 +763,29 @@ def normalized():
     return DataLoader(TensorDataset((x - 0.5) / 0.25, y), batch_size=20)
 
 
+class Undifferentiable(Classifier):
+    def forward(self, x):
+        with torch.no_grad():
+            return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("kind", "loader", "kwargs", "message"),
     [
         (Regression, val_loader, {}, "at least 2 classes but got 1"),
         (Functional, val_loader, {}, r"whose output is the logits.*head=.*'net.6' \(width 32\)"),
-        (Silent, val_loader, {}, "Expected `Silent\\(x\\)` to return logits but it failed.*forward_fn"),
+        (
+            Silent,
+            val_loader,
+            {},
+            r"`Silent\(x\)` to return logits for inputs of shape \(2, 1, 8, 8\) but it failed.*forward_fn",
+        ),
         (Silent, unlabelled, {}, "Expected batches with labels, which attacks need.*`attacks=\\(\\)`"),
         (Classifier, normalized, {}, r"range \[0.0, 1.0\] but observed \[-2, 2\].*InputSpace\(mean"),
         (Classifier, val_loader, {"num_classes": 7}, "head of width 7, as `num_classes` says, but 'net.9' has 10"),
+        (Classifier, val_loader, {"head": "net.6"}, "is the logits, of width 10, but 'net.6' has width 32"),
+        (Classifier, val_loader, {"attacks": [lambda x: x]}, "takes 1 positional argument but 3 were given"),
+        (Undifferentiable, val_loader, {}, "Fisher information cannot be computed.*`fim_samples=0`.*blackbox"),
         (Classifier, val_loader, {"head": "net.fc"}, "Expected `head` to be part of Classifier but got 'net.fc'"),
         (Classifier, val_loader, {"batch_fn": lambda batch: batch[0]}, "Expected `batch_fn` to return a pair"),
     ],
@@ -687,8 +811,10 @@ def test_no_validation_loop(tmp_path):
 
 def test_a_loader_that_is_not_there(tmp_path):
     monitor = small_monitor(dataloader_idx=3)
-    with pytest.warns(UserWarning, match="left epoch 0 out: no batch came from validation loader 3"):
-        make_trainer(tmp_path, monitor).validate(Classifier(), val_loader(), verbose=False)
+    with pytest.raises(
+        MisconfigurationException, match="`dataloader_idx` to be below 1, the number of loaders, but got 3"
+    ):
+        make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
 
 
 @pytest.mark.parametrize("name", ["FSDPStrategy", "ModelParallelStrategy"])

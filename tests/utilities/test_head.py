@@ -563,6 +563,11 @@ def test_heads_that_do_not_return_a_tensor():
     assert find_head(TupleHead(4), inputs()) == "pair.head"
 
 
+def test_a_given_head_has_to_be_as_wide_as_the_logits():
+    with pytest.raises(ValueError, match="whose output is the logits, of width 4, but 'body' has width 8"):
+        find_head(Network(4), inputs(), head="body")
+
+
 def test_hooks_are_removed_if_the_network_fails():
     network = Network(4)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -667,7 +672,13 @@ OTHER = {
     "the body alone": lambda model, x: model.network.body(x.flatten(1)),
     "a mask that looks like them": lambda model, x: model(mask=x.bool(), images=1 - x),
     "one row": lambda model, x: [model.network(row[None]) for row in x],
+    "heads in the order of bodies": lambda model, x: [model.network.head(f) for f in features(model, 1 - x, x)],
 }
+
+
+def features(model, *views):
+    """What enters the head, with the bodies of all views before any head."""
+    return [model.network.body(view.flatten(1)).relu() for view in views]
 
 
 @pytest.mark.parametrize("step", OTHER)

@@ -18,7 +18,7 @@ def test_logits_are_found(output):
 @pytest.mark.parametrize(
     ("output", "match"),
     [
-        ({"scores": Z}, r"to return logits of shape \(N, K\) but got dict. Wrap it"),
+        ({"scores": Z}, r"logits of shape \(N, K\), or something.* but got dict. If they are elsewhere.*forward_fn"),
         ("text", r"but got str"),
         (Z[:3], r"logits of shape \(4, K\), one row for each input, but got \(3, 3\)"),
         (Z[:, :, None], r"but got \(4, 3, 1\)"),
@@ -34,3 +34,8 @@ def test_finite():
     check_finite(Z)
     with pytest.raises(ValueError, match="2 of 4 samples have NaN or infinite ones"):
         check_finite(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [0.0, 1.0], [torch.inf, torch.nan]]))
+
+
+def test_of_several_matrices_the_first_is_taken_with_a_warning():
+    with pytest.warns(UserWarning, match=r"returns, \[3, 2\] wide, the first is taken for the logits.*forward_fn"):
+        assert torch.equal(compute_logits(lambda x: (Z, X), X), Z)
