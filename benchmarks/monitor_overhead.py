@@ -1,6 +1,6 @@
 """What RobustnessMonitor costs: a validation epoch, a whole fit, and RDI against the attack that it stands for.
 
-Everything is measured in one run and printed as ratios: medians of repetitions, both sides in turn. Takes about seven
+Everything is measured in one run and printed as ratios: medians of repetitions, both sides in turn. Takes about nine
 minutes on two cores: ``python benchmarks/monitor_overhead.py --data DIRECTORY``, where the directory holds the four
 files of Fashion-MNIST (without ``--data``, torchvision downloads them, where it is installed). With ``--repetitions 1``
 it takes a third of that.
