@@ -3,9 +3,10 @@
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from torch import nn
 
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate
 from lightning_robustness.evaluation.checkpoint import Split, load_data, load_model
+from lightning_robustness.evaluation.comparison_checks import check_prior
+from lightning_robustness.evaluation.figures import new_figure
 from lightning_robustness.evaluation.measurement import name_attacks
 from lightning_robustness.evaluation.report import Report, read_json
-from lightning_robustness.evaluation.sweep import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep
+from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep
 from lightning_robustness.utilities.input_space import InputSpace
 
+# Makes a context in which errors are those of wrong arguments
+_Checked = Callable[[], AbstractContextManager[None]]
 # A number, or a fraction such as 8/255
 _BUDGET = float | str
 # Arguments of `evaluate` that are not taken from its signature as they are
@@ -44,10 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     sys.path.insert(0, str(Path.cwd()))  # modules are found as `python script.py` would find them
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # its name before 4.49
-    options = instantiate(parser.parse_args(arguments))
+    options = parser.parse_args(arguments)
+    checked = partial(_checked_arguments, parser, options.traceback)
+    with checked():
+        options = instantiate(options)
     commands = {"evaluate": _evaluate, "compare": _compare, "report": _report}
     try:
-        return commands[options.command](parser, options[options.command])
+        return commands[options.command](checked, options[options.command])
     except KeyboardInterrupt:
         return _fail("interrupted before there was anything to report", code=130)
     except Exception as error:
@@ -56,8 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{type(error).__name__}: {error}")
 
 
-def _evaluate(parser: Any, options: Any) -> int:
-    with _checked_arguments(parser):
+def _evaluate(checked: _Checked, options: Any) -> int:
+    with checked():
+        _check_output(options)
         options.eps, options.sweep_eps = _budget(options.eps), [_budget(eps) for eps in options.sweep_eps]
         name_attacks(options.attacks, options.eps)
         if options.sweep_eps:
@@ -70,10 +79,12 @@ def _evaluate(parser: Any, options: Any) -> int:
     return 0 if report.interrupted is None else 130
 
 
-def _compare(parser: Any, options: Any) -> int:
-    with _checked_arguments(parser):
+def _compare(checked: _Checked, options: Any) -> int:
+    with checked():
+        _check_output(options)
         options.eps = [_budget(eps) for eps in options.eps]
         plan_sweep(options.attacks, options.eps)
+        check_prior(options.prior, options.balance)
         models: dict[str, nn.Module | RobustnessReport] = {}
         for entry in options.models:
             name, model = _named_model(entry, options.model_args)
@@ -87,13 +98,15 @@ def _compare(parser: Any, options: Any) -> int:
     return 130 if report.missing else 0
 
 
-def _report(parser: Any, options: Any) -> int:
+def _report(checked: _Checked, options: Any) -> int:
     kinds: dict[str, type[Report]] = {k.__name__: k for k in (RobustnessReport, ComparisonReport, SweepReport)}
-    with _checked_arguments(parser):
+    with checked():
+        _check_output(options)
         fields = read_json(options.report)
         if fields.get("kind") not in kinds:
             raise ValueError(f"Expected one of {', '.join(kinds)} in {options.report} but got {fields.get('kind')}.")
-    _write(kinds[fields["kind"]].from_dict(fields), options)
+        report = kinds[fields["kind"]].from_json(options.report)
+    _write(report, options)
     return 0
 
 
@@ -199,12 +212,22 @@ def _named_model(entry: str, arguments: dict[str, Any]) -> tuple[str, nn.Module 
 
 
 @contextmanager
-def _checked_arguments(parser: Any) -> Iterator[None]:
+def _checked_arguments(parser: Any, show_traceback: bool) -> Iterator[None]:
     """Let what is wrong with arguments end as other wrong arguments do."""
     try:
         yield
-    except (OSError, TypeError, ValueError) as error:
+    except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
+        if show_traceback:
+            traceback.print_exc()
         parser.error(str(error))
+
+
+def _check_output(options: Any) -> None:
+    for path in (options.json, options.html):
+        if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+            raise ValueError(f"Expected a file in a directory that exists but got {path}.")
+    if options.html is not None:
+        new_figure(1, 1)  # fails without matplotlib
 
 
 def _write(report: Report, options: Any) -> None:

@@ -122,6 +122,24 @@ def test_report_shows_what_was_saved(report, capsys):
         (["evaluate", "--model", f"{HERE}:Net", *DATA, "--sweep_eps", "0.2", "0.1"], "positive, increasing budgets"),
         (["evaluate", "--model", f"{HERE}:Net", *DATA, "--fim_method", "best"], "fim_method"),
         (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--input_space.low", "1", "--input_space.high", "0"],
+            "Expected `low` to be smaller than `high`",
+        ),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--input_space.std", "0"], "Expected `std` to be positive"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--json", "none/x.json"],
+            "Expected a file in a directory that exists but got none/x.json",
+        ),
+        (["report", "x.json", "--html", "."], "Expected a file in a directory that exists but got ."),
+        (
+            ["compare", "--models", f"a={HERE}:Net", *DATA, "--prior", "{acc: 2}"],
+            "Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got 'acc'",
+        ),
+        (
+            ["compare", "--models", f"a={HERE}:Net", *DATA, "--balance", "2"],
+            "Expected `balance` to be in [0, 1) but got 2.0",
+        ),
+        (
             ["compare", "--models", "net.pt"],
             "Expected name=package.module:Class@checkpoint or name=report.json but got",
         ),
@@ -149,6 +167,31 @@ def test_file_without_a_report_exits_with_2(capsys):
         "Expected one of RobustnessReport, ComparisonReport, SweepReport in x.json but got None"
         in capsys.readouterr().err
     )
+
+
+def test_file_without_all_fields_exits_with_2(capsys):
+    Path("x.json").write_text('{"kind": "SweepReport"}')
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["report", "x.json"])
+    assert exit_info.value.code == 2
+    assert "Expected all fields of a SweepReport in x.json but some are missing" in capsys.readouterr().err
+
+
+def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["evaluate", "--model", f"{HERE}:Net", *DATA, "--html", "x.html"])
+    assert exit_info.value.code == 2
+    assert 'pip install "lightning-robustness[plot]"' in capsys.readouterr().err
+
+
+def test_traceback_of_wrong_arguments(capsys):
+    arguments = ["evaluate", "--model", f"{HERE}:Net", "--data", f"{HERE}:make_nothing"]
+    for options, is_shown in (([], False), (["--traceback"], True)):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main([*options, *arguments])
+        assert exit_info.value.code == 2
+        assert ("Traceback" in capsys.readouterr().err) == is_shown
 
 
 def test_failed_evaluation_exits_with_1(capsys):

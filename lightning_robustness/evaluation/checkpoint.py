@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import io
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,21 +47,26 @@ def load_model(
 ) -> nn.Module:
     """Make a model and load its weights.
 
+    A class of Lightning loads its checkpoints itself, hooks included, by ``load_from_checkpoint``.
+
     Args:
         path: ``package.module:Class``, or a function that returns a module.
         checkpoint: File with weights: a checkpoint of Lightning, whose hyper-parameters become arguments of the class,
-            or a state dict. It is loaded with ``weights_only=True``, and so cannot run code.
+            or a state dict. Weights of a part of a larger module are found in those of the whole. It is loaded with
+            ``weights_only=True``, and so cannot run code.
         arguments: Further arguments of the class, which take precedence.
 
     Raises:
         TypeError: If the path leads to something else.
-        ValueError: If the checkpoint cannot be read, or belongs to another class.
+        ValueError: If the checkpoint cannot be read, belongs to another class, or holds several such models.
 
     """
     content = {} if checkpoint is None else _read(checkpoint)
     build = load_object(path)
     if not callable(build):
         raise TypeError(f"Expected {path!r} to be a class or function that makes a model but got {build!r}.")
+    if "pytorch-lightning_version" in content and hasattr(build, "load_from_checkpoint"):
+        return _load_itself(build, content, dict(arguments or {}), f"{path!r} to load {checkpoint}")
     given = dict(content.get("hyper_parameters", {})) if "state_dict" in content else {}
     given = {**_known(build, given), **dict(arguments or {})}
     try:
@@ -96,6 +102,8 @@ def load_data(path: str, split: Split = "test", arguments: Mapping[str, Any] | N
         data.prepare_data()
         data.setup({"val": "validate", "test": "test"}[split])
     loader = getattr(data, method)() if hasattr(data, method) else data
+    if isinstance(loader, (list, tuple)) and len(loader) == 1 and hasattr(data, method):
+        loader = loader[0]
     if isinstance(loader, (list, tuple, Mapping)) or not hasattr(loader, "__iter__"):
         observed = (
             f"{len(loader)} in a {type(loader).__name__}" if hasattr(loader, "__len__") else type(loader).__name__
@@ -119,6 +127,21 @@ def _read(checkpoint: str | Path) -> dict[str, Any]:
     return content
 
 
+def _load_itself(build: Any, content: dict[str, Any], arguments: dict[str, Any], what: str) -> nn.Module:
+    """Let a class of Lightning load a checkpoint: not from the file, but from what was read of it without its code."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    file.seek(0)
+    try:
+        model: nn.Module = build.load_from_checkpoint(file, map_location="cpu", **arguments)
+    except Exception as error:
+        raise ValueError(
+            f"Expected {what} but it failed: {type(error).__name__}: {error} Arguments that are not among the "
+            "hyper-parameters of the checkpoint can be given as `model_args`."
+        ) from error
+    return model
+
+
 def _known(build: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Those hyper-parameters that a class takes: older checkpoints may hold others."""
     parameters = inspect.signature(build).parameters.values()
@@ -130,7 +153,8 @@ def _known(build: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, An
 
 def _load_weights(model: nn.Module, state: Mapping[str, Any], checkpoint: str | Path) -> None:
     own = model.state_dict()
-    state = _without_prefix(state, own)
+    prefix = _find_prefix(state, own, f"{type(model).__name__} in {checkpoint}")
+    state = state if prefix is None else {key: state[prefix + key] for key in own}
     missing, unexpected = [k for k in own if k not in state], [k for k in state if k not in own]
     reshaped = [
         f"{key} (shape {tuple(state[key].shape)} instead of {tuple(value.shape)})"
@@ -146,16 +170,22 @@ def _load_weights(model: nn.Module, state: Mapping[str, Any], checkpoint: str | 
     model.load_state_dict(state)
 
 
-def _without_prefix(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Weights of a network that was part of a module, compiled or wrapped when it was saved: their names go on."""
+def _find_prefix(state: Mapping[str, Any], own: Mapping[str, Any], what: str) -> str | None:
+    """Prefix of the weights of a network that was part of a module, compiled or wrapped when it was saved."""
     if not own or all(key in state for key in own):
-        return state
+        return None
     first = next(iter(own))
     prefixes = [key[: -len(first)] for key in state if key.endswith(f".{first}")]
-    for prefix in prefixes:
-        if all(prefix + key in state for key in own):
-            return {key: state[prefix + key] for key in own}
-    return state
+    named = [prefix for prefix in prefixes if all(prefix + key in state for key in own)]
+    fitting = [p for p in named if all(getattr(state[p + k], "shape", None) == v.shape for k, v in own.items())]
+    # A network with two names is saved twice
+    if any(not torch.equal(state[fitting[0] + key], state[other + key]) for other in fitting[1:] for key in own):
+        prefixes = [repr(prefix) for prefix in fitting]
+        raise ValueError(
+            f"Expected one {what} but got {len(prefixes)}, with the prefixes {_list(prefixes)}. Save the state dict of "
+            "the one that you mean to a file of its own."
+        )
+    return next(iter(fitting or named), None)
 
 
 def _list(keys: list[str], most: int = 5) -> str:

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -82,11 +83,29 @@ def composite_scores(
             "but all are constant or missing. Compare more models, or take more budgets."
         )
     weights = (1 - balance) * weights / weights.sum()
-    composite = (normalized @ weights).reshape(values.shape[:3])
-    curves = composite.mean(dim=1)
-    return CompositeScores(
-        normalized.reshape(values.shape), entropy_weights, weights, composite, curves, curves.mean(dim=1)
-    )
+    composite = _sum(normalized.T * weights.unsqueeze(1)).reshape(values.shape[:3])
+    curves = _sum(composite.unbind(dim=1)) / values.shape[1]
+    scores = _sum(curves.unbind(dim=1)) / values.shape[2]
+    return CompositeScores(normalized.reshape(values.shape), entropy_weights, weights, composite, curves, scores)
+
+
+def check_weights(prior: Sequence[float], balance: float) -> None:
+    """Check prior weights and the balancing weight.
+
+    Raises:
+        ValueError: If they are out of range.
+
+    """
+    if not all(0 <= weight < math.inf for weight in prior) or not any(prior):
+        raise ValueError(f"Expected `prior` to hold non-negative weights, some positive, but got {list(prior)}.")
+    if not 0 <= balance < 1:
+        raise ValueError(f"Expected `balance` to be in [0, 1) but got {balance}.")
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    """Add one after the other: reductions round by position, and equal models shall have equal scores."""
+    first, *others = parts
+    return sum(others, start=first)
 
 
 def _is_informative(flat: Tensor) -> Tensor:
@@ -117,7 +136,4 @@ def _check(values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[flo
             raise ValueError(
                 f"Expected `{name}` to have one entry for each of {values.shape[3]} metrics but got {len(given)}."
             )
-    if not all(weight >= 0 for weight in prior):
-        raise ValueError(f"Expected `prior` to hold non-negative weights but got {list(prior)}.")
-    if not 0 <= balance < 1:
-        raise ValueError(f"Expected `balance` to be in [0, 1) but got {balance}.")
+    check_weights(prior, balance)

@@ -1,13 +1,15 @@
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from lightning_robustness.evaluation.comparison_checks import UNCLASSIFIED, check_prior, check_reports
 from lightning_robustness.evaluation.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.measurement import AttackLike
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.sweep import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep
+from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
+from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
 def compare(
@@ -38,11 +40,13 @@ def compare(
             ``samples`` or ``device``.
 
     Returns:
-        The comparison; of the models that were finished if the run is interrupted.
+        The comparison; of the models that were finished if the run is interrupted. A model that classifies no sample
+        correctly is left out, with a warning.
 
     Raises:
-        TypeError: If something is neither a model nor a report, or models come without a loader.
-        ValueError: If models have different numbers of classes, reports do not go together, or a report has no sweep.
+        TypeError: If something is neither a model nor a report, or models come without a loader that lasts for all.
+        ValueError: If models have different numbers of classes, reports do not go together, a report has no sweep, a
+            weight is out of range, or no model classifies any sample correctly.
 
     Example:
         >>> import torch
@@ -56,27 +60,47 @@ def compare(
         {'steep': 2, 'flat': 1}
 
     """
+    # What is wrong with arguments is found here, before the first sweep
     attacks = attacks if isinstance(attacks, (Mapping, str)) else list(attacks)
-    plan_sweep(attacks, eps)  # so that what is wrong with them is found here
+    eps = read_budgets(eps)
+    plan = plan_sweep(attacks, eps)
+    check_prior(prior or {}, balance)
+    reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
+    modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)
     options = {"attacks": (), "eps": eps[len(eps) // 2], "sweep_attacks": attacks, "sweep_eps": eps, **options}
-    reports: dict[str, RobustnessReport] = {}
-    for name, model in models.items():
-        report = model if isinstance(model, RobustnessReport) else _evaluate(name, model, dataloader, options)
-        if report.interrupted is not None and not isinstance(model, RobustnessReport):
+    if reports:
+        check_reports(reports, *((list(plan[0]), eps) if modules else ()))
+        options["num_classes"] = next(iter(reports.values())).num_classes
+    left_out = []
+    for name, model in modules.items():
+        report = evaluate(model, dataloader, **options)  # type: ignore[arg-type]
+        if report.interrupted is not None or report.sweep is None:
             break
+        if not report.sweep.clean_accuracy > 0:
+            left_out.append(name)
+            rank_zero_warn(f"{UNCLASSIFIED.format(repr(name))} It is left out.")
+            continue
         reports[name] = report
+        check_reports(reports)
         options["num_classes"] = report.num_classes  # another number shall be found before the next sweep, not after
-    missing = [name for name in models if name not in reports]
-    if missing and not reports:
+    missing = [name for name in modules if name not in reports and name not in left_out]
+    if not reports and missing:
         raise KeyboardInterrupt
-    return ComparisonReport(reports, dict(prior or {}), balance, missing)
+    if not reports and left_out:
+        raise ValueError(UNCLASSIFIED.format(", ".join(map(repr, left_out))))
+    ordered = {name: reports[name] for name in models if name in reports}
+    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out)
 
 
-def _evaluate(
-    name: str, model: nn.Module, dataloader: Iterable[Any] | None, options: dict[str, Any]
-) -> RobustnessReport:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"Expected {name!r} to be a module or a report of one but got {type(model).__name__}.")
-    if dataloader is None:
-        raise TypeError(f"Expected a `dataloader` to evaluate {name!r} with but got none.")
-    return evaluate(model, dataloader, **options)
+def _check_modules(models: Mapping[str, Any], dataloader: Iterable[Any] | None) -> dict[str, nn.Module]:
+    for name, model in models.items():
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Expected {name!r} to be a module or a report of one but got {type(model).__name__}.")
+        if dataloader is None:
+            raise TypeError(f"Expected a `dataloader` to evaluate {name!r} with but got none.")
+    if len(models) > 1 and isinstance(dataloader, Iterator):
+        raise TypeError(
+            f"Expected a loader that can be gone through for each of {len(models)} models but got a "
+            f"{type(dataloader).__name__}, which ends after the first. Pass a DataLoader or `list(...)`."
+        )
+    return dict(models)

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -8,11 +8,12 @@ from typing_extensions import Self, override
 
 from lightning_robustness.evaluation import figures
 from lightning_robustness.evaluation.cmmr import CompositeScores, composite_scores
+from lightning_robustness.evaluation.comparison_checks import check_prior, check_reports, compared_settings
 from lightning_robustness.evaluation.correlation import kendall, kendall_w, pearson, spearman
 from lightning_robustness.evaluation.metric_names import ATTACK_FREE, MetricName
 from lightning_robustness.evaluation.report import Report
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
+from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS
 from lightning_robustness.evaluation.table import Table
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ _HEADLINES = {
     "adv_acc": MetricName("adversarial accuracy", True),
     "acc": MetricName("clean accuracy", True),
 }
+# What differs by less, relative to its size, is equal
+_ROUNDING = 1e-12
 _LABELS = {"accuracy": "accuracy", "ssim": "SSIM (ASS)", "psnr": "PSNR", "mse": "MSE", "ald2": "ALD2"}
 
 
@@ -37,6 +40,7 @@ class ComparisonReport(Report):
         prior: Prior weights of the metrics of the sweep, by their names; those that are left out count 1.
         balance: Share of the weight that is kept from all metrics.
         missing: Names of models that an interrupted run did not get to.
+        left_out: Names of models that classify no sample correctly, so that there was nothing to attack.
 
     Attributes:
         scores: CMMR of each model, higher is more robust.
@@ -62,16 +66,13 @@ class ComparisonReport(Report):
     prior: dict[str, float] = field(default_factory=dict)
     balance: float = 0.0
     missing: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     title = "Robustness of several models"
 
     def __post_init__(self) -> None:
-        self._sweeps = _check_reports(self.reports)
-        unknown = [name for name in self.prior if name not in SWEEP_METRICS]
-        if unknown:
-            raise ValueError(
-                f"Expected prior weights for {', '.join(SWEEP_METRICS)} but got {', '.join(map(repr, unknown))}."
-            )
+        check_prior(self.prior, self.balance)
+        self._sweeps = check_reports(self.reports)
         first = next(iter(self._sweeps.values()))
         self.attacks, self.eps = first.attacks, first.eps
         result = self._score()
@@ -92,6 +93,11 @@ class ComparisonReport(Report):
     @override
     def notes(self) -> list[str]:
         notes = [f"The run was interrupted: {', '.join(self.missing)} is missing."] if self.missing else []
+        notes += [f"{name} is left out: it classifies no sample correctly." for name in self.left_out]
+        for what, by_model in compared_settings(self._sweeps).items():
+            if len(set(by_model.values())) > 1:
+                listed = "; ".join(f"{value} ({name})" for name, value in by_model.items())
+                notes.append(f"Models were not attacked alike, so that ranks mean little. {what}: {listed}.")
         notes += [f"{name}: {note}" for name, report in self.reports.items() for note in report.notes]
         for metric, weight in self.entropy_weights.items():
             if weight == 0:
@@ -104,7 +110,7 @@ class ComparisonReport(Report):
 
     @override
     def tables(self) -> list[Table]:
-        models = sorted(self.reports, key=lambda name: -self.scores[name])
+        models = sorted(self.reports, key=lambda name: (self.ranks["cmmr"][name], name))
         metrics = self._metrics()
         attack_free = [key for key in metrics if key in ATTACK_FREE]
         headlines = [key for key in metrics if key not in ATTACK_FREE]
@@ -202,6 +208,7 @@ class ComparisonReport(Report):
             "prior": self.prior,
             "balance": self.balance,
             "missing": self.missing,
+            "left_out": self.left_out,
             **{name: getattr(self, name) for name in computed},
             "reports": {name: report.to_dict() for name, report in self.reports.items()},
         }
@@ -210,13 +217,17 @@ class ComparisonReport(Report):
     @override
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         reports = {name: RobustnessReport.from_dict(report) for name, report in fields["reports"].items()}
-        return cls(reports, dict(fields["prior"]), fields["balance"], list(fields["missing"]))
+        lists = (list(fields[name]) for name in ("missing", "left_out"))
+        return cls(reports, dict(fields["prior"]), fields["balance"], *lists)
 
     def _settings(self) -> list[list[str]]:
         budgets = ", ".join(f"{eps:g}" for eps in self.eps)
-        samples = {str(sweep.samples) for sweep in self._sweeps.values()}
-        rows = {"attacks": ", ".join(self.attacks), "budgets": budgets, "attacked samples": ", ".join(samples)}
-        return [[name, value] for name, value in {**rows, "balancing weight": f"{self.balance:g}"}.items()]
+        samples = str(next(iter(self._sweeps.values())).samples)
+        rows = {"attacks": ", ".join(self.attacks), "budgets": budgets, "attacked samples": samples}
+        rows["balancing weight"] = f"{self.balance:g}"
+        for what, values in compared_settings(self._sweeps).items():
+            rows[what] = "; ".join(dict.fromkeys(values.values()))
+        return [[name, value] for name, value in rows.items()]
 
     def _score(self) -> CompositeScores:
         # A row for every model, and in it attacks, budgets and metrics
@@ -259,36 +270,7 @@ class ComparisonReport(Report):
 
 def _rank(values: Mapping[str, float], higher_is_better: bool) -> dict[str, int]:
     sign = 1 if higher_is_better else -1
-    return {name: 1 + sum(sign * other > sign * value for other in values.values()) for name, value in values.items()}
-
-
-def _check_reports(reports: Mapping[str, RobustnessReport]) -> dict[str, SweepReport]:
-    """Check that reports can be compared, and return their sweeps."""
-    if not reports:
-        raise ValueError("Expected at least one model to compare but got none.")
-    sweeps = {name: report.sweep for name, report in reports.items() if report.sweep is not None}
-    missing = [name for name in reports if name not in sweeps]
-    if missing:
-        raise ValueError(
-            f"Expected reports with a sweep but {', '.join(map(repr, missing))} has none. Evaluate with `sweep_eps=`."
-        )
-    for what, values in _settings(reports, sweeps).items():
-        if len(set(values)) > 1:
-            listed = ", ".join(f"{value} ({name})" for name, value in zip(reports, values, strict=True))
-            raise ValueError(f"Expected models with the same {what} but got {listed}.")
-    unclassified = [name for name, sweep in sweeps.items() if not sweep.clean_accuracy > 0]
-    if unclassified:
-        raise ValueError(
-            f"Expected models that classify some samples correctly but {', '.join(map(repr, unclassified))} does not. "
-            "Do its classes have the order of the labels?"
-        )
-    return sweeps
-
-
-def _settings(reports: Mapping[str, RobustnessReport], sweeps: Mapping[str, SweepReport]) -> dict[str, Sequence[Any]]:
     return {
-        "number of classes": [report.num_classes for report in reports.values()],
-        "attacks": [", ".join(sweep.attacks) for sweep in sweeps.values()],
-        "budgets": [", ".join(f"{eps:g}" for eps in sweep.eps) for sweep in sweeps.values()],
-        "number of samples": [sweep.samples for sweep in sweeps.values()],
+        name: 1 + sum(sign * (other - value) > _ROUNDING * abs(value) for other in values.values())
+        for name, value in values.items()
     }

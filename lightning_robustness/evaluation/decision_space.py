@@ -93,7 +93,7 @@ def project(
         ValueError: If the method is unknown.
 
     """
-    reduce = _projection(method, seed)
+    reduce = get_projection(method, seed)
     embeddings, adversarial = [], []
     for index, (rows, labels) in enumerate(zip(x.split(batch_size), y.split(batch_size), strict=True)):
         rows, labels = rows.to(device), labels.to(device)
@@ -107,7 +107,14 @@ def project(
     return DecisionSpace(label, title, y.tolist(), points[: len(x)].tolist(), points[len(x) :].tolist())
 
 
-def _projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:
+def get_projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:
+    """Get a function that takes features to the plane.
+
+    Raises:
+        ModuleNotFoundError: If scikit-learn is not installed, for t-SNE.
+        ValueError: If the method is unknown.
+
+    """
     if method not in get_args(Projection):
         raise ValueError(f"Expected the method of the decision space to be 'pca' or 'tsne' but got {method!r}.")
     if method == "pca":

@@ -5,13 +5,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_robustness.evaluation.decision_space import Projection
+from lightning_robustness.evaluation.decision_space import Projection, get_projection
 from lightning_robustness.evaluation.evaluation_run import EvaluationRun, SampleSizes
-from lightning_robustness.evaluation.loading import on_device
-from lightning_robustness.evaluation.measurement import AttackLike, name_attacks
+from lightning_robustness.evaluation.loading import check_setting, on_device
+from lightning_robustness.evaluation.measurement import AttackLike, FisherMeter, name_attacks
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.sweep import SWEEP_ATTACKS, plan_sweep
+from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.metrics import CleverScore
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
@@ -82,7 +83,8 @@ def evaluate(
         The report; of what was finished if the run is interrupted.
 
     Raises:
-        TypeError: If the model is not a module.
+        RuntimeError: If there are several processes.
+        TypeError: If the model is not a module, or the loader something else.
         ValueError: If the loader is empty, or has no labels although there are attacks; if the head cannot be found; or
             an argument is out of range.
 
@@ -102,37 +104,47 @@ def evaluate(
             f"Expected `model` to be a torch.nn.Module, in which the head can be found, but got "
             f"{type(model).__name__}. Wrap it in one."
         )
+    check_setting(dataloader)
+    space, budgets = input_space or InputSpace(), read_budgets(sweep_eps)
     if samples is not None:
+        check_integer("samples", samples, minimum=1 if budgets or decision_space else 0)
         fim_samples = attack_samples = samples
-    for name, size in {"fim": fim_samples, "attack": attack_samples, "clever": clever_samples}.items():
-        check_integer(f"{name}_samples", size, minimum=0)
+    check_integer("fim_samples", fim_samples, minimum=0)
+    check_integer("attack_samples", attack_samples, minimum=1 if budgets or decision_space else 0)
+    check_integer("clever_samples", clever_samples, minimum=0)
+    check_integer("batch_size", batch_size, minimum=1)
+    # Everything is made before the data is touched, so that what is wrong with an argument is found here
+    fisher = FisherMeter(fim_method, space, seed, batch_size)
+    clever = CleverScore(clever_radius, input_space=space, seed=seed)
+    if decision_space is not None:
+        get_projection(decision_space, seed)
     named = name_attacks(attacks, eps) if attack_samples else {}
-    plan = plan_sweep(sweep_attacks, sweep_eps) if len(sweep_eps) else []
+    plan = plan_sweep(sweep_attacks, budgets) if budgets else []
     needs_labels = bool(named or plan or decision_space)
     sizes = SampleSizes(fim_samples, attack_samples if needs_labels else 0, clever_samples)
     forward = model if forward_fn is None else partial(forward_fn, model)
     with on_device(model, device) as place:
-        run = EvaluationRun(model, forward, input_space or InputSpace(), sizes, batch_size, place, seed, progress)
+        run = EvaluationRun(model, forward, space, sizes, batch_size, place, seed, progress)
         features = partial(run.measure_features, dataloader, batch_fn, head, num_classes, mode, needs_labels)
         parts: dict[str, Callable[[], None]] = {"the features": features}
         if sizes.fim:
-            parts["the Fisher information"] = partial(run.measure_fisher, fim_method)
+            parts["the Fisher information"] = partial(run.measure_fisher, fisher)
         if sizes.clever:
-            parts["CLEVER"] = partial(run.measure_clever, clever_radius)
+            parts["CLEVER"] = partial(run.measure_clever, clever)
         for name in named:
             parts[f"the attack {name}"] = partial(run.attack, named, name)
         if plan:
-            parts["the sweep"] = partial(run.sweep, plan, sweep_eps)
+            parts["the sweep"] = partial(run.sweep, plan, budgets)
         if decision_space is not None:
             parts["the decision space"] = partial(run.project, name_attacks(["pgd"], eps), decision_space)
         run.measure(parts)
     settings = {
         "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in named.items()) or "none",
-        "attacked": f"{attack_samples} samples" if named else "none",
-        "Fisher information": f"{fim_samples} samples, method {fim_method!r}" if fim_samples else "none",
-        "CLEVER": f"{clever_samples} samples, radius {clever_radius:g}" if clever_samples else "none",
+        "attacked": f"at most {attack_samples} samples" if named else "none",
+        "Fisher information": f"at most {fim_samples} samples, method {fim_method!r}" if fim_samples else "none",
+        "CLEVER": f"at most {clever_samples} samples, radius {clever_radius:g}" if clever_samples else "none",
         "RDI and ROBY": f"all samples, mode {mode!r}",
-        "input space": repr(input_space or InputSpace()),
+        "input space": repr(space),
         "seed": str(seed),
         "torch": torch.__version__,
     }

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from lightning_robustness.evaluation.measurement import AttackMeter, FeatureMete
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep import sweep_samples
 from lightning_robustness.evaluation.sweep_report import SweepReport
-from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.metrics import CleverScore
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.head import HeadTap, find_head
@@ -95,34 +93,36 @@ class EvaluationRun:
         needs_labels: bool,
     ) -> None:
         """Go through the loader: RDI, ROBY and accuracy of all samples, and the sample for the other parts."""
-        start = perf_counter()
+        start, meter = perf_counter(), None
         sample = SpreadSample(max(1, *self._sizes), loader_share(dataloader).total, self._seed)
         with closing(iterate(self._model, dataloader, batch_fn, sample, self._seed, self._progress)) as batches:
             for x, y in batches:
                 if needs_labels and y is None:
                     raise ValueError(f"{NO_LABELS} Or measure without attacks: `attacks=()`.")
                 x, y = x.to(self._device), None if y is None else y.to(self._device)
-                if self._features is None:
+                if meter is None:
                     self._tap = self._inspect(x, head, num_classes)
-                    self._features = FeatureMeter(self._num_classes, mode, self._device)
-                self._features.update(self._tap.run(self._forward, x), y)
+                    meter = FeatureMeter(self._num_classes, mode, self._device)
+                meter.update(self._tap.run(self._forward, x), y)
+                self._features = meter  # only now is there something to report
                 self._seconds["features"] = perf_counter() - start
         if self._features is None:
             raise ValueError(EMPTY)
         self._x, y = sample.collect()
         if y is not None:
             self._y = y
+        self._indices = torch.as_tensor(sample.indices)
         self._rows = _Rows(*(torch.as_tensor(sample.rows(size)) for size in self._sizes))
 
-    def measure_fisher(self, method: FisherMethod) -> None:
+    def measure_fisher(self, meter: FisherMeter) -> None:
         """Measure the Fisher information of its sample."""
-        self._fisher = FisherMeter(method, self._input_space, self._seed, self._batch_size)
+        self._fisher = meter
         self._fisher.update(self._forward, self._x[self._rows.fim], self._device, self._progress)
 
-    def measure_clever(self, radius: float) -> None:
+    def measure_clever(self, metric: CleverScore) -> None:
         """Measure CLEVER, sample by sample, since each takes long."""
         start = perf_counter()
-        self._clever = CleverScore(radius, input_space=self._input_space, seed=self._seed).to(self._device)
+        self._clever = metric.to(self._device)
         for row in tqdm(self._x[self._rows.clever], desc="CLEVER", leave=False, disable=not self._progress):
             self._clever.update(self._forward, row.unsqueeze(0).to(self._device))
             self._seconds["clever"] = perf_counter() - start
@@ -139,11 +139,10 @@ class EvaluationRun:
 
     def sweep(self, plan: Sequence[Mapping[str, Callable[..., Any]]], eps: Sequence[float]) -> None:
         """Attack with increasing budgets."""
-        x, y = self._attacked()
-        self._sweep = sweep_samples(
+        sweep = sweep_samples(
             self._forward,
-            x,
-            y,
+            *self._attacked(),
+            self._indices[self._rows.attack],
             plan,
             eps,
             self._input_space,
@@ -152,8 +151,9 @@ class EvaluationRun:
             self._seed,
             self._progress,
         )
-        self._seconds["sweep"] = sum(self._sweep.seconds.values())
-        if self._sweep.interrupted:
+        self._sweep = sweep if sweep.samples else None
+        self._seconds["sweep"] = sum(sweep.seconds.values())
+        if sweep.interrupted:
             raise KeyboardInterrupt
 
     def project(self, attacks: Mapping[str, Callable[..., Any]], method: Projection) -> None:
@@ -196,7 +196,7 @@ class EvaluationRun:
             settings={**({} if self._features is None else {"head": self._tap.name}), **settings},
             interrupted=self._interrupted,
             per_sample=self._per_sample() if per_sample else None,
-            sweep=self._sweep if per_sample or self._sweep is None else replace(self._sweep, breaking_eps=None),
+            sweep=self._sweep if per_sample or self._sweep is None else self._sweep.without_samples(),
             decision_space=self._space,
         )
 
@@ -223,10 +223,14 @@ class EvaluationRun:
         return self._x[self._rows.attack], self._y[self._rows.attack]
 
     def _per_sample(self) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = {} if self._fisher is None else {"fim": self._fisher.values.tolist()}
+        columns: dict[str, list[Any]] = {}
+        if self._fisher is not None:
+            values = self._fisher.values.tolist()
+            columns |= {"fim_index": self._indices[self._rows.fim][: len(values)].tolist(), "fim": values}
         results = {} if self._attacks is None else self._attacks.results
         if results:
             first = next(iter(results.values()))
+            columns |= {"index": self._indices[self._rows.attack].tolist()}
             columns |= {"y": self._attacked()[1].tolist(), "preds": first.preds.tolist()}
         for name, result in results.items():
             columns |= {f"{part}/{name}": getattr(result, part).tolist() for part in ("adv_preds", "l2", "linf")}

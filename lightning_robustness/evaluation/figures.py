@@ -74,8 +74,9 @@ def model_curves(sweeps: Mapping[str, "SweepReport"]) -> "Figure":
     for number, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
         for index, (name, sweep) in enumerate(sweeps.items()):
             values = sweep.values["accuracy"][number] if number < len(sweep.attacks) else sweep.worst
-            axis.plot([0.0, *sweep.eps], [sweep.clean_accuracy, *values], label=name, **_line(index, len(sweep.eps)))
-        axis.set_title(panel, fontsize=10)
+            accuracies, line = [sweep.clean_accuracy, *values], _line(index, len(sweep.eps))
+            axis.plot([0.0, *sweep.eps], accuracies, label=_text(name), **line)
+        axis.set_title(_text(panel), fontsize=10)
         axis.set_ylim(-0.03, 1.03)
         axis.grid(alpha=0.3)
     _share_legend(figure, axes[0])
@@ -89,7 +90,7 @@ def cmmr_curves(eps: Sequence[float], curves: Mapping[str, Sequence[float]]) -> 
     figure = new_figure(6.4, 4.2)
     axis = figure.subplots()
     for index, (name, values) in enumerate(curves.items()):
-        axis.plot(eps, values, label=name, **_line(index, len(eps)))
+        axis.plot(eps, values, label=_text(name), **_line(index, len(eps)))
     axis.set(xlabel=_BUDGET, ylabel="CMMR (higher is more robust)")
     axis.grid(alpha=0.3)
     _add_legend(axis)
@@ -103,8 +104,8 @@ def composite_map(eps: Sequence[float], composite: Mapping[str, Mapping[str, Seq
     values = np.array([list(rows.values()) for rows in composite.values()])
     for axis, cells, (name, rows) in zip(axes, values, composite.items(), strict=True):
         axis.imshow(cells, aspect="auto", cmap="viridis", vmin=values.min(), vmax=values.max())
-        axis.set_title(name, fontsize=10)
-        axis.set_yticks(range(num_attacks), list(rows), fontsize=9)
+        axis.set_title(_text(name), fontsize=10)
+        axis.set_yticks(range(num_attacks), [_text(attack) for attack in rows], fontsize=9)
         step = math.ceil(len(eps) / 5)
         axis.set_xticks(range(0, len(eps), step), [f"{value:g}" for value in eps[::step]], fontsize=9)
     figure.supxlabel(_BUDGET, fontsize=10)
@@ -123,7 +124,7 @@ def rank_map(ranks: Mapping[str, Mapping[str, int]], models: Sequence[str]) -> "
         is_dark = rank - 1 < 0.45 * max(len(models) * 1.4 - 1, 1)
         axis.text(column, row, str(rank), ha="center", va="center", color="white" if is_dark else "black")
     slant: dict[str, Any] = {"rotation": 20, "ha": "left"} if len(models) > 3 else {}
-    axis.set_xticks(range(len(models)), models, fontsize=9, **slant)
+    axis.set_xticks(range(len(models)), [_text(name) for name in models], fontsize=9, **slant)
     axis.set_yticks(range(len(ranks)), list(ranks), fontsize=9)
     axis.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
     axis.set_title("rank, 1 is most robust", fontsize=10)
@@ -138,7 +139,7 @@ def scatter(series: Sequence[Series], accuracies: Mapping[str, float], correlati
         values = np.array(metric.values, dtype=float)
         for index, (name, value) in enumerate(zip(accuracies, values, strict=True)):
             color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-            axis.scatter([value], [accuracy[index]], label=name, zorder=3, color=color, marker=marker)
+            axis.scatter([value], [accuracy[index]], label=_text(name), zorder=3, color=color, marker=marker)
         if not math.isnan(correlation):
             slope, offset = np.polyfit(values, accuracy, 1)
             ends = np.array([values.min(), values.max()])
@@ -173,7 +174,7 @@ def success_rates(rates: Mapping[str, Mapping[str, float]]) -> "Figure":
             va="center",
             fontsize=9,
         )
-    axis.set_yticks(range(len(rates)), list(rates))
+    axis.set_yticks(range(len(rates)), [_text(name) for name in rates])
     axis.set_ylim(len(rates) - 0.5, -0.5)
     axis.set_xlim(-0.02, 1.02)
     axis.set_xlabel("attack success rate, with 95 % confidence interval (lower is more robust)")
@@ -204,9 +205,15 @@ def _draw_accuracies(
     axis: "Axes", eps: Sequence[float], curves: Mapping[str, Sequence[float]], clean_accuracy: float
 ) -> None:
     for index, (name, values) in enumerate(curves.items()):
-        axis.plot([0.0, *eps], [clean_accuracy, *values], label=name, **_line(index, len(eps)))
+        axis.plot([0.0, *eps], [clean_accuracy, *values], label=_text(name), **_line(index, len(eps)))
     axis.set_ylim(-0.03, 1.03)
     axis.grid(alpha=0.3)
+
+
+def _text(name: str) -> str:
+    """Write a name as it is: no formula between dollar signs, and not left out of legends for an underscore."""
+    escaped = name.replace("$", "\\$")
+    return f" {escaped}" if name.startswith("_") else escaped
 
 
 def _line(index: int, length: int) -> dict[str, Any]:

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness.utilities.batch import read_batch
@@ -19,6 +21,30 @@ NO_LABELS = (
     "Expected batches with labels, which attacks need, but got none. Pass `batch_fn=`, a callable that takes a batch "
     "and returns inputs and labels."
 )
+
+
+def check_setting(dataloader: Any) -> None:
+    """Check that this is a single process, with a loader.
+
+    Raises:
+        RuntimeError: If there are several processes: each would measure everything, or wait for the others.
+        TypeError: If the loader is a data module, a data set, or nothing that gives batches.
+
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise RuntimeError(
+            f"Expected a single process but this is one of {dist.get_world_size()}. Use `RobustnessMonitor` in a "
+            "distributed run, or evaluate its checkpoint afterwards, in a process of its own."
+        )
+    if hasattr(dataloader, "test_dataloader"):
+        found = f"the data module {type(dataloader).__name__}. Pass one of its loaders, such as `test_dataloader()`."
+    elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
+        found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
+    elif not hasattr(dataloader, "__iter__") and not hasattr(dataloader, "__getitem__"):
+        found = f"{type(dataloader).__name__}."
+    else:
+        return
+    raise TypeError(f"Expected `dataloader` to be an iterable of batches but got {found}")
 
 
 def iterate(
@@ -35,7 +61,7 @@ def iterate(
     """
     number = 0
     # A loader that shuffles gives every model the same order, and leaves the random state of the caller alone
-    with sandbox(model, seed=seed):
+    with sandbox(model, seed=seed), _restored_generators(dataloader):
         for batch in tqdm(dataloader, desc="data", leave=False, disable=not progress):
             x, y = read_batch(batch, batch_fn)
             sample.add(np.arange(number, number + len(x)), x, y)
@@ -50,8 +76,8 @@ def collect(
     size: int | None,
     seed: int,
     progress: bool,
-) -> tuple[Tensor, Tensor]:
-    """Collect a sample of inputs and labels that is spread over a loader.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Collect a sample that is spread over a loader: inputs, labels, and their positions in it.
 
     Raises:
         ValueError: If the loader is empty or has no labels.
@@ -65,7 +91,20 @@ def collect(
         raise ValueError(EMPTY)
     if y is None:
         raise ValueError(NO_LABELS)
-    return x, y
+    return x, y, torch.as_tensor(sample.indices)
+
+
+@contextmanager
+def _restored_generators(dataloader: Any) -> Iterator[None]:
+    """Leave a random generator that belongs to a loader as it was."""
+    owners = (dataloader, getattr(dataloader, "sampler", None))
+    generators = [g for g in (getattr(owner, "generator", None) for owner in owners) if isinstance(g, torch.Generator)]
+    states = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 @contextmanager
@@ -75,8 +114,8 @@ def on_device(model: nn.Module, device: str | torch.device | None) -> Iterator[t
     if device is None or torch.device(device) == own:
         yield own
         return
-    model.to(device)
     try:
+        model.to(device)
         yield torch.device(device)
     finally:
         model.to(own)

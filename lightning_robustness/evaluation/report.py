@@ -69,7 +69,12 @@ class Report:
         fields = read_json(path)
         if fields.get("kind") != cls.__name__:
             raise ValueError(f"Expected a {cls.__name__} in {path} but got {fields.get('kind')}.")
-        return cls.from_dict(fields)
+        try:
+            return cls.from_dict(fields)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"Expected all fields of a {cls.__name__} in {path} but some are missing or different: {error}."
+            ) from error
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the report as a page that needs nothing else, and write it to a file if a path is given.

@@ -30,8 +30,9 @@ class RobustnessReport(Report):
         signs: Signs that gradients are masked.
         settings: Settings, as text.
         interrupted: What was being measured when the run was interrupted; None if it was not.
-        per_sample: On request, lists with an entry a sample: ``fim`` for the sample of the Fisher information; ``y``,
-            ``preds`` and each attack's ``adv_preds/<attack>``, ``l2/<attack>`` and ``linf/<attack>`` for the attacks.
+        per_sample: On request, lists with an entry a sample: ``fim_index``, its position in the loader, and ``fim`` for
+            the sample of the Fisher information; ``index``, ``y``, ``preds`` and each attack's ``adv_preds/<attack>``,
+            ``l2/<attack>`` and ``linf/<attack>`` for that of the attacks.
         sweep: On request, curves over budgets.
         decision_space: On request, embeddings in the plane.
 
@@ -57,8 +58,8 @@ class RobustnessReport(Report):
     def tables(self) -> list[Table]:
         tables = [self._summary(), self._attacks(), self._signs(), self._seconds()]
         settings = Table("Settings", ["setting", "value"], list(self.settings.items()))
-        tables += [self.sweep.tables()[0]] if self.sweep is not None else []
-        return [tables[0], *(table for table in (*tables[1:], settings) if table.rows)]
+        tables += [settings] if self.sweep is None else [*self.sweep.tables(), settings]
+        return [tables[0], *(table for table in tables[1:] if table.rows)]
 
     @override
     def figures(self) -> dict[str, "Figure"]:
@@ -74,7 +75,7 @@ class RobustnessReport(Report):
     def notes(self) -> list[str]:
         notes = []
         if self.interrupted is not None:
-            notes.append(f"The run was interrupted while it measured {self.interrupted}: what follows is not complete.")
+            notes.append(f"The run was interrupted while it measured {self.interrupted}: this report is not complete.")
         if self.signs:
             names = ", ".join(sign.name for sign in self.signs)
             notes.append(f"Gradients seem to be masked ({names}), so that success rates are too low.")

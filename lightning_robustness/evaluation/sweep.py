@@ -1,6 +1,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -9,21 +9,27 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from lightning_robustness.attacks import PGD, Cascade
+from lightning_robustness.attacks import PGD
 from lightning_robustness.attacks.attack import perturb
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.evaluation.image_quality import image_quality
-from lightning_robustness.evaluation.loading import collect, on_device
-from lightning_robustness.evaluation.measurement import AttackLike, name_attacks
+from lightning_robustness.evaluation.loading import check_setting, collect, on_device
+from lightning_robustness.evaluation.measurement import AttackLike
+from lightning_robustness.evaluation.sweep_plan import (
+    SWEEP_ATTACKS,
+    SWEEP_EPS,
+    budget_of,
+    describe_sweep,
+    plan_sweep,
+    read_budgets,
+)
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_finite
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sandbox import sandbox
 
-# Attacks and budgets of the CMMR paper
-SWEEP_ATTACKS = ("fgsm", "bim", "pgd", "mifgsm")
-SWEEP_EPS = tuple(number / 100 for number in range(1, 21))
 # Least share of an attack's steps that it takes from a warm start: with fewer, accuracy was up to two percentage points
 # above that of independent attacks on some networks, instead of half a point
 _WARM_SHARE = 0.4
@@ -69,15 +75,17 @@ def sweep(
         batch_size: Number of samples to attack at a time.
         device: Where to run; by default where the model is. It is moved back in the end.
         seed: Seed of the sample and of random starts.
-        per_sample: Whether to keep the smallest budget that breaks each sample.
+        per_sample: Whether to keep the smallest budget that breaks each sample, and where it was in the loader.
         progress: Whether to show a progress bar.
 
     Returns:
         The curves; of the samples that were finished if the run is interrupted.
 
     Raises:
-        ValueError: If budgets are not positive and increasing, an attack has no budget that can be set, or the loader
-            has no labels.
+        RuntimeError: If there are several processes.
+        TypeError: If the loader is something else.
+        ValueError: If budgets are not positive and increasing, an attack has no budget that can be set, the loader has
+            no labels, or an argument is out of range.
 
     Example:
         >>> import torch
@@ -90,62 +98,24 @@ def sweep(
         [0.667, 0.333, 0.0]
 
     """
-    space = input_space or InputSpace()
+    check_setting(dataloader)
+    check_integer("batch_size", batch_size, minimum=1)
+    if samples is not None:
+        check_integer("samples", samples, minimum=1)
+    space, eps = input_space or InputSpace(), read_budgets(eps)
     plan = plan_sweep(attacks, eps)
-    x, y = collect(model, dataloader, batch_fn, samples, seed, progress)
+    x, y, indices = collect(model, dataloader, batch_fn, samples, seed, progress)
     forward = model if forward_fn is None else partial(forward_fn, model)
     with on_device(model, device) as place:
-        report = sweep_samples(forward, x, y, plan, eps, space, batch_size, place, seed, progress)
-    settings = {"samples": "all" if samples is None else str(samples), "input space": repr(space), "seed": str(seed)}
-    return replace(report, settings=settings, breaking_eps=report.breaking_eps if per_sample else None)
-
-
-def plan_sweep(
-    attacks: Iterable[AttackLike] | Mapping[str, AttackLike], eps: Sequence[float]
-) -> list[dict[str, Callable[..., Any]]]:
-    """Get attacks by name, a dictionary for each budget.
-
-    Args:
-        attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
-        eps: Budgets.
-
-    Raises:
-        ValueError: If budgets are not positive and increasing, or there is no attack, or none of which the budget can
-            be set.
-
-    Example:
-        >>> from lightning_robustness.attacks import Square
-        >>> from lightning_robustness.evaluation.sweep import plan_sweep
-        >>> for attacks in plan_sweep([Square(num_queries=100)], eps=[0.1, 0.2]):
-        ...     print(attacks)
-        {'square': Square(eps=0.1, num_queries=100, norm='linf', p=0.8, loss='margin')}
-        {'square': Square(eps=0.2, num_queries=100, norm='linf', p=0.8, loss='margin')}
-
-    """
-    if len(eps) == 0 or not all(low < high for low, high in zip([0.0, *eps], eps, strict=False)):
-        raise ValueError(f"Expected argument `eps` to hold positive, increasing budgets but got {list(eps)}.")
-    attacks = attacks if isinstance(attacks, (Mapping, str)) else list(attacks)
-    if len(attacks) == 0:
-        raise ValueError("Expected at least one attack for a sweep but got none.")
-    return [_at_budget(name_attacks(attacks, budget), budget) for budget in eps]
-
-
-def _at_budget(attacks: dict[str, Callable[..., Any]], eps: float) -> dict[str, Callable[..., Any]]:
-    for name, attack in attacks.items():
-        if is_dataclass(attack) and "eps" in (entry.name for entry in fields(attack)):
-            attacks[name] = replace(attack, eps=eps)  # type: ignore[type-var]
-        if _budget(attacks[name]) != eps:
-            raise ValueError(
-                f"Expected attacks whose budget can be set, by name or as objects with `eps`, but got {attack!r}. "
-                "Leave it out of the sweep."
-            )
-    return attacks
+        report = sweep_samples(forward, x, y, indices, plan, eps, space, batch_size, place, seed, progress)
+    return report if per_sample else report.without_samples()
 
 
 def sweep_samples(
     forward: Callable[..., Any],
     x: Tensor,
     y: Tensor,
+    indices: Tensor,
     plan: Sequence[Mapping[str, Callable[..., Any]]],
     eps: Sequence[float],
     input_space: InputSpace,
@@ -175,7 +145,9 @@ def sweep_samples(
         is_interrupted = True
         rank_zero_warn(f"The sweep was interrupted: its report covers {number} of {len(x)} samples.")
     bar.close()
-    return _report(curves, eps, is_interrupted)
+    settings = describe_sweep(plan, eps, y[:number], input_space, seed)
+    report = _report(curves, eps, is_interrupted)
+    return replace(report, settings=settings, index=indices[:number].tolist())
 
 
 class _BatchResult(NamedTuple):
@@ -265,7 +237,7 @@ def _advance(
         return perturb(attack, model, x, y, active).x_adv[active]
     if attack.steps == 1 and attack.start == "clean" and attack.alpha is None:
         return x_adv[active]
-    share = min(1.0, max(_WARM_SHARE, 2 * (1 - _budget(before) / attack.eps)))
+    share = min(1.0, max(_WARM_SHARE, 2 * (1 - budget_of(before) / attack.eps)))
     shorter = replace(attack, steps=math.ceil(share * attack.steps), alpha=attack.step_size)
     return shorter.descend(model, x[active], y[active], x_adv[active]).x_adv
 
@@ -275,12 +247,8 @@ def _stretch(model: Classifier, attack: Callable[..., Any], x: Tensor, x_adv: Te
     delta = x_adv - x
     order = 2 if getattr(attack, "norm", "linf") == "l2" else torch.inf
     size = torch.linalg.vector_norm(delta.flatten(1), ord=order, dim=1)
-    factor = torch.where(size > 0, _budget(attack) / size, 1.0)
+    factor = torch.where(size > 0, budget_of(attack) / size, 1.0)
     return model.clamp(x + delta * factor.reshape(-1, *[1] * (x.ndim - 1)))
-
-
-def _budget(attack: Callable[..., Any]) -> float:
-    return _budget(attack.attacks[0]) if isinstance(attack, Cascade) else getattr(attack, "eps", math.nan)
 
 
 def _survivors(first: Tensor, num_budgets: int) -> Tensor:

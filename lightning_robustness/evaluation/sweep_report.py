@@ -1,6 +1,6 @@
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, override
@@ -33,6 +33,7 @@ class SweepReport(Report):
         interrupted: Whether the sweep was interrupted, so that some samples are missing.
         breaking_eps: On request, for each attack and sample, the smallest budget that breaks it: 0 if it is wrong
             without an attack, infinity if none does.
+        index: On request, the position of each of these samples in the loader.
 
     """
 
@@ -46,6 +47,7 @@ class SweepReport(Report):
     settings: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
     breaking_eps: dict[str, list[float]] | None = None
+    index: list[int] | None = None
 
     title = "Robustness curves"
 
@@ -56,7 +58,7 @@ class SweepReport(Report):
         settings = [[name, value] for name, value in self.settings.items()]
         return [
             Table("Accuracy and image quality", header, rows),
-            *([Table("Settings", ["setting", "value"], settings)] if settings else []),
+            *([Table("Settings of the sweep", ["setting", "value"], settings)] if settings else []),
         ]
 
     @override
@@ -68,6 +70,10 @@ class SweepReport(Report):
     def notes(self) -> list[str]:
         missing = "The sweep was interrupted: it covers the first {} samples." if self.interrupted else ""
         return [missing.format(self.samples)] if missing else []
+
+    def without_samples(self) -> Self:
+        """Return it without what belongs to single samples."""
+        return replace(self, breaking_eps=None, index=None)
 
     def plot(self) -> "Figure":
         """Draw accuracy against the budget, a curve for every attack.
@@ -94,7 +100,7 @@ class SweepReport(Report):
     @override
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         own = {name: value for name, value in fields.items() if name != "kind"}
-        own["values"] = to_floats(own["values"])
+        own |= {name: to_floats(own[name]) for name in ("values", "worst", "clean_accuracy")}
         if own["breaking_eps"] is not None:
             rows = own["breaking_eps"].items()
             own["breaking_eps"] = {name: [math.inf if eps is None else eps for eps in row] for name, row in rows}

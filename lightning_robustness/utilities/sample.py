@@ -93,6 +93,11 @@ class SpreadSample:
             self._keep(self.rows(self._size))
             self._limit = _draw(self._indices, self._seed).max(initial=0)
 
+    @property
+    def indices(self) -> np.ndarray:
+        """Index in the data set of each row that is kept."""
+        return self._indices
+
     def rows(self, size: int) -> np.ndarray:
         """Rows, of those kept, that make up a smaller sample, which is as evenly spread."""
         if self._chosen is None:

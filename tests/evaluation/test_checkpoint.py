@@ -17,6 +17,47 @@ class Module(L.LightningModule):
         self.network = Net(width)
 
 
+class Configured(L.LightningModule):
+    """Takes its hyper-parameters as one dictionary."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.save_hyperparameters(config)
+        self.network = Net(config["width"])
+
+
+class Late(L.LightningModule):
+    """Makes its layers only when they are needed."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.save_hyperparameters()
+        self.network = None
+
+    def configure_model(self):
+        if self.network is None:
+            self.network = Net(self.hparams.config["width"])
+
+
+class Renaming(Configured):
+    """Saves its weights by other names."""
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["state_dict"] = {f"old.{name}": value for name, value in checkpoint["state_dict"].items()}
+
+    def on_load_checkpoint(self, checkpoint):
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {name.removeprefix("old."): value for name, value in state.items()}
+
+
+def save_checkpoint(module, path):
+    trainer = L.Trainer(accelerator="cpu", max_epochs=0, logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(module)
+    module.trainer = trainer
+    module.configure_model()
+    trainer.save_checkpoint(path, weights_only=False)
+
+
 def same_weights(model, other):
     return all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
 
@@ -38,6 +79,33 @@ def test_checkpoint_of_lightning_brings_its_arguments(tmp_path, monkeypatch):
     assert loaded.hparams.width == 7
     # The network that was an attribute of the module; of the hyper-parameters it takes those that it knows
     assert same_weights(load_model(f"{HERE}:Net", tmp_path / "module.ckpt"), module.network)
+
+
+@pytest.mark.parametrize("kind", [Configured, Late, Renaming])
+def test_class_of_lightning_loads_itself(tmp_path, monkeypatch, kind):
+    module = kind({"width": 7})
+    save_checkpoint(module, tmp_path / "module.ckpt")
+    monkeypatch.setattr(checkpoint_models, "Kind", kind, raising=False)
+    loaded = load_model(f"{HERE}:Kind", tmp_path / "module.ckpt")
+    assert same_weights(loaded, module)
+    assert same_weights(module, loaded)
+    with pytest.raises(ValueError, match=r"Expected .*:Kind' to load .*module.ckpt but it failed: RuntimeError: Error"):
+        load_model(f"{HERE}:Kind", tmp_path / "module.ckpt", {"config": {"width": 8}})
+
+
+def test_network_that_is_not_the_only_one(tmp_path):
+    states = {"teacher.": Net().state_dict(), "student.": Net().state_dict(), "wide.": Net(8).state_dict()}
+    state = {prefix + key: value for prefix, weights in states.items() for key, value in weights.items()}
+    torch.save(state, tmp_path / "all.pt")
+    expected = r"Expected one Net in .*all.pt but got 2, with the prefixes 'teacher.', 'student.'. Save the state dict"
+    with pytest.raises(ValueError, match=expected):
+        load_model(f"{HERE}:Net", tmp_path / "all.pt")
+    wide = load_model(f"{HERE}:Net", tmp_path / "all.pt", {"width": 8})
+    assert torch.equal(wide.head.weight, states["wide."]["head.weight"])
+    # One network by two names
+    torch.save({f"{name}.{k}": v for name in ("a", "b") for k, v in states["teacher."].items()}, tmp_path / "same.pt")
+    loaded = load_model(f"{HERE}:Net", tmp_path / "same.pt")
+    assert torch.equal(loaded.head.weight, states["teacher."]["head.weight"])
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "model.network."])
@@ -123,6 +191,12 @@ def test_data_modules_and_functions():
     assert len(load_data(f"{HERE}:Data").dataset) == 40
     assert len(load_data(f"{HERE}:Data", "val", {"number": 10}).dataset) == 5
     assert len(load_data(f"{HERE}:make_loader", arguments={"number": 3}).dataset) == 3
+
+
+def test_data_module_with_a_list_of_one_loader(monkeypatch):
+    loader = checkpoint_models.make_loader()
+    monkeypatch.setattr(checkpoint_models.Data, "test_dataloader", lambda self: [loader])
+    assert load_data(f"{HERE}:Data") is loader
 
 
 @pytest.mark.parametrize(("split", "stage"), [("test", "test"), ("val", "validate")])

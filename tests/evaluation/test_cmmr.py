@@ -113,12 +113,27 @@ def test_balance_lowers_all_scores_by_its_share():
             "Expected `higher_is_better` to have one entry for each of 2 metrics but got 1",
         ),
         ({"prior": (1.0, 1.0, 1.0)}, "Expected `prior` to have one entry for each of 2 metrics but got 3"),
-        ({"prior": (1.0, -1.0)}, r"Expected `prior` to hold non-negative weights but got \[1.0, -1.0\]"),
+        ({"prior": (1.0, -1.0)}, r"Expected `prior` to hold non-negative weights, some positive, but got \[1.0, -1"),
         ({"balance": 1.0}, r"Expected `balance` to be in \[0, 1\) but got 1.0"),
         ({"values": torch.ones(1, 2, 3, 2)}, "Expected at least one metric with a positive prior weight that differs"),
-        ({"prior": (0.0, 0.0)}, "Expected at least one metric with a positive prior weight"),
+        ({"prior": (0.0, 0.0)}, r"non-negative weights, some positive, but got \[0.0, 0.0\]"),
+        ({"prior": (math.inf, 1.0)}, r"non-negative weights, some positive, but got \[inf, 1.0\]"),
+        (
+            {"values": torch.tensor([[[[0.1, 1.0], [0.2, 1.0]]]]), "prior": (0.0, 1.0)},
+            "Expected at least one metric with a positive prior weight that differs",
+        ),
     ],
 )
 def test_errors(arguments, message):
     with pytest.raises(ValueError, match=message):
         composite_scores(**{"values": torch.rand(2, 2, 3, 2), "higher_is_better": (True, False), **arguments})
+
+
+@pytest.mark.parametrize("num_budgets", [2, 7, 20])
+def test_equal_models_have_equal_scores(num_budgets):
+    for seed in range(20):
+        table = torch.rand(3, 4, num_budgets, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        table[2] = table[0]
+        result = composite_scores(table, BENEFIT)
+        assert result.scores[0] == result.scores[2]
+        assert torch.equal(result.composite[0], result.composite[2])

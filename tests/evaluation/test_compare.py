@@ -99,3 +99,76 @@ def test_interruption_returns_the_models_that_are_finished(digits, digits_networ
 def test_interruption_before_anything_is_finished():
     with pytest.warns(UserWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
         compare({"first": Interrupting()}, [(torch.rand(4, 64), torch.zeros(4).long())], progress=False)
+
+
+class Untouchable(nn.Module):
+    def forward(self, x):
+        raise AssertionError("a model was run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"prior": {"acc": 2.0}}, ValueError, "Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got"),
+        ({"prior": {"mse": -1.0}}, ValueError, "Expected `prior` to hold non-negative weights, some positive, but got"),
+        ({"balance": 1.5}, ValueError, r"Expected `balance` to be in \[0, 1\) but got 1.5"),
+        ({"eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
+        ({"second": "net.pt"}, TypeError, "Expected 'second' to be a module or a report of one but got str"),
+        ({"second": make_report(sweep=None)}, ValueError, "Expected reports with a sweep but 'second' has none"),
+        (
+            {"second": make_report()},
+            ValueError,
+            r"same attacks but got fgsm, pgd \(second\), fgsm \(this comparison\)",
+        ),
+        (
+            {"second": make_report(), "attacks": ["fgsm", "pgd"]},
+            ValueError,
+            r"same budgets but got 0.1, 0.2, 0.3 \(second\), 0.1, 0.2 \(this comparison\)",
+        ),
+        (
+            {"second": Untouchable(), "dataloader": iter([])},
+            TypeError,
+            "can be gone through for each of 2 models but got a list_iterator, which ends after the first",
+        ),
+        ({"samples": 0}, ValueError, "Expected argument `samples` to be an integer of at least 1 but got 0"),
+    ],
+)
+def test_arguments_are_checked_before_the_first_model(arguments, error, message):
+    arguments = {"dataloader": [], "attacks": ["fgsm"], "eps": [0.1, 0.2], **arguments}
+    models = {"first": Untouchable(), "second": arguments.pop("second", Untouchable())}
+    with pytest.raises(error, match=message):
+        compare(models, progress=False, **arguments)
+
+
+def test_classes_of_a_report_are_those_of_the_models(digits, digits_network):
+    loader, options = [(digits[0][:20], digits[1][:20])], {"attacks": ["fgsm"], "eps": [0.1, 0.2], "progress": False}
+    saved = compare({"a": digits_network}, loader, **options).reports["a"]
+    saved.num_classes = 12
+    with pytest.raises(
+        ValueError, match="Expected 12 classes, as `num_classes` or the models before say, but the head"
+    ):
+        compare({"a": digits_network, "b": saved}, loader, **options)
+
+
+def test_model_that_is_always_wrong_is_left_out(digits, digits_network):
+    wrong = nn.Sequential(digits_network, nn.Linear(10, 10))
+    wrong[1].weight.data, wrong[1].bias.data = torch.eye(10).roll(1, dims=0), torch.zeros(10)
+    x = digits[0][1200:1260]
+    loader, options = [(x, digits_network(x).argmax(1))], {"attacks": ["fgsm"], "eps": [0.05, 0.1], "progress": False}
+    with pytest.warns(UserWarning, match="Expected models that classify some samples correctly but 'b' does not.*left"):
+        report = compare({"a": digits_network, "b": wrong, "c": digits_network}, loader, **options)
+    assert (list(report.reports), report.left_out, report.missing) == (["a", "c"], ["b"], [])
+    assert report.ranks["cmmr"] == {"a": 1, "c": 1}
+    with (
+        pytest.warns(UserWarning, match="It is left out"),
+        pytest.raises(ValueError, match="Expected models that classify some samples correctly but 'b' does not"),
+    ):
+        compare({"b": wrong}, loader, **options)
+
+
+def test_models_that_saw_different_samples_are_noted(digits, digits_network):
+    options = {"attacks": ["fgsm"], "eps": [0.05, 0.1], "progress": False}
+    parts = {name: [(digits[0][rows], digits[1][rows])] for name, rows in (("a", slice(50)), ("b", slice(50, 100)))}
+    reports = {name: compare({name: digits_network}, loader, **options).reports[name] for name, loader in parts.items()}
+    note = compare(reports).notes[0]
+    assert note.startswith("Models were not attacked alike, so that ranks mean little. checksum of the labels: ")

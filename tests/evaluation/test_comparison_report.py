@@ -83,12 +83,20 @@ def test_ranks_follow_the_direction_of_each_metric(reports):
 
 
 def test_order_of_models_does_not_matter(reports):
+    reports["twin"] = make_report(0)
     forth, back = ComparisonReport(reports), ComparisonReport(dict(reversed(reports.items())))
     assert back.scores == pytest.approx(forth.scores)
     assert back.weights == pytest.approx(forth.weights)
     assert back.ranks == forth.ranks
+    assert all(rank["twin"] == rank["a"] for rank in forth.ranks.values())
     assert back.concordance == pytest.approx(forth.concordance)
     assert [row[0] for row in back.tables()[0].rows] == [row[0] for row in forth.tables()[0].rows]
+
+
+def test_rounding_makes_no_rank(reports):
+    reports["a"].metrics["fim"], reports["b"].metrics["fim"] = 0.3e-20, (0.1 + 0.2) * 1e-20
+    reports["c"].metrics["fim"], reports["d"].metrics["fim"] = 0.2e-20, 0.4e-20
+    assert ComparisonReport(reports).ranks["fim"] == {"a": 2, "b": 2, "c": 1, "d": 4}
 
 
 def test_metric_that_not_all_have_is_left_out(reports):
@@ -110,9 +118,10 @@ def test_metric_without_information_is_noted(reports, filler, reason):
 
 def test_notes_on_few_models_and_interruption(reports):
     assert ComparisonReport(reports).notes == []
-    two = ComparisonReport(dict(list(reports.items())[:2]), missing=["c", "d"])
+    two = ComparisonReport(dict(list(reports.items())[:2]), missing=["c", "d"], left_out=["e"])
     assert two.notes == [
         "The run was interrupted: c, d is missing.",
+        "e is left out: it classifies no sample correctly.",
         "Correlations over fewer than three models say nothing: two points are always on a line.",
     ]
     reports["a"].interrupted = "the attack pgd"
@@ -125,6 +134,22 @@ def test_settings_are_shown(reports):
     assert rows["budgets"] == "0.1, 0.2, 0.3"
     assert rows["attacked samples"] == "100"
     assert rows["balancing weight"] == "0.08"
+    for report in reports.values():
+        report.sweep.settings = {"pgd at eps = 0.1": "PGD(steps=10)", "seed": "3"}
+    rows = dict(ComparisonReport(reports).tables()[-1].rows)
+    assert (rows["pgd at eps = 0.1"], rows["seed"]) == ("PGD(steps=10)", "3")
+
+
+def test_settings_that_differ_are_noted(reports):
+    for name, report in reports.items():
+        report.sweep.settings = {"pgd at eps = 0.1": "PGD(steps=10)", "normalisation": f"mean 0.5, std {name}"}
+    assert ComparisonReport(reports).notes == []
+    reports["b"].sweep.settings["pgd at eps = 0.1"] = "PGD(steps=1)"
+    (note,) = ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes
+    assert note == (
+        "Models were not attacked alike, so that ranks mean little. pgd at eps = 0.1: "
+        "PGD(steps=10) (a); PGD(steps=1) (b); PGD(steps=10) (c)."
+    )
 
 
 def test_one_model_has_curves_but_no_correlation(reports):

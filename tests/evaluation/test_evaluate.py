@@ -1,3 +1,5 @@
+import sys
+
 import lightning as L
 import pytest
 import torch
@@ -218,7 +220,15 @@ def test_probabilities_are_noticed():
         ({"dataloader": [batch()[0]]}, ValueError, r"Expected batches with labels.*`attacks=\(\)`"),
         ({"dataloader": []}, ValueError, "Expected a loader with at least one sample but it is empty"),
         ({"num_classes": 3}, ValueError, "Expected 3 classes, as `num_classes` or the models before say, but the head"),
-        ({"samples": -1}, ValueError, "Expected argument `fim_samples` to be an integer of at least 0 but got -1"),
+        ({"samples": -1}, ValueError, "Expected argument `samples` to be an integer of at least 0 but got -1"),
+        ({"fim_samples": -1}, ValueError, "Expected argument `fim_samples` to be an integer of at least 0 but got -1"),
+        ({"clever_samples": 0.5}, ValueError, "Expected argument `clever_samples` to be an integer of at least 0"),
+        ({"samples": 0, "sweep_eps": [0.1]}, ValueError, "Expected argument `samples` to be an integer of at least 1"),
+        (
+            {"attack_samples": 0, "decision_space": "pca"},
+            ValueError,
+            "Expected argument `attack_samples` to be an integer of at least 1 but got 0",
+        ),
         ({"attack_samples": True}, ValueError, "Expected argument `attack_samples` to be an integer.* but got True"),
         ({"attacks": "pgd"}, ValueError, "Expected argument `attacks` to be a list but got 'pgd'"),
         ({"sweep_eps": (0.2, 0.1)}, ValueError, "Expected argument `eps` to hold positive, increasing budgets"),
@@ -230,6 +240,45 @@ def test_probabilities_are_noticed():
 def test_errors(arguments, error, message):
     with pytest.raises(error, match=message):
         evaluate(**{"model": linear(), "dataloader": [batch()], "attacks": ["fgsm"], "progress": False, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"fim_method": "best"}, ValueError, "Expected argument `method` to be one of .* but got 'best'"),
+        ({"clever_radius": -1.0}, ValueError, "Expected argument `radius` to be a positive number but got -1.0"),
+        ({"batch_size": 0}, ValueError, "Expected argument `batch_size` to be an integer of at least 1 but got 0"),
+        ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
+        ({"sweep_eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
+        ({"dataloader": TensorDataset(*batch())}, TypeError, "but got the data set TensorDataset"),
+    ],
+)
+def test_arguments_are_checked_before_the_data(arguments, error, message):
+    def batches():
+        raise AssertionError("the data was touched")
+        yield
+
+    with pytest.raises(error, match=message):
+        evaluate(**{"model": linear(), "dataloader": batches(), "progress": False, **arguments})
+
+
+def test_projection_is_looked_for_before_the_data(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    with pytest.raises(ModuleNotFoundError, match="Expected scikit-learn to be installed for t-SNE but it was not"):
+        evaluate(linear(), [], decision_space="tsne", progress=False)
+
+
+def test_samples_have_their_position_in_the_loader(data, loader, digits_network):
+    settings = {"attacks": ["fgsm"], "eps": 0.1, "fim_samples": 20, "attack_samples": 50, "sweep_eps": [0.1]}
+    report = evaluate(digits_network, loader, **settings, sweep_attacks=["fgsm"], per_sample=True, progress=False)
+    columns, (x, y) = report.per_sample, data.tensors
+    assert (len(columns["fim_index"]), len(columns["index"])) == (20, 50)
+    assert columns["y"] == y[columns["index"]].tolist()
+    expected = fisher_spectral_norm(digits_network, x[columns["fim_index"]])
+    assert columns["fim"] == pytest.approx(expected.tolist(), rel=1e-3)
+    assert report.sweep.index == columns["index"]
+    broken = [label != prediction for label, prediction in zip(columns["y"], columns["adv_preds/fgsm"], strict=True)]
+    assert [eps <= 0.1 for eps in report.sweep.breaking_eps["fgsm"]] == broken
 
 
 class Interrupting:
@@ -298,3 +347,29 @@ def test_interruption_of_the_sweep(loader, digits_network):
             progress=False,
         )
     assert (report.interrupted, report.sweep.samples) == ("the sweep", 20)
+
+
+def test_interruption_of_the_first_forward_pass():
+    class Interrupted(nn.Linear):
+        def forward(self, x):
+            if len(x) > 2:  # more than are needed to find the head
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    with pytest.warns(UserWarning, match="interrupted while it measured the features"):
+        report = evaluate(Interrupted(2, 2), [batch()], progress=False)
+    assert report.metrics == {}
+    assert report.notes == ["The run was interrupted while it measured the features: this report is not complete."]
+
+
+@pytest.mark.filterwarnings("ignore:The evaluation was interrupted", "ignore:The sweep was interrupted")
+def test_interruption_of_the_first_batch_of_the_sweep():
+    class Interrupted(nn.Linear):
+        def forward(self, x):
+            if x.requires_grad:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    report = evaluate(Interrupted(2, 2), [batch()], (), fim_samples=0, sweep_eps=[0.1], progress=False)
+    assert report.interrupted == "the sweep"
+    assert report.sweep is None

@@ -113,3 +113,11 @@ def test_matplotlib_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match=r"Expected matplotlib.*pip install \"lightning-robustness\[plot\]\""):
         make_sweep().plot()
+
+
+def test_names_are_drawn_as_they_are():
+    names = ["_a", "res$net$", "x$y^"]
+    curves = figures.cmmr_curves(EPS, {name: [0.9, 0.5, 0.1] for name in names})
+    assert [text.get_text() for text in curves.axes[0].get_legend().texts] == [" _a", "res\\$net\\$", "x\\$y^"]
+    page = ComparisonReport({name: make_report(seed) for seed, name in enumerate(names)}).to_html()
+    assert page.count("data:image/svg+xml") == 5

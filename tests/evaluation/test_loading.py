@@ -3,7 +3,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_robustness.evaluation.loading import collect, on_device
+from lightning_robustness.evaluation import evaluate, sweep
+from lightning_robustness.evaluation.loading import check_setting, collect, on_device
 from lightning_robustness.utilities.loader_share import loader_share
 
 MODEL = nn.Linear(1, 2)
@@ -36,30 +37,34 @@ def test_number_of_samples(loader, expected):
     "loader", [DataLoader(dataset(350), batch_size=50), list(DataLoader(dataset(350), batch_size=50))]
 )
 def test_sample_is_spread_over_the_loader(loader):
-    x, y = collect(MODEL, loader, None, 35, seed=0, progress=False)
+    x, y, indices = collect(MODEL, loader, None, 35, seed=0, progress=False)
     assert len(x) == 35
+    assert x.flatten().tolist() == indices.tolist()
     assert (x.flatten().long() % 7 == y).all()
     assert x.flatten().histc(7, 0, 350).min() >= 1  # in every seventh of the loader
 
 
 @pytest.mark.parametrize("loader", [DataLoader(dataset(50), batch_size=8), DataLoader(Stream(), batch_size=8)])
 def test_all_samples_in_order(loader):
-    x, _ = collect(MODEL, loader, None, None, seed=0, progress=False)
+    x, _, _ = collect(MODEL, loader, None, None, seed=0, progress=False)
     assert x.flatten().tolist() == list(range(50))
 
 
-def test_shuffled_loader_gives_the_same_samples_and_leaves_the_random_state():
-    loader = DataLoader(dataset(100), batch_size=10, shuffle=True)
-    state = torch.get_rng_state()
-    first, _ = collect(MODEL, loader, None, 10, seed=0, progress=False)
-    assert torch.equal(torch.get_rng_state(), state)
+@pytest.mark.parametrize("own", [False, True])
+def test_shuffled_loader_gives_the_same_samples_and_leaves_the_random_state(own):
+    generator = torch.Generator().manual_seed(3) if own else None
+    loader = DataLoader(dataset(100), batch_size=10, shuffle=True, generator=generator)
+    states = [g.get_state() for g in (torch.default_generator, generator) if g is not None]
+    first = collect(MODEL, loader, None, 10, seed=0, progress=False)[0]
+    again = [g.get_state() for g in (torch.default_generator, generator) if g is not None]
+    assert all(torch.equal(before, after) for before, after in zip(states, again, strict=True))
     torch.rand(3)
     assert torch.equal(collect(MODEL, loader, None, 10, seed=0, progress=False)[0], first)
 
 
 def test_batches_of_other_forms():
     batch = {"picture": torch.rand(4, 1), "kind": torch.arange(4)}
-    x, y = collect(MODEL, [batch], lambda batch: (batch["picture"], batch["kind"]), 4, seed=0, progress=False)
+    x, y, _ = collect(MODEL, [batch], lambda batch: (batch["picture"], batch["kind"]), 4, seed=0, progress=False)
     assert torch.equal(x, batch["picture"])
     assert y.tolist() == [0, 1, 2, 3]
 
@@ -103,3 +108,51 @@ def test_model_is_moved_and_comes_back():
     with pytest.raises(RuntimeError, match="cuda:1 is out of memory"):
         fail_on(model, "cuda:1")
     assert model.moves == ["cuda:1", "cpu"]
+
+
+class Heavy(Mover):
+    def to(self, device):
+        super().to(device)
+        if device == "cuda:1":
+            raise RuntimeError("no room for it")
+
+
+def test_model_that_cannot_be_moved_comes_back():
+    model = Heavy()
+    with pytest.raises(RuntimeError, match="no room for it"):
+        fail_on(model, "cuda:1")
+    assert model.moves == ["cuda:1", "cpu"]
+
+
+class DataModule:
+    def test_dataloader(self):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (DataModule(), r"iterable of batches but got the data module DataModule. Pass one of its loaders, such as"),
+        (dataset(3), r"but got the data set TensorDataset. Pass `DataLoader\(dataset, batch_size=128\)`"),
+        (3, "Expected `dataloader` to be an iterable of batches but got int"),
+    ],
+)
+def test_what_is_no_loader(loader, message):
+    with pytest.raises(TypeError, match=message):
+        check_setting(loader)
+
+
+@pytest.mark.parametrize("loader", [[], iter([]), Stream(), DataLoader(dataset(3))])
+def test_what_is_a_loader(loader):
+    assert check_setting(loader) is None
+
+
+def _fail_in_a_process(rank, function):
+    with pytest.raises(RuntimeError, match="Expected a single process but this is one of 2"):
+        function(MODEL, [(torch.rand(2, 1), torch.zeros(2, dtype=torch.long))])
+    return rank
+
+
+@pytest.mark.parametrize("function", [evaluate, sweep])
+def test_several_processes(two_processes, function):
+    assert two_processes(_fail_in_a_process, function) == [0, 1]

@@ -14,7 +14,7 @@ REPORTS = pytest.mark.parametrize(
     [
         make_sweep(),
         make_full_report(),
-        ComparisonReport({"a": make_report(1), "b": make_full_report()}, {"mse": 0.5}, 0.1),
+        ComparisonReport({"a": make_report(1), "b": make_full_report()}, {"mse": 0.5}, 0.1, ["c"], ["d"]),
     ],
     ids=lambda report: type(report).__name__,
 )
@@ -40,12 +40,14 @@ def test_page_shows_every_table_and_figure(report, tmp_path):
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path):
     report = make_sweep(breaking_eps={"fgsm": [0.1, math.inf]})
-    report.values["ssim"][0][1] = math.nan
+    report.values["ssim"][0][1] = report.worst[0] = report.clean_accuracy = math.nan
     text = report.to_json(tmp_path / "report.json")
     assert "NaN" not in text
     assert "Infinity" not in text
     again = SweepReport.from_json(tmp_path / "report.json")
     assert math.isnan(again.values["ssim"][0][1])
+    assert math.isnan(again.worst[0])
+    assert math.isnan(again.clean_accuracy)
     assert again.breaking_eps == {"fgsm": [0.1, math.inf]}
 
 
@@ -83,6 +85,10 @@ def test_pandas_is_optional(monkeypatch):
         ("{", r"Expected a report as JSON in .*x.json but it cannot be read"),
         ("[1]", "Expected a report as a JSON object in .*x.json but got list"),
         ("{}", "Expected a RobustnessReport in .*x.json but got None"),
+        (
+            '{"kind": "RobustnessReport"}',
+            "all fields of a RobustnessReport in .*x.json but some are missing.*'metrics'",
+        ),
         (make_sweep().to_json(), "Expected a RobustnessReport in .*x.json but got SweepReport"),
     ],
 )

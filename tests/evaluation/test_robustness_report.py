@@ -1,7 +1,7 @@
 import pytest
 
 from lightning_robustness.evaluation import RobustnessReport
-from tests.evaluation.reports import make_full_report, make_report
+from tests.evaluation.reports import make_full_report, make_report, make_sweep
 
 
 def test_text_has_all_values():
@@ -20,7 +20,7 @@ def test_text_has_all_values():
 
 def test_notes_name_what_a_reader_must_know():
     first, second, *_ = make_full_report().notes
-    assert first == "The run was interrupted while it measured the decision space: what follows is not complete."
+    assert first == "The run was interrupted while it measured the decision space: this report is not complete."
     assert second == "Gradients seem to be masked (zero_gradients), so that success rates are too low."
     rates = {name: {"asr": asr} for name, asr in (("cw", 1.0), ("pgd", 0.5), ("worst", 0.6))}
     assert "An attack without a budget counts in 'worst' only" in make_report(rates=rates).notes[-1]
@@ -43,3 +43,9 @@ def test_captions_of_figures():
 def test_parts_that_are_missing_have_no_table():
     titles = [table.title for table in RobustnessReport("Network", 10, {"rdi": 0.5}).tables()]
     assert titles == ["Robustness"]
+
+
+def test_settings_of_the_sweep_are_shown():
+    report = make_report(sweep=make_sweep(settings={"pgd at eps = 0.1": "PGD(steps=10)"}))
+    (table,) = [table for table in report.tables() if table.title == "Settings of the sweep"]
+    assert table.rows == [["pgd at eps = 0.1", "PGD(steps=10)"]]

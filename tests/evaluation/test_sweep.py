@@ -1,5 +1,8 @@
+import json
 import math
+import zlib
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +13,8 @@ from lightning_robustness.attacks import CW, PGD, Square, get_attack, run
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.evaluation import sweep
 from lightning_robustness.evaluation.image_quality import image_quality
-from lightning_robustness.evaluation.sweep import SWEEP_EPS, _follow, _stretch, plan_sweep
+from lightning_robustness.evaluation.sweep import _follow, _stretch
+from lightning_robustness.evaluation.sweep_plan import SWEEP_EPS, plan_sweep
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.sandbox import sandbox
 
@@ -37,7 +41,7 @@ def linear():
 @NETWORKS
 @pytest.mark.parametrize("name", ["bim", "pgd", "mifgsm"])
 def test_accuracy_is_at_most_a_point_above_independent_attacks(request, loader, network, name):
-    network, eps = request.getfixturevalue(network), (0.05, 0.06, 0.1, 0.2)
+    network, eps = request.getfixturevalue(network), (0.1, 0.12, 0.14, 0.16, 0.18, 0.2)
     report = sweep(network, loader, [name], eps, progress=False)
     for budget, accuracy in zip(eps, report.values["accuracy"][0], strict=True):
         assert accuracy <= independent(network, loader, name, budget) + 0.01, budget
@@ -180,6 +184,51 @@ def test_budgets_must_increase(eps):
         sweep(linear(), [], eps=eps)
 
 
+@pytest.mark.parametrize("eps", [0.1, None, torch.tensor(0.1)])
+def test_budgets_must_be_a_sequence(eps):
+    with pytest.raises(TypeError, match="Expected the budgets of a sweep to be a sequence of numbers but got"):
+        sweep(linear(), [], eps=eps)
+
+
+@pytest.mark.parametrize("eps", [np.array([0.125, 0.25], dtype=np.float32), torch.tensor([0.125, 0.25])])
+def test_budgets_may_be_arrays(eps):
+    report = sweep(linear(), [(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))], ["fgsm"], eps, progress=False)
+    assert json.loads(report.to_json())["eps"] == [0.125, 0.25]
+
+
+@pytest.mark.parametrize("name", ["samples", "batch_size"])
+def test_numbers_must_be_positive(name):
+    with pytest.raises(ValueError, match=f"Expected argument `{name}` to be an integer of at least 1 but got 0"):
+        sweep(linear(), [], **{name: 0})
+
+
+def test_settings_say_what_was_run():
+    x, y = torch.tensor([[0.75, 0.25], [0.25, 0.5]]), torch.tensor([0, 1])
+    space = InputSpace(high=255.0, std=255)
+    attacks = {"short": PGD(steps=3), "long": PGD(steps=30)}
+    report = sweep(linear(), [(x, y)], attacks, [0.1, 0.2], input_space=space, seed=4, progress=False)
+    assert report.settings == {
+        "short at eps = 0.1": repr(PGD(eps=0.1, steps=3)),
+        "long at eps = 0.1": repr(PGD(eps=0.1, steps=30)),
+        "attacked samples": "2",
+        "input range": "0 to 255",
+        "normalisation": "mean None, std 255",
+        "seed": "4",
+        "checksum of the labels": f"{zlib.crc32(np.array([0, 1]).tobytes()):08x}",
+    }
+
+
+def test_samples_have_their_position_in_the_loader(digits, digits_network):
+    x, y = digits[0][1200:1300], digits[1][1200:1300]
+    options = {"attacks": ["fgsm"], "eps": [0.1], "samples": 10, "progress": False}
+    report = sweep(digits_network, list(zip(x.split(30), y.split(30), strict=True)), per_sample=True, **options)
+    assert len(set(report.index)) == 10
+    adv_preds = run(digits_network, get_attack("fgsm", eps=0.1), x, y).adv_preds
+    for index, eps in zip(report.index, report.breaking_eps["fgsm"], strict=True):
+        assert (eps <= 0.1) == (adv_preds[index] != y[index])
+    assert sweep(digits_network, [(x, y)], **options).index is None
+
+
 @pytest.mark.parametrize("attack", ["cw", CW(), lambda model, x, y: x])
 def test_attacks_must_have_a_budget(attack):
     with pytest.raises(ValueError, match="Expected attacks whose budget can be set, by name or as objects with `eps`"):
@@ -190,7 +239,7 @@ def test_attacks_may_come_from_an_iterator_but_there_must_be_one():
     data = [(torch.tensor([[0.75, 0.5]]), torch.tensor([0]))]
     report = sweep(linear(), data, iter(["fgsm"]), [0.1, 0.2], progress=False)
     assert report.values["accuracy"] == [[1.0, 0.0]]
-    assert report.settings["samples"] == "512"
+    assert report.settings["attacked samples"] == "1"
     with pytest.raises(ValueError, match="Expected at least one attack for a sweep but got none"):
         sweep(linear(), data, [])
     with pytest.raises(ValueError, match="Expected argument `attacks` to be a list but got 'fgsm'"):

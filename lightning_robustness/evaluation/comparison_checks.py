@@ -1,0 +1,80 @@
+"""What can be wrong with a comparison, found before models are swept or reports are put side by side."""
+
+from collections.abc import Mapping, Sequence
+
+from lightning_robustness.evaluation.cmmr import check_weights
+from lightning_robustness.evaluation.robustness_report import RobustnessReport
+from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
+
+UNCLASSIFIED = (
+    "Expected models that classify some samples correctly but {} does not. Do its classes have the order of the labels?"
+)
+# Budgets are in un-normalised units: models may well normalise in different ways
+_NOT_COMPARED = "normalisation"
+
+
+def check_prior(prior: Mapping[str, float], balance: float) -> None:
+    """Check the weights of a comparison.
+
+    Raises:
+        ValueError: If a prior weight belongs to no metric, or a weight is out of range.
+
+    """
+    unknown = [name for name in prior if name not in SWEEP_METRICS]
+    if unknown:
+        raise ValueError(
+            f"Expected prior weights for {', '.join(SWEEP_METRICS)} but got {', '.join(map(repr, unknown))}."
+        )
+    check_weights([prior.get(metric, 1.0) for metric in SWEEP_METRICS], balance)
+
+
+def check_reports(
+    reports: Mapping[str, RobustnessReport],
+    attacks: Sequence[str] | None = None,
+    eps: Sequence[float] | None = None,
+) -> dict[str, SweepReport]:
+    """Check that reports can be compared, and return their sweeps.
+
+    Args:
+        reports: Reports by the names of the models.
+        attacks: Names of the attacks of further models, if there will be some.
+        eps: Budgets of further models.
+
+    Raises:
+        ValueError: If there is no report, one has no sweep, or they do not go together.
+
+    """
+    if not reports:
+        raise ValueError("Expected at least one model to compare but got none.")
+    sweeps = {name: report.sweep for name, report in reports.items() if report.sweep is not None}
+    missing = [name for name in reports if name not in sweeps]
+    if missing:
+        raise ValueError(
+            f"Expected reports with a sweep but {', '.join(map(repr, missing))} has none. Evaluate with `sweep_eps=`."
+        )
+    described = {
+        "number of classes": {name: str(report.num_classes) for name, report in reports.items()},
+        "attacks": {name: ", ".join(sweep.attacks) for name, sweep in sweeps.items()},
+        "budgets": {name: _list(sweep.eps) for name, sweep in sweeps.items()},
+        "number of samples": {name: str(sweep.samples) for name, sweep in sweeps.items()},
+    }
+    described["attacks"] |= {} if attacks is None else {"this comparison": ", ".join(attacks)}
+    described["budgets"] |= {} if eps is None else {"this comparison": _list(eps)}
+    for what, values in described.items():
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{value} ({name})" for name, value in values.items())
+            raise ValueError(f"Expected models with the same {what} but got {listed}.")
+    unclassified = [name for name, sweep in sweeps.items() if not sweep.clean_accuracy > 0]
+    if unclassified:
+        raise ValueError(UNCLASSIFIED.format(", ".join(map(repr, unclassified))))
+    return sweeps
+
+
+def compared_settings(sweeps: Mapping[str, SweepReport]) -> dict[str, dict[str, str]]:
+    """Settings that should be the same for all models, each with its value for every model."""
+    names = dict.fromkeys(name for sweep in sweeps.values() for name in sweep.settings if name != _NOT_COMPARED)
+    return {what: {name: sweep.settings.get(what, "unknown") for name, sweep in sweeps.items()} for what in names}
+
+
+def _list(eps: Sequence[float]) -> str:
+    return ", ".join(f"{budget:g}" for budget in eps)

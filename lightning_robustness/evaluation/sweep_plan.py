@@ -1,0 +1,99 @@
+"""Attacks of a sweep, a set for each budget."""
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from lightning_robustness.attacks import Cascade
+from lightning_robustness.evaluation.measurement import AttackLike, name_attacks
+from lightning_robustness.utilities.input_space import InputSpace
+
+# Attacks and budgets of the CMMR paper
+SWEEP_ATTACKS = ("fgsm", "bim", "pgd", "mifgsm")
+SWEEP_EPS = tuple(number / 100 for number in range(1, 21))
+
+
+def read_budgets(eps: Iterable[Any]) -> list[float]:
+    """Get budgets as plain numbers, also from arrays and tensors.
+
+    Raises:
+        TypeError: If they are no sequence of numbers.
+
+    """
+    try:
+        return [float(budget) for budget in eps]
+    except TypeError as error:
+        raise TypeError(
+            f"Expected the budgets of a sweep to be a sequence of numbers but got {eps!r}. Pass a list, such as [0.1]."
+        ) from error
+
+
+def plan_sweep(
+    attacks: Iterable[AttackLike] | Mapping[str, AttackLike], eps: Sequence[float]
+) -> list[dict[str, Callable[..., Any]]]:
+    """Get attacks by name, a dictionary for each budget.
+
+    Args:
+        attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
+        eps: Budgets.
+
+    Raises:
+        ValueError: If budgets are not positive and increasing, or there is no attack, or none of which the budget can
+            be set.
+
+    Example:
+        >>> from lightning_robustness.attacks import Square
+        >>> from lightning_robustness.evaluation.sweep_plan import plan_sweep
+        >>> for attacks in plan_sweep([Square(num_queries=100)], eps=[0.1, 0.2]):
+        ...     print(attacks)
+        {'square': Square(eps=0.1, num_queries=100, norm='linf', p=0.8, loss='margin')}
+        {'square': Square(eps=0.2, num_queries=100, norm='linf', p=0.8, loss='margin')}
+
+    """
+    if len(eps) == 0 or not all(low < high for low, high in zip([0.0, *eps], eps, strict=False)):
+        raise ValueError(f"Expected argument `eps` to hold positive, increasing budgets but got {list(eps)}.")
+    attacks = attacks if isinstance(attacks, (Mapping, str)) else list(attacks)
+    if len(attacks) == 0:
+        raise ValueError("Expected at least one attack for a sweep but got none.")
+    return [_at_budget(name_attacks(attacks, budget), budget) for budget in eps]
+
+
+def _at_budget(attacks: dict[str, Callable[..., Any]], eps: float) -> dict[str, Callable[..., Any]]:
+    for name, attack in attacks.items():
+        if is_dataclass(attack) and "eps" in (entry.name for entry in fields(attack)):
+            attacks[name] = replace(attack, eps=eps)  # type: ignore[type-var]
+        if budget_of(attacks[name]) != eps:
+            raise ValueError(
+                f"Expected attacks whose budget can be set, by name or as objects with `eps`, but got {attack!r}. "
+                "Leave it out of the sweep."
+            )
+    return attacks
+
+
+def describe_sweep(
+    plan: Sequence[Mapping[str, Callable[..., Any]]],
+    eps: Sequence[float],
+    y: Tensor,
+    input_space: InputSpace,
+    seed: int,
+) -> dict[str, str]:
+    """Write down what curves depend on besides the model."""
+    low, high = ("none" if bound is None else f"{bound:g}" for bound in (input_space.low, input_space.high))
+    mean, std = input_space.mean, input_space.std
+    return {
+        **{f"{name} at eps = {eps[0]:g}": repr(attack) for name, attack in plan[0].items()},
+        "attacked samples": str(len(y)),
+        "input range": f"{low} to {high}",
+        "normalisation": "none" if mean is None and std is None else f"mean {mean}, std {std}",
+        "seed": str(seed),
+        "checksum of the labels": f"{zlib.crc32(y.long().cpu().numpy().tobytes()):08x}",
+    }
+
+
+def budget_of(attack: Callable[..., Any]) -> float:
+    """Budget of an attack, NaN if it has none."""
+    return budget_of(attack.attacks[0]) if isinstance(attack, Cascade) else getattr(attack, "eps", math.nan)
