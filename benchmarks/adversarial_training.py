@@ -82,7 +82,7 @@ def loop(data: TensorDataset, step: Step) -> float:
 
 
 class Stopwatch(L.Callback):
-    """Seconds of the epochs of a fit; first and last in the list, so that all that others do falls between."""
+    """Seconds of the epochs of a fit; first in the list, so that it starts before the others do."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.start = time.process_time()

@@ -1,6 +1,5 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -15,6 +14,7 @@ from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
 from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
+from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.utilities.batch import read_batch, replace_in_batch
 from lightning_robustness.utilities.checks import check_integer
@@ -62,7 +62,8 @@ class AdversarialTraining(TrainingStepCallback):
             drawn anew each time; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
             the size, in which labels and everything else with one entry a sample are repeated.
         ratio: Share of adversarial inputs in mode ``"mix"``.
-        warmup_epochs: Number of epochs at the beginning that are trained on clean batches.
+        warmup_epochs: Number of epochs at the beginning that are trained on clean batches. Nothing is logged in them: a
+            ``ModelCheckpoint`` or ``EarlyStopping`` that monitors a key of this callback would end the run.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         eval_mode: Whether the network is attacked in eval mode, as it is used later. Without, in train mode: with the
             statistics of the attacked batch, and dropout.
@@ -72,8 +73,8 @@ class AdversarialTraining(TrainingStepCallback):
             of an epoch and then every so many.
         overfitting_samples: On how many of an epoch's first inputs PGD of one step is compared with 5 steps at its
             end; 0 for none.
-        overfitting_checkpoint: Where to keep a checkpoint of the last epoch before the sign of catastrophic
-            overfitting; by default nowhere.
+        overfitting_checkpoint: Where to keep a checkpoint of the last epoch before catastrophic overfitting, one in
+            which accuracy under 5 steps had not yet fallen; by default nowhere.
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
         seed: Seed of random starts. They differ from batch to batch, epoch to epoch and process to process, and a run
@@ -141,6 +142,12 @@ class AdversarialTraining(TrainingStepCallback):
             make_inner_attack(attack, budget, steps, alpha, all_steps, self.input_space) for budget in budgets
         ]
         self.attack = self._attacks[0]
+        self._is_one_step = isinstance(self.attack, PGD) and self.attack.steps == 1
+        if overfitting_checkpoint is not None and not (self._is_one_step and overfitting_samples):
+            raise ValueError(
+                "Expected argument `overfitting_checkpoint` with PGD of one step and `overfitting_samples` above 0, "
+                f"which the sign is looked for with, but got {self.attack!r} and {overfitting_samples}. Leave it out."
+            )
         self._num_batches = 0
         self._overfitting = CatastrophicOverfitting()
         self._means = EpochMeans()
@@ -164,17 +171,14 @@ class AdversarialTraining(TrainingStepCallback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
-            self._num_batches, self._overfitting = 0, CatastrophicOverfitting()
-
-    @override
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._probe, self._means = [], EpochMeans()
-        epoch = max(trainer.current_epoch - self.warmup_epochs, 0)
-        self.attack = self._attacks[min(epoch, len(self._attacks) - 1)]
+        if stage == "fit":
+            self._probe, self._means = [], EpochMeans()
+            if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
+                self._num_batches, self._overfitting = 0, CatastrophicOverfitting()
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._choose_attack(trainer)  # not at the start of an epoch, which a run that is resumed within one is behind
         self._num_batches += 1
         self._is_measured = batch_idx % self.measure_every_n_batches == 0
 
@@ -182,12 +186,13 @@ class AdversarialTraining(TrainingStepCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch < self.warmup_epochs:
             return
+        self._choose_attack(trainer)  # a run that is resumed at the end of an epoch has had no batch of it
         values: dict[str, Any] = self._means.compute(trainer.strategy)
         eps = getattr(self.attack, "eps", None)
         if eps is not None:
             values["eps"] = float(eps)
         if self._probe:
-            x, y = (torch.cat(tensors)[: self.overfitting_samples] for tensors in zip(*self._probe, strict=True))
+            x, y = (torch.cat(tensors) for tensors in zip(*self._probe, strict=True))
             values |= self._look_for_overfitting(trainer, pl_module, x, y)
         self._probe = []
         pl_module.log_dict({f"{self.prefix}/{name}": value for name, value in values.items()}, sync_dist=True)
@@ -218,12 +223,17 @@ class AdversarialTraining(TrainingStepCallback):
         return output
 
     def _forward(self, pl_module: LightningModule) -> Callable[..., Any]:
-        return pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
+        return forward_of(pl_module, self.forward_fn)
+
+    def _choose_attack(self, trainer: Trainer) -> None:
+        epoch = max(trainer.current_epoch - self.warmup_epochs, 0)
+        self.attack = self._attacks[min(epoch, len(self._attacks) - 1)]
 
     def _choose_rows(self, x: Tensor, index: int) -> Tensor | None:
         if self.mode != "mix":
             return None
-        number = max(round(self.ratio * len(x)), 1)
+        # In train mode, BatchNorm needs two
+        number = max(round(self.ratio * len(x)), 1 if self.eval_mode else min(2, len(x)))
         order = np.random.default_rng([self.seed, index]).permutation(len(x))
         return torch.as_tensor(order[:number], device=x.device)
 
@@ -247,9 +257,10 @@ class AdversarialTraining(TrainingStepCallback):
         self._means.add("broken", (right & ~adv_right).sum() / right.sum(), right.sum())
 
     def _keep_for_later(self, x: Tensor, y: Tensor) -> None:
-        is_one_step = isinstance(self.attack, PGD) and self.attack.steps == 1
-        if is_one_step and sum(len(labels) for _, labels in self._probe) < self.overfitting_samples:
-            self._probe.append((x.detach().clone(), y.clone()))  # the loader may use its memory again
+        missing = self.overfitting_samples - sum(len(labels) for _, labels in self._probe)
+        if self._is_one_step and missing > 0:
+            # Copies: the loader may use its memory again
+            self._probe.append((x[:missing].detach().clone(), y[:missing].clone()))
 
     def _look_for_overfitting(
         self, trainer: Trainer, pl_module: LightningModule, x: Tensor, y: Tensor
@@ -263,7 +274,7 @@ class AdversarialTraining(TrainingStepCallback):
         *numbers, total = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
         single, multi = (number / total for number in numbers)
         sign, before = self._overfitting, replace(self._overfitting)
-        is_there = sign.update(single, multi)
+        is_there = sign.update(single, multi, cast(PGD, self.attack).eps)
         if sign.seen and not before.seen:
             kept = self.overfitting_checkpoint
             rank_zero_warn(
@@ -273,6 +284,7 @@ class AdversarialTraining(TrainingStepCallback):
                 "to defeat the one step. Train against several (`attack='pgd'`), or with a smaller `eps` or `alpha`."
                 + (f" A checkpoint of the last epoch before is in {kept}." if kept is not None else "")
             )
-        if self.overfitting_checkpoint is not None and not sign.seen:
+        has_fallen = multi <= sign.multi - sign.margin
+        if self.overfitting_checkpoint is not None and not sign.seen and not has_fallen:
             trainer.save_checkpoint(self.overfitting_checkpoint)
         return {"acc_pgd": multi, "overfitting": float(is_there)}

@@ -1,13 +1,14 @@
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback
 from lightning_robustness.utilities.batch import read_batch
 from lightning_robustness.utilities.logits import compute_logits
@@ -22,8 +23,8 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
     For the weights :math:`w` of each layer (parameters of at least two dimensions), where :math:`g` is the gradient of
     the cross-entropy of the batch, in train mode. ``training_step`` and its backward pass see the perturbed weights;
     then they are put back, bit for bit, so that clipping and the optimizer see the weights as they were. It works in
-    automatic optimization, and in manual optimization with one backward pass a step. Under DDP each process perturbs
-    the weights for its own part of the batch.
+    automatic optimization, and in manual optimization with one backward pass a step and what ``self.optimizers()``
+    returns. Under DDP each process perturbs the weights for its own part of the batch.
 
     Place it behind :class:`~lightning_robustness.callbacks.AdversarialTraining`, so that it gets the adversarial batch:
     that is AT-AWP, as published.
@@ -65,7 +66,8 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
         if trainer.current_epoch >= self.warmup_epochs:
-            self._perturb(pl_module, batch)
+            index = trainer.fit_loop.total_batch_idx * trainer.world_size + trainer.global_rank
+            self._perturb(pl_module, batch, index)
         return step(batch, *args)
 
     @override
@@ -73,26 +75,32 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         self._restore()
 
     @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self._restore()  # a backward pass may have gone by without the hook after it, or there was none
+
+    @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._restore()  # a training step may have gone without a backward pass
+        self._restore()  # there may have been neither
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._restore()
         super().on_exception(trainer, pl_module, exception)
 
-    def _perturb(self, pl_module: LightningModule, batch: Any) -> None:
+    def _perturb(self, pl_module: LightningModule, batch: Any, index: int) -> None:
         x, y = read_batch(batch, self.batch_fn)
         if y is None:
             raise ValueError(
                 "Expected a batch with labels, which the cross-entropy needs, but found none. If they are there in "
                 "another form, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
             )
-        forward = pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
+        forward = forward_of(pl_module, self.forward_fn)
         weights = [p for p in pl_module.parameters() if p.requires_grad and p.ndim > 1]
-        with sandbox(forward, x, y, eval_mode=False) as (x, y):
+        if not weights:
+            return
+        with sandbox(forward, x, y, index=index, eval_mode=False) as (x, y):
             for weight in weights:
                 weight.requires_grad_()
             loss = cross_entropy(compute_logits(forward, x).float(), y.long())

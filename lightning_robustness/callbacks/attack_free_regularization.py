@@ -1,5 +1,4 @@
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -9,6 +8,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lightning_robustness.callbacks.epoch_means import EpochMeans
+from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.functional import fisher_penalty, rdi_loss
 from lightning_robustness.functional.fisher_penalty import FisherKind
@@ -16,7 +16,7 @@ from lightning_robustness.utilities.batch import read_batch
 from lightning_robustness.utilities.head import find_head
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
-from lightning_robustness.utilities.sandbox import is_compiled
+from lightning_robustness.utilities.sandbox import is_compiled, is_sandboxed
 
 
 class AttackFreeRegularization(TrainingStepCallback):
@@ -118,16 +118,18 @@ class AttackFreeRegularization(TrainingStepCallback):
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
         x, y = read_batch(batch, self.batch_fn)
-        forward = pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
+        forward = forward_of(pl_module, self.forward_fn)
         if self.rdi:
             self._listen(pl_module, forward, x)
         output = step(batch, *args)
         loss = find_loss(output)
+        if loss is not None:
+            for name, weight, value in self._terms(forward, x, y):
+                self._means.add(name, value, len(x))
+                loss = loss + weight * value.to(loss.dtype)
+        self._outputs = []  # graphs hang on them
         if loss is None:
             return output
-        for name, weight, value in self._terms(forward, x, y):
-            self._means.add(name, value, len(x))
-            loss = loss + weight * value.to(loss.dtype)
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
 
     def _terms(self, forward: Callable[..., Any], x: Tensor, y: Tensor | None) -> Iterator[tuple[str, float, Tensor]]:
@@ -138,7 +140,6 @@ class AttackFreeRegularization(TrainingStepCallback):
                     "they are there in another form, `batch_fn=`, a callable that returns inputs and labels."
                 )
             logits = next((output for output in self._outputs if len(output) == len(x)), None)
-            self._outputs = []
             yield "rdi_loss", self.rdi, rdi_loss(compute_logits(forward, x) if logits is None else logits, y)
         if self.fisher:
             value = fisher_penalty(
@@ -160,9 +161,8 @@ class AttackFreeRegularization(TrainingStepCallback):
         self._hook = pl_module.get_submodule(name).register_forward_hook(self._record)
 
     def _record(self, module: nn.Module, args: Any, output: Any) -> None:
-        # Where its weights require no gradient, somebody differentiates the network in a sandbox
-        in_training = any(p.requires_grad for p in module.parameters())
-        if in_training and isinstance(output, Tensor) and output.ndim == 2 and output.requires_grad:
+        is_logits = isinstance(output, Tensor) and output.ndim == 2 and output.requires_grad
+        if is_logits and not is_sandboxed():  # where it is, somebody attacks the network, or differentiates it twice
             self._outputs.append(output)
 
     def _remove_hook(self) -> None:

@@ -3,15 +3,17 @@ from dataclasses import dataclass
 
 @dataclass
 class CatastrophicOverfitting:
-    """The sign of catastrophic overfitting: accuracy under one step rises while accuracy under many steps falls.
+    """The sign of catastrophic overfitting: accuracy under one step does not fall, while under many steps it does.
 
     A network that is trained against an attack of one step may learn to defeat that step instead of becoming robust.
-    Each epoch is compared with the one that was best under many steps.
+    Each epoch is compared with the one that was best under many steps. Where the budget changes without the sign, the
+    comparison begins anew: a larger one lowers both accuracies.
 
     Args:
         margin: By how much the accuracy under many steps has to fall; 0.2 is the limit at which Wong et al. stop.
         single: Accuracy under one step in the best epoch; None before the first.
         multi: Accuracy under many steps in that epoch.
+        eps: Budget in that epoch.
         seen: Whether the sign was there in any epoch.
 
     Example:
@@ -25,13 +27,13 @@ class CatastrophicOverfitting:
     margin: float = 0.2
     single: float | None = None
     multi: float = 0.0
+    eps: float | None = None
     seen: bool = False
 
-    def update(self, single: float, multi: float) -> bool:
-        """Take the accuracies of an epoch and tell whether the sign is there."""
-        if self.single is None or multi >= self.multi:
-            self.single, self.multi = single, multi
-            return False
-        is_there = single > self.single and multi <= self.multi - self.margin
+    def update(self, single: float, multi: float, eps: float | None = None) -> bool:
+        """Take the accuracies of an epoch, and its budget, and tell whether the sign is there."""
+        is_there = self.single is not None and single >= self.single and multi <= self.multi - self.margin
+        if not is_there and (self.single is None or multi >= self.multi or eps != self.eps):
+            self.single, self.multi, self.eps = single, multi, eps
         self.seen = self.seen or is_there
         return is_there

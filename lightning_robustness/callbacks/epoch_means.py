@@ -26,11 +26,11 @@ class EpochMeans:
 
         Args:
             name: What it is the mean of.
-            value: Scalar.
+            value: Scalar, or a tensor whose mean it is.
             weight: Number of samples that it is the mean of; with 0 the value does not count.
 
         """
-        value = value.detach().float()
+        value = value.detach().float().mean()  # Lightning takes losses of shape (1,) too
         weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
         pair = torch.stack([torch.where(weight > 0, value, 0.0) * weight, weight])
         self._sums[name] = self._sums[name] + pair if name in self._sums else pair

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from lightning_robustness.attacks import PGD, Attack, get_attack
+from lightning_robustness.attacks import PGD, Attack, Cascade, get_attack
 from lightning_robustness.utilities.input_space import InputSpace
 
 
@@ -28,7 +28,7 @@ def make_inner_attack(
 
     Raises:
         TypeError: If the attack is neither a name nor callable.
-        ValueError: If the attack is targeted, does not take what is given, or its budget is wider than the range.
+        ValueError: If the attack is targeted or does not take what is given, or its budget is wider than the range.
 
     Example:
         >>> from lightning_robustness import InputSpace
@@ -45,8 +45,12 @@ def make_inner_attack(
         made = get_attack("pgd", **{"alpha": 1.25 * options["eps"]} | options)
     else:
         made = get_attack(attack, **options) if isinstance(attack, str) else _change(get_attack(attack), options)
-    made = replace(made, all_steps=all_steps) if isinstance(made, Attack) else made
-    _check(made, input_space)
+    made = _prepare(made, all_steps, input_space)
+    parts = _parts(made)
+    if eps is not None and all(getattr(part, "eps", None) is None for part in parts):
+        raise ValueError(f"Expected an attack that has a budget, for `eps`, but got {made!r}. Leave `eps` out.")
+    for part in parts:
+        _check(part, input_space)
     return made
 
 
@@ -59,6 +63,19 @@ def _change(attack: Callable[..., Any], options: dict[str, Any]) -> Callable[...
             "attack is made."
         )
     return replace(attack, **options) if isinstance(attack, Attack) else attack
+
+
+def _prepare(attack: Callable[..., Any], all_steps: bool, input_space: InputSpace) -> Callable[..., Any]:
+    if not isinstance(attack, Attack):
+        return attack
+    if isinstance(attack, Cascade):
+        parts = tuple(_prepare(part, all_steps, input_space) for part in attack.attacks)
+        attack = replace(attack, attacks=parts)
+    return replace(attack, all_steps=all_steps, low=input_space.low, high=input_space.high)
+
+
+def _parts(attack: Callable[..., Any]) -> list[Callable[..., Any]]:
+    return [p for part in attack.attacks for p in _parts(part)] if isinstance(attack, Cascade) else [attack]
 
 
 def _check(attack: Callable[..., Any], input_space: InputSpace) -> None:

@@ -57,7 +57,8 @@ class _Products:
         others = sqrt_p.scatter(1, preds, 0.0)
         others = others / others.amax(dim=1, keepdim=True).clamp(min=torch.finfo(others.dtype).tiny)
         c = -others * sqrt_p.gather(1, preds)
-        return normalize(c.scatter(1, preds, (others * sqrt_p).sum(dim=1, keepdim=True)), eps=0.0)
+        c = c.scatter(1, preds, (others * sqrt_p).sum(dim=1, keepdim=True))
+        return normalize(c, eps=torch.finfo(c.dtype).tiny)  # zero, as Q is, where all others underflow
 
     def _gradient(self, u: Tensor, create_graph: bool) -> Tensor:
         u = u.to(self.logits.dtype)

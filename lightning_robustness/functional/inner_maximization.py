@@ -44,7 +44,7 @@ def maximize(
         Adversarial inputs as the model sees them.
 
     Raises:
-        ValueError: If inputs are out of range, or an argument is.
+        ValueError: If inputs are out of range, or an argument is, or the model cannot be differentiated.
 
     """
     _check_arguments(eps, alpha, steps)
@@ -65,6 +65,11 @@ def maximize(
         for _ in range(steps):
             pixels.requires_grad_()
             log_p = log_probabilities(pixels)
+            if not log_p.requires_grad:
+                raise ValueError(
+                    "Expected logits that autograd can differentiate with respect to the inputs but got some without a "
+                    "gradient. Take `detach`, `no_grad` and conversions out of the model, or pass `x_adv=`."
+                )
             if reference is None:
                 objective = cross_entropy(log_p, y, reduction="sum")  # type: ignore[arg-type]
             else:

@@ -64,7 +64,7 @@ def mart_loss(
 
     Raises:
         TypeError: If the inputs are not floating point.
-        ValueError: If inputs are out of range, or an argument is.
+        ValueError: If inputs are out of range, or an argument is, or the model cannot be differentiated.
 
     Example:
         >>> import torch

@@ -1,6 +1,8 @@
 from torch import Tensor
 
-from lightning_robustness.functional.robustness_difference_index import robustness_difference_index
+from lightning_robustness.functional.class_statistics import class_statistics
+from lightning_robustness.functional.robustness_difference_index import _robustness_difference_index_compute
+from lightning_robustness.utilities.checks import check_features_and_preds
 
 
 def rdi_loss(features: Tensor, y: Tensor) -> Tensor:
@@ -11,8 +13,8 @@ def rdi_loss(features: Tensor, y: Tensor) -> Tensor:
     With RDI as in :func:`~lightning_robustness.functional.robustness_difference_index`, but by true labels: while the
     network learns, these keep every class populated, and samples that are in the wrong place are pulled to their own
     class, where predicted ones would hold them where they are. Classes of which the batch has one sample count as
-    perfectly dense, so that batches should hold several samples of each. The loss does not change with the scale of
-    the features.
+    perfectly dense, so that batches should hold several samples of each; a batch of one class alone has the loss 2,
+    without a gradient. The loss does not change with the scale of the features.
 
     Args:
         features: Floating point tensor of shape ``(N, D)``, the logits of the samples or another layer's output;
@@ -34,4 +36,8 @@ def rdi_loss(features: Tensor, y: Tensor) -> Tensor:
         tensor(0.2500)
 
     """
-    return 1 - robustness_difference_index(features, y)
+    features = check_features_and_preds(features, y)
+    statistics = class_statistics(features, y, p=2.0)
+    if len(statistics.classes) < 2:  # as it may happen in training, without a warning
+        return 2 + 0.0 * statistics.centers.sum().to(statistics.dtype)
+    return 1 - _robustness_difference_index_compute(statistics).rdi.to(statistics.dtype)

@@ -5,11 +5,14 @@ import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+_IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
 
 
 @contextmanager
@@ -62,6 +65,7 @@ def sandbox(
         if is_compiled(modules):
             # Compiled code cannot be differentiated twice, and would be compiled anew for the other flags and modes
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(_IS_SANDBOXED.reset, _IS_SANDBOXED.set(True))
         stack.enter_context(_isolated_random_state(seed, index))
         stack.enter_context(_kept_buffers(modules))
         stack.enter_context(_kept_parameters(modules))
@@ -70,6 +74,11 @@ def sandbox(
             for module in modules:
                 module.training = False  # not `eval()`: a module may override that to change its weights, or to refuse
         yield tuple(tensor.detach().clone() for tensor in tensors)
+
+
+def is_sandboxed() -> bool:
+    """Whether this runs within a sandbox: for hooks, which may see passes that are not those of training."""
+    return _IS_SANDBOXED.get()
 
 
 def find_modules(model: Any) -> list[nn.Module]:

@@ -226,6 +226,19 @@ def test_mix(tmp_path, ratio):
     assert ratio == 1.0 or not torch.equal(changed[0], changed[1])
 
 
+def test_mix_in_train_mode_attacks_two_at_least(tmp_path):
+    class Normalised(Recorder):
+        def on_train_batch_start(self, batch, batch_idx):
+            pass  # all of BatchNorm is in train mode, where it refuses a single row
+
+    callback = AdversarialTraining(**SETTINGS, mode="mix", eval_mode=False)
+    module, _ = fit(tmp_path, callback, Normalised, loader(34))
+    changed = [
+        (x != clean).flatten(1).any(dim=1) for (x, _), (clean, _) in zip(module.batches, loader(34), strict=True)
+    ]
+    assert [int(rows.sum()) for rows in changed] == [16, 2]
+
+
 def test_concat(tmp_path):
     module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, mode="concat", measure_every_n_batches=1))
     x_adv = first_adversarial_batch()
@@ -331,19 +344,45 @@ class Deterministic(Recorder):
         self.net[5] = nn.Identity()
 
 
-@pytest.mark.parametrize("when", [{"every_n_epochs": 1}, {"every_n_train_steps": 5}])
-def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(tmp_path, when):
-    checkpoint = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, **when)
+class Budgets(L.Callback):
+    """The budgets that are logged at the ends of epochs."""
+
+    def __init__(self):
+        self.logged = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.logged.append(round(logged(trainer)["eps"], 6))
+
+
+@pytest.mark.parametrize(
+    ("when", "step", "num_ends"),
+    [
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": True}, 5, 2),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": False}, 10, 2),
+        ({"every_n_train_steps": 5}, 10, 1),
+        ({"every_n_train_steps": 3}, 6, 2),
+    ],
+    ids=["after an epoch", "after validation", "after the last batch of an epoch", "within an epoch"],
+)
+def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(tmp_path, when, step, num_ends):
+    # All batches are the same: where an epoch goes on, a loader without a state begins anew
+    batches = DataLoader([digits_data(0, 32).tensors] * 5, batch_size=None)
+
+    def train(module, *callbacks, path=None, **options):
+        callback, budgets = AdversarialTraining("fast", eps=[0.02, 0.1, 0.2]), Budgets()
+        trainer = make_trainer(tmp_path, callback, budgets, *callbacks, max_epochs=3, **options)
+        trainer.fit(module, batches, batches, ckpt_path=path)
+        return callback.state_dict(), budgets.logged
+
     L.seed_everything(3, verbose=False)
-    module = Deterministic()
-    trainer = make_trainer(
-        tmp_path, AdversarialTraining("fast", eps=0.1), checkpoint, max_epochs=3, enable_checkpointing=True
-    )
-    trainer.fit(module, loader())
-    resumed, callback = Deterministic(), AdversarialTraining("fast", eps=0.1)
-    make_trainer(tmp_path, callback, max_epochs=3).fit(resumed, loader(), ckpt_path=tmp_path / "epoch=0.ckpt")
-    assert len(resumed.batches) == 10
-    assert callback.state_dict() == trainer.callbacks[0].state_dict()
+    module, resumed = Deterministic(), Deterministic()
+    checkpoint = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **when)
+    state, budgets = train(module, checkpoint, enable_checkpointing=True)
+    resumed_state, resumed_budgets = train(resumed, path=tmp_path / f"step={step}.ckpt")
+    assert len(resumed.batches) == 15 - step
+    assert budgets == [0.02, 0.1, 0.2]
+    assert resumed_budgets == budgets[-num_ends:]
+    assert resumed_state == state
     assert_same_weights(module, resumed)
 
 
@@ -410,18 +449,30 @@ def test_values(tmp_path, module):
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("64-true", torch.float64), ("bf16-true", torch.bfloat16)]
+    ("precision", "dtype", "dtype_in_training"),
+    [
+        ("bf16-mixed", torch.float32, torch.bfloat16),
+        ("64-true", torch.float64, torch.float64),
+        ("bf16-true", torch.bfloat16, torch.bfloat16),
+    ],
 )
-def test_precision(tmp_path, precision, dtype):
-    seen = []
+def test_precision(tmp_path, precision, dtype, dtype_in_training):
+    seen, passes = [], []
+
+    class Watched(Recorder):
+        def __init__(self):
+            super().__init__()
+            self.net[9].register_forward_hook(lambda layer, args, output: passes.append(output.dtype))
 
     def spy(model, x, y):
-        seen.append(model(x).dtype)
+        seen.append((model(x).dtype, passes[-1]))
         return PGD(eps=0.1, steps=2)(model, x, y)
 
-    module, trainer = fit(tmp_path, AdversarialTraining(spy, measure_every_n_batches=1), precision=precision)
+    module, trainer = fit(tmp_path, AdversarialTraining(spy, measure_every_n_batches=1), Watched, precision=precision)
     assert {inputs(batch).dtype for batch in module.batches} == {dtype}
-    assert set(seen) == {torch.promote_types(dtype, torch.float32)}  # attacks see logits of single precision at least
+    # Attacks see logits of single precision at least, from a network without autocast
+    assert set(seen) == {(torch.promote_types(dtype, torch.float32), dtype)}
+    assert passes[-1] == dtype_in_training
     assert 0 < logged(trainer)["acc"] < 1
 
 
@@ -522,7 +573,7 @@ def overfit(path, monkeypatch, accuracies, **options):
 
     monkeypatch.setattr("lightning_robustness.callbacks.adversarial_training.run", fake_run)
     L.seed_everything(3, verbose=False)
-    callback, values = AdversarialTraining("fast", eps=0.1, overfitting_samples=50, **options), []
+    callback, values = AdversarialTraining("fast", **{"eps": 0.1, "overfitting_samples": 50} | options), []
 
     class Epochs(L.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
@@ -547,7 +598,23 @@ def test_catastrophic_overfitting(tmp_path, monkeypatch):
     assert_identical(dict(torch.load(path)["state_dict"]), states[1])
     resumed = AdversarialTraining("fast", eps=0.1)
     resumed.load_state_dict(callback.state_dict())
-    assert resumed._overfitting == CatastrophicOverfitting(single=0.6, multi=0.5, seen=True)
+    assert resumed._overfitting == CatastrophicOverfitting(single=0.6, multi=0.5, eps=0.1, seen=True)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "eps", "signs", "kept"),
+    [
+        ([0.96, 0.96, 0.7, 0.6, 0.9, 0.06, 0.94, 0.0], [0.02, 0.06, 0.1, 0.14], [0, 0, 1, 1], 1),
+        ([0.62, 0.56, 0.6, 0.06, 0.6, 0.0, 0.9, 0.0], 0.1, [0, 0, 0, 1], 0),
+    ],
+    ids=["schedule", "late sign"],
+)
+def test_the_checkpoint_is_not_of_a_collapsed_network(tmp_path, monkeypatch, accuracies, eps, signs, kept):
+    path = str(tmp_path / "before.ckpt")
+    with pytest.warns(UserWarning, match="Catastrophic overfitting"):
+        _, values, states = overfit(tmp_path, monkeypatch, accuracies, eps=eps, overfitting_checkpoint=path)
+    assert [sign for _, sign in values] == signs
+    assert_identical(dict(torch.load(path)["state_dict"]), states[kept])
 
 
 def test_no_sign_of_catastrophic_overfitting(tmp_path, monkeypatch, recwarn):
@@ -613,6 +680,11 @@ def test_command_line(tmp_path):
         ({"measure_every_n_batches": 0}, "`measure_every_n_batches` to be an integer of at least 1 but got 0"),
         ({"overfitting_samples": 0.5}, "`overfitting_samples` to be an integer of at least 0 but got 0.5"),
         ({"seed": True}, "`seed` to be an integer of at least 0 but got True"),
+        ({"overfitting_checkpoint": "a.ckpt"}, r"`overfitting_checkpoint` with PGD of one step .* but got PGD\("),
+        (
+            {"attack": "fast", "overfitting_samples": 0, "overfitting_checkpoint": "a.ckpt"},
+            r"`overfitting_samples` above 0, .* and 0\. Leave it out",
+        ),
         ({"eps": []}, "`eps` to hold at least one number but got none"),
         ({"eps": [0.1, 8.0]}, r"`eps` to be at most 1, the width of the range of inputs \[0, 1\], but got 8\."),
     ],

@@ -14,6 +14,7 @@ from tests.callbacks.test_adversarial_training import (
     SETTINGS,
     Deterministic,
     Manual,
+    Recorder,
     assert_same_weights,
     loader,
 )
@@ -32,7 +33,7 @@ def fit(path, *callbacks, module=Deterministic, data=None, **kwargs):
     return module
 
 
-def by_hand(gamma, attack=None, accumulate=1, warmup_epochs=0):
+def by_hand(gamma, attack=None, accumulate=1, warmup_epochs=0, skip_odd=False):
     """The published loop: a proxy gives the perturbation, the weights are moved, the gradients taken, and back."""
     L.seed_everything(3, verbose=False)
     module, index = Deterministic(), 0
@@ -50,7 +51,8 @@ def by_hand(gamma, attack=None, accumulate=1, warmup_epochs=0):
             with torch.no_grad():
                 for p, g in weights if epoch >= warmup_epochs else []:
                     p += gamma * p.norm() / g.norm() * g
-            (nn.functional.cross_entropy(module(x), y) / accumulate).backward()
+            if not (skip_odd and number % 2):
+                (nn.functional.cross_entropy(module(x), y) / accumulate).backward()
             with torch.no_grad():
                 for (p, _), value in zip(weights, kept, strict=True):
                     p.copy_(value)
@@ -66,7 +68,14 @@ def assert_close(first, second):
     torch.testing.assert_close(dict(first.state_dict()), dict(second.state_dict()), atol=2e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("module", [Deterministic, ManualDeterministic])
+class PlainBackward(ManualDeterministic):
+    """Optimizes by itself, in a way that calls no hook after the backward pass."""
+
+    def manual_backward(self, loss):
+        loss.backward()
+
+
+@pytest.mark.parametrize("module", [Deterministic, ManualDeterministic, PlainBackward])
 def test_weights_of_a_loop_by_hand(tmp_path, module):
     awp = AdversarialWeightPerturbation(gamma=0.05)
     assert_close(fit(tmp_path, awp, module=module), by_hand(0.05))
@@ -76,6 +85,44 @@ def test_adversarial_batches_and_accumulation(tmp_path):
     callbacks = AdversarialTraining(**SETTINGS), AdversarialWeightPerturbation()
     module = fit(tmp_path, *callbacks, accumulate_grad_batches=2)
     assert_close(module, by_hand(0.01, ATTACK, accumulate=2))
+
+
+class SkippingOdd(Deterministic):
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx % 2 else super().training_step(batch, batch_idx)
+
+
+def test_an_optimizer_step_without_a_backward_pass_before_it(tmp_path):
+    module = fit(tmp_path, AdversarialWeightPerturbation(), module=SkippingOdd, accumulate_grad_batches=2)
+    assert_close(module, by_hand(0.01, accumulate=2, skip_odd=True))
+
+
+def test_dropout_differs_from_batch_to_batch(tmp_path):
+    masks = []
+
+    class Watched(Recorder):
+        def __init__(self):
+            super().__init__()
+            self.net[5].register_forward_hook(lambda layer, args, output: masks.append(output == 0))
+
+        def training_step(self, batch, batch_idx):
+            return None  # so that the passes are those of the perturbation
+
+    data = DataLoader([digits_data(0, 32).tensors] * 3, batch_size=None)
+    fit(tmp_path, AdversarialWeightPerturbation(), module=Watched, data=data)
+    assert len(masks) == 6
+    assert not any(torch.equal(masks[i], masks[j]) for i in range(6) for j in range(i))
+
+
+def test_no_weights_to_perturb(tmp_path):
+    class Biases(Deterministic):
+        def __init__(self):
+            super().__init__()
+            for p in self.parameters():
+                p.requires_grad_(p.ndim == 1)
+
+    module = fit(tmp_path, AdversarialWeightPerturbation(), module=Biases)
+    assert_same_weights(module, fit(tmp_path, module=Biases))
 
 
 def test_warm_up(tmp_path):

@@ -7,7 +7,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_robustness import AdversarialTraining, AttackFreeRegularization, InputSpace
+from lightning_robustness import (
+    AdversarialTraining,
+    AdversarialWeightPerturbation,
+    AttackFreeRegularization,
+    InputSpace,
+)
 from lightning_robustness.functional import fisher_penalty, fisher_spectral_norm, rdi_loss, trades_loss
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import digits_data, make_trainer
@@ -157,6 +162,21 @@ def test_with_adversarial_training_it_sees_the_adversarial_batch(tmp_path):
     ours, _ = fit(tmp_path, *callbacks)
     expected, _ = fit(tmp_path, callbacks[0].__class__("fast", eps=0.1), module=by_hand())
     assert_close(ours, expected)
+
+
+def test_with_perturbed_weights(tmp_path):
+    callback = AttackFreeRegularization(**OPTIONS)
+
+    class Witness(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            assert not callback._outputs  # which would keep a graph
+
+    ours, _ = fit(tmp_path, callback, AdversarialWeightPerturbation(0.05), Witness(), limit_train_batches=2)
+    expected, _ = fit(tmp_path, AdversarialWeightPerturbation(0.05), module=by_hand(), limit_train_batches=2)
+    assert_close(ours, expected)
+    plain, _ = fit(tmp_path, callback, limit_train_batches=2)
+    with pytest.raises(AssertionError, match="not close"):
+        assert_close(ours, plain)
 
 
 def fit_as_one_of_two(rank, path, by_callback):

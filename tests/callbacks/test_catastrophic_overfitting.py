@@ -13,6 +13,10 @@ from lightning_robustness.callbacks.catastrophic_overfitting import Catastrophic
         ([(0.5, 0.5), (0.4, 0.2)], [False, False]),  # both fall: a larger eps, for instance
         ([(0.5, 0.5), (0.55, 0.4), (0.6, 0.3)], [False, False, True]),  # slowly
         ([(0.5, 0.5), (0.9, 0.1), (0.6, 0.6)], [False, True, False]),  # and back
+        ([(1.0, 0.95), (1.0, 0.0)], [False, True]),  # where the one step cannot do any worse
+        ([(0.95, 0.95, 0.01), (0.7, 0.6, 0.1), (0.9, 0.05, 0.2), (0.93, 0.0, 0.3)], [False, False, True, True]),
+        ([(0.9, 0.9, 0.01), (0.6, 0.5, 0.1), (0.7, 0.2, 0.1)], [False, False, True]),  # after the budget has grown
+        ([(0.6, 0.5, 0.2), (0.5, 0.2, 0.3), (0.6, 0.3, 0.1)], [False, False, False]),  # no worse than the last one
     ],
 )
 def test_epochs(epochs, expected):

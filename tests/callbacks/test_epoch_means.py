@@ -24,6 +24,13 @@ def test_nothing_counts_for_nothing():
     assert means.compute(SingleDeviceStrategy()) == {"some": torch.tensor(4.0)}
 
 
+def test_values_of_another_shape_count_by_their_mean():
+    means = EpochMeans()
+    means.add("loss", torch.tensor([3.0]), 2)
+    means.add("loss", torch.tensor(6.0), 1)
+    assert means.compute(SingleDeviceStrategy()) == {"loss": torch.tensor(4.0)}
+
+
 class TwoRanks:
     """A strategy that adds what another process has."""
 

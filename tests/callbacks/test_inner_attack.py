@@ -1,7 +1,7 @@
 import pytest
 
 from lightning_robustness import InputSpace
-from lightning_robustness.attacks import CW, PGD, TorchAttack
+from lightning_robustness.attacks import CW, PGD, Cascade, TorchAttack
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
 
 
@@ -17,9 +17,21 @@ def test_names_and_objects():
     assert make("pgd", eps=0.1, steps=7) == PGD(eps=0.1, steps=7, all_steps=True)
     assert make(PGD(momentum=1.0), eps=0.1, alpha=0.02) == PGD(momentum=1.0, eps=0.1, alpha=0.02, all_steps=True)
     assert make(PGD(), all_steps=False) == PGD()
-    assert make("cw", eps=0.1) == CW(all_steps=True)  # which has no budget
+    assert make("cw", steps=5) == CW(steps=5, all_steps=True)
     assert isinstance(make("torchattacks:FGSM", eps=0.1), TorchAttack)
     assert make(own) is own
+
+
+def test_parts_of_a_cascade():
+    worst = make("worst", eps=8.0, input_space=InputSpace(high=255))
+    assert [part.eps for part in worst.attacks] == [8.0] * 3
+    assert all(part.all_steps and part.high == 255 for part in worst.attacks)
+    mixed = Cascade(attacks=(own, PGD(eps=0.1)))
+    assert make(mixed).attacks == (own, PGD(eps=0.1, all_steps=True))
+
+
+def test_budgets_of_torchattacks_are_in_the_units_of_the_range():
+    assert make("torchattacks:FGSM", input_space=InputSpace(high=255)).eps == pytest.approx(8.0)
 
 
 def test_fast_takes_one_step_that_is_longer_than_the_budget():
@@ -42,6 +54,15 @@ def test_a_budget_may_be_as_wide_as_the_range():
         (PGD(targeted=True), {}, r"not targeted, since it gets the true labels, but got PGD\("),
         ("pgd", {"eps": 8.0}, r"at most 1, the width of the range of inputs \[0, 1\], but got 8\. .*8/255"),
         ("pgd", {"eps": 0.6, "input_space": InputSpace(high=0.5)}, r"at most 0\.5, .* but got 0\.6"),
+        ("worst", {"eps": 8.0}, r"at most 1, the width .* but got 8\."),
+        (Cascade(attacks=(own, PGD(eps=8.0))), {}, r"at most 1, the width .* but got 8\."),
+        ("cw", {"eps": 0.1}, r"that has a budget, for `eps`, but got CW\(.*Leave `eps` out"),
+        ("torchattacks:CW", {"eps": 0.1}, r"that has a budget, for `eps`, but got TorchAttack\("),
+        (
+            "torchattacks:FGSM",
+            {"eps": 0.1, "input_space": InputSpace(low=None, high=None)},
+            "inputs with a range for torchattacks' FGSM",
+        ),
         ("nonsense", {}, "the name of an attack but got 'nonsense'"),
     ],
 )

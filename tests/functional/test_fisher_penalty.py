@@ -133,6 +133,19 @@ def test_confident_samples_have_a_gradient():
     assert model.weight.grad.any()
 
 
+@pytest.mark.parametrize("num_products", [None, 1])
+@pytest.mark.parametrize("kind", ["spectral", "trace"])
+def test_probabilities_that_underflow_have_no_information(kind, num_products):
+    model, x = nn.Linear(2, 2), torch.tensor([[1e4, 0.0], [0.0, 0.0]])
+    model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
+    penalty = fisher_penalty(model, x[:1], kind, num_products=num_products)
+    penalty.backward()
+    assert penalty.item() == 0.0
+    assert not model.weight.grad.any()  # zero, and not NaN
+    if kind == "spectral":  # at equal probabilities the eigenvalue is |w_0 - w_1|^2 / 4, of which this is the mean
+        assert fisher_penalty(model, x, kind, num_products=num_products).item() == pytest.approx(0.25)
+
+
 def test_values_are_in_unnormalised_units():
     model, x = network(), torch.rand(4, 5, dtype=torch.float64)
     space = InputSpace(mean=0.25, std=0.5)

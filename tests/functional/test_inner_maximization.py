@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from lightning_robustness import InputSpace
+from lightning_robustness.functional import mart_loss, trades_loss
 from lightning_robustness.functional.inner_maximization import maximize
 from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
 
@@ -97,6 +98,15 @@ def test_half_precision(digits, digits_network):
     x_adv = maximize(network, digits[0][:10].to(torch.bfloat16), **OPTIONS)
     assert x_adv.dtype == torch.bfloat16
     assert (x_adv.float() - digits[0][:10]).abs().max() == pytest.approx(0.1, abs=0.005)
+
+
+@pytest.mark.parametrize("loss", [trades_loss, mart_loss])
+def test_a_model_without_a_graph(loss):
+    layer, x, y = nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long()
+    with pytest.raises(ValueError, match=r"differentiate with respect to the inputs .*`detach`.* or pass `x_adv=`"):
+        loss(lambda inputs: layer(inputs.detach()).detach(), x, y)
+    loss(layer, x, y, x_adv=x).backward()
+    assert layer.weight.grad.any()
 
 
 @pytest.mark.parametrize(

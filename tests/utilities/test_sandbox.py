@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.utilities.sandbox import find_modules, sandbox
+from lightning_robustness.utilities.sandbox import find_modules, is_sandboxed, sandbox
 
 
 class Network(nn.Module):
@@ -147,6 +147,16 @@ def test_untouched_buffers_stay_usable_in_a_graph():
     with sandbox(network):
         network(torch.randn(4, 3))
     loss.backward()
+
+
+def test_hooks_can_tell():
+    model = nn.Linear(2, 2)
+    assert not is_sandboxed()
+    with sandbox(model):
+        with sandbox(model):
+            assert is_sandboxed()
+        assert is_sandboxed()
+    assert not is_sandboxed()
 
 
 def test_nested():
