@@ -215,7 +215,7 @@ class RobustnessMonitor(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        check_strategy(trainer)
+        check_strategy(trainer, self)
         if stage == "fit":
             check_validation(trainer)
             check_order(trainer, self)

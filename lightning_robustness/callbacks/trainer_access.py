@@ -1,4 +1,4 @@
-"""What the monitor has to know of a Trainer."""
+"""What callbacks have to know of a Trainer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +18,12 @@ _SHARDED = {"FSDPStrategy", "ModelParallelStrategy"}
 _DEFAULT_DTYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
-def check_strategy(trainer: Trainer) -> None:
+def check_strategy(trainer: Trainer, callback: Callback) -> None:
     """Check that each process holds the whole network.
+
+    Args:
+        trainer: The Trainer.
+        callback: What needs it.
 
     Raises:
         MisconfigurationException: If it does not.
@@ -29,9 +33,9 @@ def check_strategy(trainer: Trainer) -> None:
     names = {parent.__name__ for parent in type(strategy).__mro__}
     if names & _SHARDED or getattr(strategy, "zero_stage_3", False):
         raise MisconfigurationException(
-            f"RobustnessMonitor needs the whole network in each process, to differentiate it by itself, but "
-            f"{type(strategy).__name__} spreads its parameters over processes. Train with strategy='ddp', or evaluate "
-            "a checkpoint afterwards with `lightning_robustness.evaluation.evaluate`."
+            f"{type(callback).__name__} needs the whole network in each process, to differentiate it by itself, but "
+            f"{type(strategy).__name__} spreads its parameters over processes. Train with strategy='ddp'. A checkpoint "
+            "can be evaluated afterwards, with `lightning_robustness.evaluation.evaluate`."
         )
 
 

@@ -11,8 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from typing_extensions import override
 
-# Their parameters are spread over processes, so that none can run the network by itself
-_SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
+from lightning_robustness.callbacks.trainer_access import check_strategy
 
 
 class _TrainingStep:
@@ -51,16 +50,11 @@ class TrainingStepCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        name = type(self).__name__
+        check_strategy(trainer, self)
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise MisconfigurationException(
                 f"Expected `training_step` to take a batch but it takes `dataloader_iter`, from which it fetches "
-                f"batches that {name} cannot see. Let it take `batch`."
-            )
-        if type(trainer.strategy).__name__ in _SHARDED:
-            raise MisconfigurationException(
-                f"Expected a strategy that keeps all parameters in each process, such as DDP, for {name} but got "
-                f"{type(trainer.strategy).__name__}."
+                f"batches that {type(self).__name__} cannot see. Let it take `batch`."
             )
 
     @override
