@@ -2,8 +2,8 @@
 
 By hand there are two: a plain PyTorch loop, and a LightningModule that attacks in its ``training_step``. Everything is
 measured in one run, in seconds of the processor, so that other programs do not count, and printed as ratios: medians
-of repetitions, all sides in turn. The network is so small that a batch takes a few milliseconds; on larger ones, what
-the callback adds is a smaller share. Takes about ten minutes on two cores:
+of repetitions, all sides in turn. The network is so small that a natural step takes some ten milliseconds. Takes about
+ten minutes on two cores:
 ``python benchmarks/adversarial_training.py --data DIRECTORY``, where the directory holds the four files of
 Fashion-MNIST (without ``--data``, torchvision downloads them, where it is installed). Needs torchattacks.
 """

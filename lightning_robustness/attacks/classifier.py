@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.logits import compute_logits
+from lightning_robustness.utilities.logits import check_differentiable, compute_logits
 
 
 class Classifier(nn.Module):
@@ -79,12 +79,7 @@ class Classifier(nn.Module):
         """
         x = x.detach().requires_grad_()
         logits = self(x)
-        if not logits.requires_grad:
-            raise ValueError(
-                "Expected logits that autograd can differentiate with respect to the inputs but got some without a "
-                "gradient. Take `detach`, `no_grad` and conversions out of the model, or use an attack that needs "
-                "outputs only, such as Square."
-            )
+        check_differentiable(logits, otherwise="use an attack that needs outputs only, such as Square")
         (gradient,) = torch.autograd.grad(logits, x, weights(logits.detach()))
         return logits.detach(), gradient
 

@@ -16,7 +16,7 @@ from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
-from lightning_robustness.utilities.batch import read_batch, replace_in_batch
+from lightning_robustness.utilities.batch import read_labelled_batch, replace_in_batch
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
@@ -203,12 +203,7 @@ class AdversarialTraining(TrainingStepCallback):
     ) -> Any:
         if trainer.current_epoch < self.warmup_epochs:
             return step(batch, *args)
-        x, y = read_batch(batch, self.batch_fn)
-        if y is None:
-            raise ValueError(
-                "Expected a batch with labels, which the attack needs, but found none. If they are there in another "
-                "form, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
-            )
+        x, y = read_labelled_batch(batch, self.batch_fn, needed_by="the attack")
         index = (self._num_batches - 1) * trainer.world_size + trainer.global_rank
         rows = self._choose_rows(x, index)
         clean, labels = (x, y) if rows is None else (x[rows], y[rows])

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback
-from lightning_robustness.utilities.batch import read_batch
+from lightning_robustness.utilities.batch import read_labelled_batch
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.sandbox import sandbox
 
@@ -90,12 +90,7 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         super().on_exception(trainer, pl_module, exception)
 
     def _perturb(self, pl_module: LightningModule, batch: Any, index: int) -> None:
-        x, y = read_batch(batch, self.batch_fn)
-        if y is None:
-            raise ValueError(
-                "Expected a batch with labels, which the cross-entropy needs, but found none. If they are there in "
-                "another form, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
-            )
+        x, y = read_labelled_batch(batch, self.batch_fn, needed_by="the cross-entropy")
         forward = forward_of(pl_module, self.forward_fn)
         weights = [p for p in pl_module.parameters() if p.requires_grad and p.ndim > 1]
         if not weights:

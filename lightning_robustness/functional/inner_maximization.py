@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from lightning_robustness.functional.class_statistics import result_dtype
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.logits import compute_logits
+from lightning_robustness.utilities.logits import check_differentiable, compute_logits
 from lightning_robustness.utilities.sandbox import sandbox
 
 # Standard deviation of the start, as published with TRADES and MART
@@ -65,11 +65,7 @@ def maximize(
         for _ in range(steps):
             pixels.requires_grad_()
             log_p = log_probabilities(pixels)
-            if not log_p.requires_grad:
-                raise ValueError(
-                    "Expected logits that autograd can differentiate with respect to the inputs but got some without a "
-                    "gradient. Take `detach`, `no_grad` and conversions out of the model, or pass `x_adv=`."
-                )
+            check_differentiable(log_p, otherwise="pass `x_adv=`")
             if reference is None:
                 objective = cross_entropy(log_p, y, reduction="sum")  # type: ignore[arg-type]
             else:

@@ -45,6 +45,29 @@ def read_batch(
     return x, y
 
 
+def read_labelled_batch(
+    batch: Any, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None, needed_by: str
+) -> tuple[Tensor, Tensor]:
+    """Find the inputs and the labels of a batch that has to have both.
+
+    Args:
+        batch: See ``read_batch``.
+        batch_fn: Likewise.
+        needed_by: What needs the labels.
+
+    Raises:
+        ValueError: If there are no labels.
+
+    """
+    x, y = read_batch(batch, batch_fn)
+    if y is None:
+        raise ValueError(
+            f"Expected a batch with labels, which {needed_by} needs, but found none. If they are there in another "
+            "form, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+        )
+    return x, y
+
+
 def replace_in_batch(
     batch: Any, x: Tensor, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
 ) -> Any:

@@ -72,6 +72,24 @@ def check_finite(logits: Tensor) -> None:
         )
 
 
+def check_differentiable(logits: Tensor, otherwise: str) -> None:
+    """Check that logits can be differentiated with respect to the inputs.
+
+    Args:
+        logits: Logits, computed from inputs that require a gradient.
+        otherwise: What to do instead of changing the model.
+
+    Raises:
+        ValueError: If they cannot.
+
+    """
+    if not logits.requires_grad:
+        raise ValueError(
+            "Expected logits that autograd can differentiate with respect to the inputs but got some without a "
+            f"gradient. Take `detach`, `no_grad` and conversions out of the model, or {otherwise}."
+        )
+
+
 def are_probabilities(logits: Tensor) -> bool:
     """Whether what should be logits looks like probabilities."""
     sums = logits.sum(dim=1)
