@@ -10,6 +10,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
 
 Norm = Literal["linf", "l2"]
@@ -128,7 +129,7 @@ def perturb(
         ValueError: If it returns another shape, NaN or infinity, or leaves its budget or the range.
 
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = x.to(at_least_float32(x.dtype))
     active = torch.arange(len(x), device=x.device) if active is None else active
     if len(active) == 0:
         return Perturbation(x, torch.zeros_like(y))

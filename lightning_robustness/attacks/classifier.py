@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_differentiable, compute_logits
+from lightning_robustness.utilities.precision import at_least_float32
 
 
 class Classifier(nn.Module):
@@ -37,7 +38,7 @@ class Classifier(nn.Module):
         self.anchor = nn.Parameter(x.new_empty(0), requires_grad=False)
         self.low, self.high, self.dtype = input_space.low, input_space.high, x.dtype
         self.num_rows = 0
-        working = torch.promote_types(x.dtype, torch.float32)
+        working = at_least_float32(x.dtype)
         corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=working)
         self._is_normalized = input_space.mean is not None or input_space.std is not None
         self._mean, self._std = input_space.unnormalize(corner), input_space.scale(corner)
@@ -103,7 +104,7 @@ class Classifier(nn.Module):
                 "Expected the model to leave its inputs as they are but it changed them in place. "
                 "Let its forward start with `x = x.clone()`."
             )
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits.to(at_least_float32(logits.dtype))
 
 
 def _check_labels(x: Tensor, y: Tensor) -> int:

@@ -9,9 +9,9 @@ from typing_extensions import Self
 
 from lightning_robustness.attacks import run
 from lightning_robustness.evaluation import figures
-from lightning_robustness.functional.class_statistics import accumulation_dtype
 from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.precision import accumulation_dtype
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightning_robustness.functional.class_statistics import accumulation_dtype
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.precision import accumulation_dtype
 
 # An unchanged image would have an infinite PSNR, and so would every mean that it enters: it counts as 100 dB
 _SMALLEST_MSE = 1e-10

@@ -18,12 +18,12 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness.attacks import Attack, AttackResult, MaskingSign, get_attack, masking_signs, run
-from lightning_robustness.functional.class_statistics import accumulation_dtype
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.metrics import ROBY, AttackSuccessRate, FisherSpectralNorm, RobustnessDifferenceIndex
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.head import HeadCall
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.precision import accumulation_dtype
 
 AttackLike = str | Attack | Callable[..., Any]
 # Of attacks by name, where the defaults are too expensive to be repeated during training

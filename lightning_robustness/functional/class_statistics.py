@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_robustness.utilities.precision import accumulation_dtype, at_least_float32
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 Normalization = Literal["pairs", "all", "none"]
@@ -32,22 +33,12 @@ class ClassStatistics(NamedTuple):
     dtype: torch.dtype
 
 
-def accumulation_dtype(device: torch.device) -> torch.dtype:
-    """Widest floating point type of a device."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def result_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Type of a result for features of a type: never narrower than float32."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def class_statistics(features: Tensor, preds: Tensor, p: float) -> ClassStatistics:
     """Compute centres and mean distances in one pass each, in float64 whatever the features are."""
     classes, index, counts = preds.unique(return_inverse=True, return_counts=True)
     centers = sum_by_class(features, index, len(classes)) / counts.unsqueeze(1)
     distances = sum_distances_by_class(features, index, centers, p) / counts
-    return ClassStatistics(classes, counts, centers, distances, result_dtype(features.dtype))
+    return ClassStatistics(classes, counts, centers, distances, at_least_float32(features.dtype))
 
 
 def sum_by_class(features: Tensor, index: Tensor, num_classes: int) -> Tensor:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_robustness.functional.class_statistics import result_dtype
 from lightning_robustness.functional.jacobian import Jacobian, check_samples_are_independent
 from lightning_robustness.functional.reverse_weibull import fit_reverse_weibull
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_finite, compute_logits
+from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
 
 _DUAL_ORDERS = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}
@@ -80,7 +80,7 @@ def clever_score(
     _check_arguments(radius, p, num_batches, batch_size, chunk_size)
     space = InputSpace(low=None, high=None) if input_space is None else input_space
     space.check(x)
-    dtype = result_dtype(x.dtype)
+    dtype = at_least_float32(x.dtype)
     with sandbox(model, x, seed=seed) as (x,):
         if len(x) == 0:
             return torch.zeros(0 if targets is None else targets.shape, dtype=dtype, device=x.device)

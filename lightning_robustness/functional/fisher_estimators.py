@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness.functional.class_statistics import accumulation_dtype
 from lightning_robustness.functional.jacobian import Jacobian
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_finite, compute_logits
+from lightning_robustness.utilities.precision import accumulation_dtype
 
 # Of the central differences
 _STEP_SIZE = 1e-3

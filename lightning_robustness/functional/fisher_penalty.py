@@ -7,11 +7,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import normalize
 
 from lightning_robustness.functional.batch_statistics import find_training_layers, held_batch_statistics
-from lightning_robustness.functional.class_statistics import accumulation_dtype
 from lightning_robustness.functional.jacobian import check_samples_are_independent
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
+from lightning_robustness.utilities.precision import accumulation_dtype
 from lightning_robustness.utilities.sandbox import find_modules, sandbox
 
 FisherKind = Literal["spectral", "trace"]

@@ -16,6 +16,7 @@ from lightning_robustness.functional.jacobian import Jacobian, check_samples_are
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
+from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
 
 FisherMethod = Literal["auto", "exact", "lanczos", "power", "hutchinson", "blackbox"]
@@ -154,7 +155,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
                 if method == "exact" and chunk_size is None:
                     chunk_size = max(1, _JACOBIAN_NUMBERS // (num_classes * x[0].numel()))
             chunks = [estimators[method](chunk) for chunk in x.split(chunk_size or len(x))]
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = at_least_float32(x.dtype)
     components = FisherComponents(*(_join(values, dtype) for values in zip(*chunks, strict=True)))
     return components if return_components else components.spectral_norm
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
-from lightning_robustness.functional.class_statistics import result_dtype
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_differentiable, compute_logits
+from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
 
 # Standard deviation of the start, as published with TRADES and MART
@@ -57,7 +57,7 @@ def maximize(
         def log_probabilities(pixels: Tensor) -> Tensor:
             return log_softmax(compute_logits(model, space.normalize(pixels).to(dtype)))
 
-        center = space.unnormalize(x.to(result_dtype(dtype)))
+        center = space.unnormalize(x.to(at_least_float32(dtype)))
         low, high = _clamp(space, center - eps), _clamp(space, center + eps)
         pixels = (center + _START * torch.randn_like(center)).clamp(low, high)
         with torch.no_grad():
@@ -77,7 +77,7 @@ def maximize(
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Logarithms of probabilities, in float32 or wider also under mixed precision."""
-    return logits.to(result_dtype(logits.dtype)).log_softmax(dim=1)
+    return logits.to(at_least_float32(logits.dtype)).log_softmax(dim=1)
 
 
 def _clamp(space: InputSpace, pixels: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_finite, compute_logits
+from lightning_robustness.utilities.precision import at_least_float32
 
 
 class Jacobian:
@@ -51,7 +52,7 @@ class Jacobian:
     @property
     def logits(self) -> Tensor:
         """Logits of shape ``(N, K)``, float32 or wider, without a graph."""
-        return self._logits.detach().to(torch.promote_types(self._logits.dtype, torch.float32))
+        return self._logits.detach().to(at_least_float32(self._logits.dtype))
 
     def transposed_product(self, u: Tensor) -> Tensor:
         """Compute J^T u for u of shape ``(N, K)``, as a tensor of shape ``(N, n)``."""

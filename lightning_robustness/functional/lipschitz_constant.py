@@ -4,9 +4,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_robustness.functional.class_statistics import result_dtype
 from lightning_robustness.functional.jacobian import Jacobian, check_samples_are_independent
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
 
 
@@ -49,7 +49,7 @@ def lipschitz_constant(
     space.check(x)
     with sandbox(model, x, seed=seed) as (x,):
         if len(x) == 0:
-            return torch.zeros(0, dtype=result_dtype(x.dtype), device=x.device)
+            return torch.zeros(0, dtype=at_least_float32(x.dtype), device=x.device)
         check_samples_are_independent(model, x)
         jacobian = Jacobian(model, x, space)
         p = jacobian.logits.softmax(dim=1)

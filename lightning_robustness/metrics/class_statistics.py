@@ -11,16 +11,15 @@ from typing_extensions import override
 
 from lightning_robustness.functional.class_statistics import (
     ClassStatistics,
-    accumulation_dtype,
     check_p,
     class_statistics,
     expand_distances_by_class,
-    result_dtype,
     sum_by_class,
     sum_distances_by_class,
 )
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
 from lightning_robustness.utilities.checks import check_features_and_preds, check_integer
+from lightning_robustness.utilities.precision import accumulation_dtype, at_least_float32
 
 Mode = Literal["exact", "streaming"]
 
@@ -140,7 +139,7 @@ class ClassStatisticsMetric(RobustnessMetric):
     def _fill(self, features: Tensor, preds: Tensor) -> None:
         """Put samples into the buffer, and expand what is in it where it would overflow."""
         if not self._width():
-            self._allocate(features.shape[1], result_dtype(features.dtype))
+            self._allocate(features.shape[1], at_least_float32(features.dtype))
         capacity = len(self.buffer)
         for rows, labels in zip(features.split(capacity), preds.split(capacity), strict=True):
             if int(self.buffer_count) + len(rows) > capacity:

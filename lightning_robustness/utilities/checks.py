@@ -1,4 +1,8 @@
-from typing import Any
+"""Checks of arguments: one place, and one message, for each mistake."""
+
+import math
+from numbers import Integral, Real
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -19,11 +23,7 @@ def check_features_and_preds(features: Tensor, preds: Tensor, num_classes: int |
     """
     if not features.is_floating_point():
         raise TypeError(f"Expected `features` to be a floating point tensor but got dtype {features.dtype}.")
-    if preds.is_floating_point() or preds.is_complex() or preds.dtype == torch.bool:
-        raise TypeError(
-            f"Expected `preds` to be an integer tensor of predicted labels but got dtype {preds.dtype}. "
-            "If these are logits, pass `logits.argmax(dim=1)`."
-        )
+    check_integer_tensor("preds", preds)
     if features.ndim < 2:
         raise ValueError(
             f"Expected `features` to have shape (N, ...) with at least 2 dimensions but got {tuple(features.shape)}. "
@@ -52,17 +52,85 @@ def check_features_and_preds(features: Tensor, preds: Tensor, num_classes: int |
     return features
 
 
-def check_integer(name: str, value: Any, minimum: int) -> None:
-    """Check that an argument is an integer.
+def check_integer_tensor(name: str, value: Any) -> None:
+    """Check that an argument is a tensor of integers, such as labels.
+
+    Raises:
+        TypeError: If it is not.
+
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"Expected `{name}` to be an integer tensor of labels but got {type(value).__name__}.")
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(
+            f"Expected `{name}` to be an integer tensor of labels but got dtype {value.dtype}. "
+            "If these are logits, pass `logits.argmax(dim=1)`."
+        )
+
+
+def check_labels(name: str, labels: Tensor, num_samples: int) -> int:
+    """Check that there is one non-negative integer label per sample.
+
+    Returns:
+        The highest label, -1 without any, to be compared with the number of classes where that is known.
+
+    Raises:
+        TypeError: If the labels are not integers.
+        ValueError: If their number is wrong, or one is negative.
+
+    """
+    check_integer_tensor(name, labels)
+    if labels.shape != (num_samples,):
+        raise ValueError(
+            f"Expected `{name}` to have shape ({num_samples},), one label per sample, but got {tuple(labels.shape)}."
+        )
+    if num_samples == 0:
+        return -1
+    low, high = torch.stack(labels.aminmax()).tolist()  # one transfer from the device
+    if low < 0:
+        raise ValueError(f"Expected labels in `{name}` to be non-negative but got values from {low} to {high}.")
+    return high
+
+
+def check_integer(name: str, value: Any, minimum: int) -> int:
+    """Check that an argument is an integer, of Python or NumPy, and return it as a Python one.
+
+    Raises:
+        ValueError: If it is something else, or below the minimum.
+
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+        raise ValueError(f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}.")
+    return int(value)
+
+
+def check_number(name: str, value: Any, minimum: float = 0.0, exclusive: bool = False) -> float:
+    """Check that an argument is a finite real number and return it as a Python one.
 
     Args:
         name: Name of the argument.
         value: Its value.
-        minimum: Smallest integer that is allowed.
+        minimum: Smallest number that is allowed.
+        exclusive: Whether the minimum itself is not allowed.
+
+    Raises:
+        ValueError: If it is something else, or too small.
+
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < minimum or (exclusive and value == minimum):
+        bound = "above" if exclusive else "of at least"
+        raise ValueError(f"Expected argument `{name}` to be a finite number {bound} {minimum:g} but got {value!r}.")
+    return float(value)
+
+
+def check_option(name: str, value: Any, options: Any) -> None:
+    """Check that an argument is one of the values of a ``Literal``.
 
     Raises:
         ValueError: If it is something else.
 
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise ValueError(f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}.")
+    allowed = get_args(options)
+    if value not in allowed:
+        raise ValueError(f"Expected argument `{name}` to be one of {allowed} but got {value!r}.")

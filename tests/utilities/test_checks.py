@@ -1,7 +1,18 @@
+import math
+from typing import Literal
+
+import numpy as np
 import pytest
 import torch
 
-from lightning_robustness.utilities.checks import check_features_and_preds, check_integer
+from lightning_robustness.utilities.checks import (
+    check_features_and_preds,
+    check_integer,
+    check_integer_tensor,
+    check_labels,
+    check_number,
+    check_option,
+)
 
 LABELS = torch.arange(4)
 
@@ -22,7 +33,7 @@ def test_any_integer_labels_will_do(dtype):
     [
         (torch.ones(4, 2).int(), LABELS, TypeError, r"floating point tensor but got dtype torch\.int32"),
         (torch.ones(4, 2), torch.ones(4, 3), TypeError, r"torch\.float32.*pass `logits\.argmax\(dim=1\)`"),
-        (torch.ones(4, 2), LABELS.bool(), TypeError, r"integer tensor of predicted labels but got dtype torch\.bool"),
+        (torch.ones(4, 2), LABELS.bool(), TypeError, r"integer tensor of labels but got dtype torch\.bool"),
         (torch.ones(4), LABELS, ValueError, r"at least 2 dimensions but got \(4,\).*unsqueeze"),
         (torch.ones(3, 2), LABELS, ValueError, r"`preds` to have shape \(3,\).*but got \(4,\)"),
         (torch.ones(4, 2), LABELS.unsqueeze(1), ValueError, r"but got \(4, 1\)"),
@@ -42,7 +53,38 @@ def test_negative_labels_without_a_number_of_classes():
 
 
 def test_integers():
-    check_integer("steps", 1, minimum=1)
+    assert type(check_integer("steps", np.int64(3), minimum=1)) is int
     for value in (0, 1.0, True, "1", None):
         with pytest.raises(ValueError, match=f"`steps` to be an integer of at least 1 but got {value!r}"):
             check_integer("steps", value, minimum=1)
+
+
+def test_numbers():
+    assert type(check_number("eps", np.float32(0.5))) is float
+    assert check_number("eps", 0) == 0.0
+    for value in (-1, math.nan, math.inf, True, "1", None):
+        with pytest.raises(ValueError, match=f"`eps` to be a finite number of at least 0 but got {value!r}"):
+            check_number("eps", value)
+    with pytest.raises(ValueError, match="`lr` to be a finite number above 0 but got 0"):
+        check_number("lr", 0, exclusive=True)
+
+
+def test_options():
+    check_option("norm", "l2", Literal["linf", "l2"])
+    with pytest.raises(ValueError, match=r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"):
+        check_option("norm", "l1", Literal["linf", "l2"])
+
+
+def test_integer_tensors():
+    check_integer_tensor("y", LABELS)
+    with pytest.raises(TypeError, match="`y` to be an integer tensor of labels but got list"):
+        check_integer_tensor("y", [0, 1])
+
+
+def test_labels():
+    assert check_labels("y", LABELS, 4) == 3
+    assert check_labels("y", LABELS[:0], 0) == -1
+    with pytest.raises(ValueError, match=r"`y` to have shape \(3,\), one label per sample, but got \(4,\)"):
+        check_labels("y", LABELS, 3)
+    with pytest.raises(ValueError, match="`y` to be non-negative but got values from -1 to 2"):
+        check_labels("y", LABELS - 1, 4)
