@@ -18,7 +18,7 @@ class MaskingSign(NamedTuple):
 
 
 @dataclass
-class _Tally:
+class AttackTally:
     """Results of one attack, summed over batches."""
 
     attack: Any
@@ -26,9 +26,12 @@ class _Tally:
     eligible: int = 0
     zero_gradients: int = 0
     samples_with_gradients: int = 0
+    probabilities: bool = False
+    deterministic: bool = True
 
     @property
     def rate(self) -> float:
+        """Success rate."""
         return self.success / max(self.eligible, 1)
 
     def setting(self, *left_out: str) -> tuple[Any, ...]:
@@ -40,6 +43,7 @@ class _Tally:
         return (type(attack), *values)
 
     def has(self, **attributes: Any) -> bool:
+        """Tell whether the attack has these attributes."""
         return all(getattr(self.attack, name, None) == value for name, value in attributes.items())
 
 
@@ -72,32 +76,37 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
         probabilities | Let the model return logits, what enters the softmax, and repeat the attacks.
 
     """
-    results = list(results)
-    tallies = _tally(results)
+    return signs_of(_tally(results), tolerance)
+
+
+def signs_of(tallies: list[AttackTally], tolerance: float) -> list[MaskingSign]:
+    """Look for signs in the sums over all batches, one tally per attack."""
     return [
         *_black_box_beats_white_box(tallies, tolerance),
         *_zero_gradients(tallies, tolerance),
         *_one_step_beats_many(tallies, tolerance),
         *_not_rising_with_eps(tallies, tolerance),
-        *_outputs(results),
+        *_outputs(tallies),
     ]
 
 
-def _tally(results: list[AttackResult]) -> list[_Tally]:
-    tallies: list[_Tally] = []
+def _tally(results: Iterable[AttackResult]) -> list[AttackTally]:
+    tallies: list[AttackTally] = []
     for result in results:
         tally = next((t for t in tallies if t.attack is result.attack or t.attack == result.attack), None)
         if tally is None:
-            tallies.append(tally := _Tally(result.attack))
+            tallies.append(tally := AttackTally(result.attack))
         tally.success += int(result.success.sum())
         tally.eligible += int(result.eligible.sum())
         if result.zero_gradients is not None:
             tally.zero_gradients += int((result.zero_gradients & result.eligible).sum())
             tally.samples_with_gradients += int(result.eligible.sum())
+        tally.probabilities |= result.probabilities
+        tally.deterministic &= result.deterministic
     return tallies
 
 
-def _black_box_beats_white_box(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
+def _black_box_beats_white_box(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
     for black in tallies:
         budget = {name: getattr(black.attack, name, None) for name in ("eps", "norm", "targeted")}
         rivals = [t for t in tallies if t.has(white_box=True, **budget)]
@@ -115,7 +124,7 @@ def _black_box_beats_white_box(tallies: list[_Tally], tolerance: float) -> Itera
             )
 
 
-def _zero_gradients(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
+def _zero_gradients(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
     for tally in tallies:
         share = tally.zero_gradients / max(tally.samples_with_gradients, 1)
         if share > tolerance:
@@ -128,7 +137,7 @@ def _zero_gradients(tallies: list[_Tally], tolerance: float) -> Iterator[Masking
             )
 
 
-def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
+def _one_step_beats_many(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
     for one in tallies:
         budget = {name: getattr(one.attack, name, None) for name in ("eps", "norm", "targeted")}
         rivals = [t for t in tallies if t.has(white_box=True, **budget) and getattr(t.attack, "steps", 1) > 1]
@@ -146,8 +155,8 @@ def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[Ma
             )
 
 
-def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
-    groups: dict[tuple[Any, ...], list[_Tally]] = {}
+def _not_rising_with_eps(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
+    groups: dict[tuple[Any, ...], list[AttackTally]] = {}
     for tally in tallies:
         if getattr(tally.attack, "eps", None) is not None and is_dataclass(tally.attack):
             groups.setdefault(tally.setting("eps", "alpha", "options"), []).append(tally)
@@ -165,15 +174,15 @@ def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[Ma
                 )
 
 
-def _outputs(results: list[AttackResult]) -> Iterator[MaskingSign]:
-    if any(result.probabilities for result in results):
+def _outputs(tallies: list[AttackTally]) -> Iterator[MaskingSign]:
+    if any(tally.probabilities for tally in tallies):
         yield MaskingSign(
             "probabilities",
             "All outputs are non-negative and add up to 1 for each sample.",
             "Attacks expect logits: a softmax on top flattens the loss, and hides gradients of confident samples.",
             "Let the model return logits, what enters the softmax, and repeat the attacks.",
         )
-    if not all(result.deterministic for result in results):
+    if not all(tally.deterministic for tally in tallies):
         yield MaskingSign(
             "random_outputs",
             "Two forward passes of the same inputs gave different outputs.",
@@ -183,6 +192,6 @@ def _outputs(results: list[AttackResult]) -> Iterator[MaskingSign]:
         )
 
 
-def _name(tally: _Tally) -> str:
+def _name(tally: AttackTally) -> str:
     default = getattr(tally.attack, "__name__", type(tally.attack).__name__)
     return str(getattr(tally.attack, "name", default))

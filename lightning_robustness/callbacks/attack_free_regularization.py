@@ -12,7 +12,7 @@ from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.functional import fisher_penalty, rdi_loss
 from lightning_robustness.functional.fisher_penalty import FisherKind
-from lightning_robustness.utilities.batch import read_batch
+from lightning_robustness.utilities.batch import read_batch, require_labels
 from lightning_robustness.utilities.head import find_head
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
@@ -134,13 +134,9 @@ class AttackFreeRegularization(TrainingStepCallback):
 
     def _terms(self, forward: Callable[..., Any], x: Tensor, y: Tensor | None) -> Iterator[tuple[str, float, Tensor]]:
         if self.rdi:
-            if y is None:
-                raise ValueError(
-                    "Expected a batch with labels, which the RDI loss groups by, but found none. Pass `rdi=0` or, if "
-                    "they are there in another form, `batch_fn=`, a callable that returns inputs and labels."
-                )
+            labels = require_labels(y, "the RDI loss", otherwise="`rdi=0` to leave it out")
             logits = next((output for output in self._outputs if len(output) == len(x)), None)
-            yield "rdi_loss", self.rdi, rdi_loss(compute_logits(forward, x) if logits is None else logits, y)
+            yield "rdi_loss", self.rdi, rdi_loss(compute_logits(forward, x) if logits is None else logits, labels)
         if self.fisher:
             value = fisher_penalty(
                 forward, x, self.fisher_kind, num_products=self.num_products, input_space=self.input_space

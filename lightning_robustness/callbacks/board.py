@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate, pad
 
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.callbacks.figures import as_images, perturbation_figure, render
-from lightning_robustness.evaluation.measurement import Examples
+from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 

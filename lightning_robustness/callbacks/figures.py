@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_robustness.evaluation.figures import COLORS, MARKERS, new_figure
-from lightning_robustness.evaluation.measurement import Examples
+from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.utilities.input_space import InputSpace
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def perturbation_figure(examples: Examples, input_space: InputSpace, title: str)
     Example:
         >>> import torch
         >>> from lightning_robustness.callbacks.figures import perturbation_figure
-        >>> from lightning_robustness.evaluation.measurement import Examples
+        >>> from lightning_robustness.measurement.attack_meter import Examples
         >>> from lightning_robustness.utilities.input_space import InputSpace
         >>> x, y = torch.zeros(2, 1, 8, 8), torch.tensor([3, 5])
         >>> figure = perturbation_figure(Examples(x, x + 0.1, y, y, y + 1), InputSpace(), "pgd")

@@ -63,7 +63,7 @@ class RobustEarlyStopping(EarlyStopping):
         keys = [key for monitor in monitors for key in monitor.keys]
         # Another key may be the module's own, if it does not look like ours
         names = {key.split("/")[-1] for key in keys} - {"acc"}
-        is_ours = any(self.monitor.startswith(f"{monitor.prefix}/") for monitor in monitors)
+        is_ours = any(self.monitor.startswith(f"{monitor.settings.prefix}/") for monitor in monitors)
         if self.monitor not in keys and (is_ours or self.monitor.split("/")[-1] in names):
             raise MisconfigurationException(
                 f"RobustEarlyStopping waits for {self.monitor!r}, which RobustnessMonitor will not log. It will log "

@@ -1,56 +1,29 @@
-import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from time import perf_counter
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
-from lightning_robustness.attacks import Attack, run
-from lightning_robustness.callbacks.board import Board, describe_eps
+from lightning_robustness.attacks import Attack
+from lightning_robustness.callbacks.attack_schedule import AttackSchedule
 from lightning_robustness.callbacks.figures import history_figure
-from lightning_robustness.callbacks.trainer_access import (
-    check_order,
-    check_strategy,
-    check_validation,
-    evaluation_loader,
-    forward_of,
-    has_trained,
-    log_step,
-)
-from lightning_robustness.callbacks.validation_watch import ValidationWatch
-from lightning_robustness.evaluation.measurement import AttackMeter, FeatureMeter, FisherMeter, name_attacks
+from lightning_robustness.callbacks.monitor_run import MonitorRun, MonitorSettings
+from lightning_robustness.callbacks.trainer_access import check_order, check_strategy, check_validation, log_step
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.measurement.attack_names import name_attacks
+from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.batch import read_batch
 from lightning_robustness.utilities.checks import check_integer
-from lightning_robustness.utilities.head import HeadTap, find_head
 from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.loader_share import loader_share
-from lightning_robustness.utilities.logits import are_probabilities, compute_logits
-from lightning_robustness.utilities.rank_zero import rank_zero_warn
-from lightning_robustness.utilities.sample import SpreadSample
-from lightning_robustness.utilities.sandbox import sandbox
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-class _Sample(NamedTuple):
-    """The sample of this process, and which of its rows attacks and the Fisher information see."""
-
-    x: Tensor
-    y: Tensor | None
-    attack_rows: Tensor
-    fim_rows: Tensor
+# Shown in the progress bar
+_HEADLINES = ("rdi", "fim", "adv_acc/worst")
 
 
 class RobustnessMonitor(Callback):
@@ -147,52 +120,54 @@ class RobustnessMonitor(Callback):
         log_embeddings: bool = False,
         progress: bool | None = None,
     ) -> None:
-        counts = {"fim_samples": fim_samples, "attack_samples": attack_samples, "dataloader_idx": dataloader_idx}
-        for name, value in {**counts, "seed": seed}.items():
+        counts = {"attack_samples": attack_samples, "dataloader_idx": dataloader_idx, "seed": seed}
+        for name, value in counts.items():
             check_integer(name, value, minimum=0)
-        for name, value in {"attack_every_n_epochs": attack_every_n_epochs, "batch_size": batch_size}.items():
-            check_integer(name, value, minimum=1)
+        check_integer("batch_size", batch_size, minimum=1)
         if not prefix:
             raise ValueError("Expected argument `prefix` to be a name but got an empty one.")
-        self.attacks = name_attacks(attacks, eps) if attack_samples else {}
-        self.attack_every_n_epochs = attack_every_n_epochs
-        self.input_space = input_space or InputSpace()
-        self.num_classes = num_classes
-        self.head = head
-        self.forward_fn = forward_fn
-        self.batch_fn = batch_fn
-        self.fim_samples = fim_samples
-        self.fim_method: FisherMethod = fim_method
-        self.attack_samples = attack_samples if self.attacks else 0
-        self.batch_size = batch_size
-        self.dataloader_idx = dataloader_idx
-        self.seed = seed
-        self.prefix = prefix
-        self.mode: Mode = mode
-        self.log_figures = log_figures
-        self.log_embeddings = log_embeddings
-        self.progress = progress
+        named = name_attacks(attacks, eps) if attack_samples else {}
+        self.settings = MonitorSettings(
+            attacks=named,
+            input_space=input_space or InputSpace(),
+            num_classes=num_classes,
+            head=head,
+            forward_fn=forward_fn,
+            batch_fn=batch_fn,
+            fim_samples=fim_samples,
+            fim_method=fim_method,
+            attack_samples=attack_samples if named else 0,
+            batch_size=batch_size,
+            dataloader_idx=dataloader_idx,
+            seed=seed,
+            prefix=prefix,
+            mode=mode,
+            log_figures=log_figures,
+            log_embeddings=log_embeddings,
+            progress=progress,
+        )
         self.history: list[dict[str, float]] = []
-        # So that wrong arguments are found here
-        self._fisher_meter()
+        self._schedule = AttackSchedule(named, attack_every_n_epochs)
+        self._run: MonitorRun | None = None
+        self._is_fitting = True
+        # Wrong arguments are found here
+        self.settings.make_meters()
         FeatureMeter(2 if num_classes is None else num_classes, mode, torch.device("cpu"))
-        self._last_attack_epoch: int | None = None
-        self._error: str | None = None
-        self._forget()
 
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(prefix=self.prefix)
+        return self._generate_state_key(prefix=self.settings.prefix)
 
     @property
     def keys(self) -> list[str]:
         """Keys of the values that say how robust the network is, as they are logged."""
         attack_free = ["rdi", "rdi_intra", "rdi_inter", "rdi_embedding", "roby", "fsa", "fsd", "acc"]
-        fisher = ["fim", "fim_inverse", "fim_geometric", "lipschitz"] if self.fim_samples else []
-        kinds, names = ("asr", "adv_acc", "distortion"), [*self.attacks, *(["worst"] if self.attacks else [])]
+        fisher = ["fim", "fim_inverse", "fim_geometric", "lipschitz"] if self.settings.fim_samples else []
+        kinds, names = ("asr", "adv_acc", "distortion"), [*self.settings.attacks]
+        names += ["worst"] if names else []
         attacked = [f"{kind}/{name}" for kind in kinds for name in names]
-        return [f"{self.prefix}/{key}" for key in [*attack_free, *fisher, *attacked]]
+        return [f"{self.settings.prefix}/{key}" for key in [*attack_free, *fisher, *attacked]]
 
     def plot(self) -> "Figure":
         """Draw the curves of ``history``.
@@ -201,40 +176,41 @@ class RobustnessMonitor(Callback):
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
         """
-        return history_figure(self.history, self.prefix)
+        return history_figure(self.history, self.settings.prefix)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"last_attack_epoch": self._last_attack_epoch, "history": self.history}
+        return {"schedule": self._schedule.state_dict(), "history": self.history}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self._resumes:  # `validate` and `test` load checkpoints too, which must not cut the history short
-            self._last_attack_epoch = state_dict["last_attack_epoch"]
+        if self._is_fitting:  # `validate` and `test` load checkpoints too, which must not cut the history short
+            self._schedule.load_state_dict(state_dict["schedule"])
             self.history = list(state_dict["history"])
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_strategy(trainer, self)
-        if stage == "fit":
+        self._is_fitting = stage == "fit"
+        if self._is_fitting:
             check_validation(trainer)
             check_order(trainer, self)
-        if stage == "fit" and trainer.current_epoch == 0:
-            self.history, self._last_attack_epoch = [], None
-        self._forget()
-        self._resumes = stage == "fit"
+            if trainer.current_epoch == 0:
+                self.history = []
+                self._schedule.reset()
+        self._run = MonitorRun(self.settings, trainer, pl_module)
 
     @override
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close()
+        if self._run is not None:
+            self._run.close_epoch()
 
     @override
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if dataloader_idx == self.dataloader_idx and self._error is None:
-            with self._guard(trainer):
-                self._before(trainer, pl_module, batch)
+        if self._run is not None and dataloader_idx == self.settings.dataloader_idx:
+            self._run.before_batch(batch)
 
     @override
     def on_validation_batch_end(
@@ -246,34 +222,28 @@ class RobustnessMonitor(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if dataloader_idx == self.dataloader_idx and self._error is None and self._watch is not None:
-            with self._guard(trainer):
-                if self._watch.after() and self._watch.uses_hooks:
-                    self._warn_once(
-                        "validation does not run the network on the inputs of its batch as they are, so that another "
-                        "forward pass is made for RDI and ROBY. If `validation_step` prepares inputs, by normalising "
-                        "them for instance, all values here are of inputs that are not: pass `forward_fn=`, a callable "
-                        "that takes the module and inputs, prepares them likewise and returns logits.",
-                        key="forward",
-                    )
+        if self._run is not None and dataloader_idx == self.settings.dataloader_idx:
+            self._run.after_batch()
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with self._guard(trainer):
-            if self._watch is None and self._error is None:
-                evaluation_loader(trainer, self.dataloader_idx)  # is there such a loader?
-                self._error = f"no batch came from loader {self.dataloader_idx}"
-        watch, error = self._watch, self._error
-        self._close()
-        if trainer.sanity_checking:
+        if self._run is None:
             return
-        self._epoch = trainer.current_epoch
-        values = self._survive(trainer, partial(self._evaluate, trainer, pl_module, watch, error)) or {"skipped": 1.0}
-        prefix = self._log_prefix(trainer)
+        if trainer.sanity_checking:
+            self._run.end_sanity_check()
+            return
+        self._run.epoch = trainer.current_epoch
+        values = self._evaluate(self._run, trainer)
         for key, value in values.items():
-            is_headline = key in ("rdi", "fim", "adv_acc/worst")
-            # All processes have the same values, apart from the time that each took
-            pl_module.log(f"{prefix}/{key}", value, prog_bar=is_headline, sync_dist=True, reduce_fx="max", batch_size=1)
+            # All processes have the same values, except for the times
+            pl_module.log(
+                f"{self._run.prefix}/{key}",
+                value,
+                prog_bar=key in _HEADLINES,
+                sync_dist=True,
+                reduce_fx="max",
+                batch_size=1,
+            )
 
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_start = on_validation_batch_start
@@ -283,18 +253,20 @@ class RobustnessMonitor(Callback):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attack once more where training ended between two attacks, as early stopping does."""
-        if self._found is None:
-            self._warn_once("there was no validation epoch to watch in this run.", key="validation")
-        if not self.attacks or self._sample is None or self._attacked_step == trainer.global_step:
+        run = self._run
+        if run is None:
             return
-        attacks = self._attack_meter()
-        self._epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
-        values = self._survive(trainer, partial(self._measure_attacks, trainer, pl_module, attacks))
-        if values is None:
+        if not run.has_seen_data:
+            run.faults.warn("there was no validation epoch to watch in this run.", key="validation")
+        missing = self._schedule.missing(trainer)
+        if not missing or not run.has_sample:
             return
-        self._show(trainer, pl_module, attacks)
-        self._remember(trainer, values)
-        logged = {f"{self.prefix}/{key}": value for key, value in values.items()}
+        run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
+        values = run.faults.compute(f"left epoch {run.epoch} out", partial(run.attack, missing))
+        if not values:
+            return
+        self._remember(run, trainer, values, missing)
+        logged = {f"{run.prefix}/{key}": value for key, value in values.items()}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=log_step(trainer))
             logger.save()
@@ -302,275 +274,26 @@ class RobustnessMonitor(Callback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._close()
+        if self._run is not None:
+            self._run.close_epoch()
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._forget()
+        if self._run is not None:
+            self._run.close_epoch()
+        self._run = None
 
-    def _forget(self) -> None:
-        """Forget the module and its data, and remove hooks."""
-        self._close()
-        self._resumes = True
-        self._found: tuple[str, int] | None = None
-        self._sample: _Sample | None = None
-        self._sizes = (0, 0)
-        self._board: Board | None = None
-        self._attacked_step: int | None = None
-        self._epoch = 0
-        self._warned: set[str] = set()
-
-    def _close(self) -> None:
-        """End the watch over a validation epoch."""
-        watch = getattr(self, "_watch", None)
-        if watch is not None:
-            watch.close()
-        self._watch: ValidationWatch | None = None
-        self._error = None
-
-    @contextmanager
-    def _guard(self, trainer: Trainer) -> Iterator[None]:
-        """Let no error of the monitor end a training run that has begun; before that, an error is what helps."""
-        try:
-            yield
-        except FloatingPointError as error:
-            self._error = str(error)
-        except Exception as error:
-            if not has_trained(trainer):
-                self._forget()
-                raise MisconfigurationException(f"RobustnessMonitor: {error}") from error
-            self._error = f"{type(error).__name__}: {error}"
-
-    def _survive(self, trainer: Trainer, measure: Callable[[], dict[str, float]]) -> dict[str, float] | None:
-        """Measure, without an end to training if that fails; where processes would wait for each other, it ends."""
-        try:
-            return measure()
-        except Exception as error:
-            if trainer.world_size > 1 or not has_trained(trainer):
-                raise
-            self._warn_of_error(f"left epoch {self._epoch} out", f"{type(error).__name__}: {error}")
-            return None
-
-    def _before(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
-        x, y = read_batch(batch, self.batch_fn)
-        if self._found is None:
-            self._found = self._inspect(pl_module, x, y)
-        if self._watch is None:
-            self._watch = self._open(trainer, pl_module, x.device)
-        self._watch.before(x, y)
-
-    def _forward(self, pl_module: LightningModule) -> Callable[..., Any]:
-        return forward_of(pl_module, self.forward_fn)
-
-    def _inspect(self, pl_module: LightningModule, x: Tensor, y: Tensor | None) -> tuple[str, int]:
-        """Find the head and the number of classes, and try everything on two samples that can be wrong."""
-        if self.attacks and y is None:
-            raise ValueError(
-                "Expected batches with labels, which attacks need, but got none. Pass `batch_fn=`, a callable that "
-                "takes a batch and returns inputs and labels, or `attacks=()`."
-            )
-        if self.fim_samples or self.attacks:
-            self.input_space.check(x)
-        forward, few = self._forward(pl_module), x[:2]
-        try:
-            with sandbox(forward, few) as (copies,), torch.no_grad():
-                logits = compute_logits(forward, copies)
-        except Exception as error:
-            raise ValueError(
-                f"Expected `{type(pl_module).__name__}(x)` to return logits for inputs of shape {tuple(few.shape)} but "
-                f"it failed: {error} Let `forward` do so, or pass `forward_fn=`, a callable that takes the module and "
-                "inputs and returns logits."
-            ) from error
-        if are_probabilities(logits):
-            rank_zero_warn(
-                f"The outputs of {type(pl_module).__name__} look like probabilities. Attacks and the Fisher "
-                "information need logits: return what enters the softmax, or pass a `forward_fn=` that does."
-            )
-        name = find_head(pl_module, few, forward, self.head)
-        call = HeadTap(pl_module, name).run(forward, few)
-        num_classes = call.logits.shape[1]
-        if self.num_classes not in (None, num_classes):
-            raise ValueError(
-                f"Expected a head of width {self.num_classes}, as `num_classes` says, but {name!r} has {num_classes}."
-            )
-        if self.fim_samples:
-            try:
-                self._fisher_meter().update(forward, few, x.device)
-            except Exception as error:
-                raise ValueError(
-                    f"The Fisher information cannot be computed: {error} Do without, `fim_samples=0`, or pass "
-                    '`fim_method="blackbox"`, which needs no gradients.'
-                ) from error
-        for attack in self.attacks.values():
-            if not isinstance(attack, Attack):  # others are known to work, and may take long
-                run(forward, attack, few, logits.argmax(dim=1), self.input_space, self.seed)
-        width = call.embedding.shape[1]
-        rank_zero_info(f"RobustnessMonitor listens to the head {name!r}: {width} features, {num_classes} classes.")
-        return name, num_classes
-
-    def _open(self, trainer: Trainer, pl_module: LightningModule, device: torch.device) -> ValidationWatch:
-        assert self._found is not None
-        name, num_classes = self._found
-        loader, num_batches = evaluation_loader(trainer, self.dataloader_idx)
-        share = loader_share(loader, num_batches)
-        sample = None
-        if self._sample is None and not trainer.sanity_checking:
-            # Without a distributed sampler, what other processes see is not known: each gives its part of the sample
-            parts = trainer.world_size if share.num_replicas == 1 else 1
-            self._sizes = math.ceil(self.attack_samples / parts), math.ceil(self.fim_samples / parts)
-            sample = SpreadSample(max(self._sizes), share.total, self.seed)
-        meter = FeatureMeter(num_classes, self.mode, device)
-        return ValidationWatch(pl_module, self._forward(pl_module), name, meter, share, sample)
-
-    def _evaluate(
-        self, trainer: Trainer, pl_module: LightningModule, watch: ValidationWatch | None, error: str | None
-    ) -> dict[str, float]:
-        """Values of a validation epoch; in all processes the same keys."""
-        if not trainer.strategy.reduce_boolean_decision(error is None, all=True):
-            self._warn_of_error(f"left epoch {self._epoch} out", error)
+    def _evaluate(self, run: MonitorRun, trainer: Trainer) -> dict[str, float]:
+        attacks = self._schedule.due(trainer)
+        values = run.end_epoch(attacks)
+        if values is None:
             return {"skipped": 1.0}
-        assert watch is not None
-        values = {**watch.meter.compute(), "seconds/features": watch.meter.seconds}
-        if watch.sample is not None and not self._try(trainer, "the sample", partial(self._collect, watch.sample)):
-            self._sample = None
-        fisher, attacks = self._fisher_meter(), self._attack_meter()
-        if self.fim_samples and self._sample is not None:
-            values |= self._measure_fisher(trainer, pl_module, fisher)
-        if self._sample is not None and self._attacks_are_due(trainer):
-            values |= self._measure_attacks(trainer, pl_module, attacks)
-        start = perf_counter()
-        self._show(trainer, pl_module, attacks, watch.meter.distances, fisher.values)
-        values |= {"seconds/figures": perf_counter() - start, "skipped": 0.0}
-        self._remember(trainer, values)
+        self._remember(run, trainer, values, attacks)
         return values
 
-    def _collect(self, sample: SpreadSample, progress: bool) -> None:
-        x, y = sample.collect()
-        self._sample = _Sample(x, y, *(torch.as_tensor(sample.rows(size)) for size in self._sizes))
-
-    def _fisher_meter(self) -> FisherMeter:
-        return FisherMeter(self.fim_method, self.input_space, self.seed, self.batch_size)
-
-    def _attack_meter(self) -> AttackMeter:
-        return AttackMeter(self.attacks, self.input_space, self.seed, self.batch_size)
-
-    def _measure_fisher(self, trainer: Trainer, pl_module: LightningModule, meter: FisherMeter) -> dict[str, float]:
-        assert self._sample is not None
-        x = self._sample.x[self._sample.fim_rows]
-        update = partial(meter.update, self._forward(pl_module), x, pl_module.device)
-        if not self._try(trainer, "the Fisher information", update):
-            return {}
-        return {**meter.compute(), "seconds/fim": meter.seconds}
-
-    def _measure_attacks(self, trainer: Trainer, pl_module: LightningModule, meter: AttackMeter) -> dict[str, float]:
-        assert self._sample is not None
-        x, y, rows, _ = self._sample
-        assert y is not None
-        for name in self.attacks:
-            update = partial(meter.update, name, self._forward(pl_module), x[rows], y[rows], pl_module.device)
-            if not self._try(trainer, f"the attack {name!r}", update):
-                meter.drop(name)
-        if trainer.state.fn == "fit":
-            self._last_attack_epoch, self._attacked_step = self._epoch, trainer.global_step
-        values = meter.compute()
-        if meter.signs:
-            reasons = " ".join(f"{sign.evidence} {sign.explanation} {sign.remedy}" for sign in meter.signs)
-            self._warn_once(f"gradients seem to be masked, so that success rates are too low. {reasons}", key="masking")
-        return {**values, **{f"seconds/{name}": seconds for name, seconds in meter.seconds.items()}}
-
-    def _try(self, trainer: Trainer, what: str, update: Callable[..., None]) -> bool:
-        """Run a part in this process; say whether it went well in all."""
-        error = None
-        try:
-            update(progress=self._shows_progress(trainer))
-        except Exception as exception:
-            error = f"{type(exception).__name__}: {exception}"
-        if trainer.strategy.reduce_boolean_decision(error is None, all=True):
-            return True
-        self._warn_of_error(f"{what} failed and is left out of epoch {self._epoch}", error)
-        return False
-
-    def _attacks_are_due(self, trainer: Trainer) -> bool:
-        if not self.attacks:
-            return False
-        if trainer.state.fn != "fit" or self._last_attack_epoch is None:
-            return True
-        if trainer.current_epoch - self._last_attack_epoch >= self.attack_every_n_epochs:
-            return True
-        is_last_epoch = trainer.max_epochs == trainer.current_epoch + 1
-        is_last_step = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-        return is_last_step or (is_last_epoch and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
-
-    def _remember(self, trainer: Trainer, values: dict[str, float]) -> None:
-        if trainer.state.fn == "fit":
-            self.history.append({"epoch": self._epoch, "step": log_step(trainer), **values})
-
-    def _show(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        attacks: AttackMeter,
-        distances: Mapping[str, Tensor] = MappingProxyType({}),
-        lambdas: Tensor | None = None,
-    ) -> None:
-        """Hand everything that is not a scalar to the loggers; a picture is never worth a training run."""
-        if not trainer.is_global_zero or not trainer.loggers:
+    def _remember(self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Iterable[str]) -> None:
+        if trainer.state.fn != "fit":
             return
-        try:
-            if self._board is None:
-                self._board = Board(trainer.loggers, self._log_prefix(trainer), self.log_figures)
-                self._board.open(self._settings(pl_module), list(self.attacks), log_step(trainer))
-            self._board.show(
-                log_step(trainer),
-                distances=distances,
-                lambdas=lambdas,
-                examples=attacks.examples,
-                signs=attacks.signs,
-                input_space=self.input_space,
-            )
-            if self.log_embeddings and self._sample is not None:
-                self._embed(trainer, pl_module, self._board)
-        except Exception as error:
-            self._warn_once(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
-
-    def _embed(self, trainer: Trainer, pl_module: LightningModule, board: Board) -> None:
-        assert self._found is not None
-        assert self._sample is not None
-        tap, forward = HeadTap(pl_module, self._found[0]), self._forward(pl_module)
-        x, y = self._sample.x, self._sample.y
-        calls = [tap.run(forward, rows.to(pl_module.device)) for rows in x.split(self.batch_size)]
-        embedding, preds = torch.cat([c.embedding for c in calls]), torch.cat([c.logits for c in calls]).argmax(dim=1)
-        board.embed(
-            log_step(trainer), embedding.cpu(), preds.cpu() if y is None else y, preds.cpu(), x, self.input_space
-        )
-
-    def _settings(self, pl_module: LightningModule) -> dict[str, str]:
-        assert self._found is not None
-        return {
-            "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in self.attacks.items()) or "none",
-            "eps": ", ".join(dict.fromkeys(describe_eps(a.eps) for a in self.attacks.values() if hasattr(a, "eps"))),
-            "attacked": f"{self.attack_samples} samples, every {self.attack_every_n_epochs} epochs",
-            "Fisher information": f"{self.fim_samples} samples, method {self.fim_method!r}",
-            "input space": repr(self.input_space),
-            "head": f"{self._found[0]!r} of {type(pl_module).__name__}, {self._found[1]} classes",
-            "RDI and ROBY": f"all samples, mode {self.mode!r}",
-            "seed": str(self.seed),
-        }
-
-    def _log_prefix(self, trainer: Trainer) -> str:
-        return f"test_{self.prefix}" if trainer.testing else self.prefix
-
-    def _shows_progress(self, trainer: Trainer) -> bool:
-        wanted = trainer.progress_bar_callback is not None if self.progress is None else self.progress
-        return wanted and trainer.is_global_zero
-
-    def _warn_once(self, message: str, key: str) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            rank_zero_warn(f"RobustnessMonitor: {message}")
-
-    def _warn_of_error(self, message: str, error: str | None) -> None:
-        """Warn once of each error, in the process that met it, whichever that is."""
-        if error is not None and error not in self._warned:
-            self._warned.add(error)
-            warnings.warn(f"RobustnessMonitor: {message}: {error}", stacklevel=2)
+        self.history.append({"epoch": run.epoch, "step": log_step(trainer), **values})
+        if attacks:
+            self._schedule.record(trainer, run.epoch)

@@ -1,4 +1,4 @@
-"""What callbacks have to know of a Trainer."""
+"""Access to a Trainer, for callbacks."""
 
 from collections.abc import Callable
 from functools import partial
@@ -68,9 +68,18 @@ def check_order(trainer: Trainer, monitor: Callback) -> None:
 
 
 def has_trained(trainer: Trainer) -> bool:
-    """Whether there is a training run to lose."""
-    is_training = trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.global_step > 0
+    """Return whether there is a training run to lose."""
+    is_training = trainer.state.fn == "fit" and not trainer.sanity_checking and num_training_batches(trainer) > 0
     return is_training and not trainer.fast_dev_run  # type: ignore[attr-defined]
+
+
+def num_training_batches(trainer: Trainer) -> int:
+    """Count the training batches of the run so far.
+
+    Unlike ``global_step``, this rises also while gradients are accumulated, and with manual optimization by the raw
+    optimizer.
+    """
+    return trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
 
 def forward_of(pl_module: LightningModule, forward_fn: Callable[..., Any] | None) -> Callable[..., Any]:

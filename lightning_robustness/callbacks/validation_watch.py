@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_robustness.evaluation.measurement import FeatureMeter
+from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.utilities.head import HeadCall, HeadTap
 from lightning_robustness.utilities.loader_share import LoaderShare
 from lightning_robustness.utilities.sample import SpreadSample

@@ -6,9 +6,9 @@ from torch import nn
 from lightning_robustness.evaluation.comparison_checks import UNCLASSIFIED, check_prior, check_reports
 from lightning_robustness.evaluation.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.evaluate import evaluate
-from lightning_robustness.evaluation.measurement import AttackLike
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
+from lightning_robustness.measurement.attack_names import AttackLike
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 

@@ -9,8 +9,8 @@ from typing_extensions import Self
 
 from lightning_robustness.attacks import run
 from lightning_robustness.evaluation import figures
+from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.utilities.head import HeadTap
-from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.precision import accumulation_dtype
 
 if TYPE_CHECKING:
@@ -58,17 +58,12 @@ class DecisionSpace:
 
 
 def project(
-    forward: Callable[..., Any],
+    subject: Subject,
     tap: HeadTap,
-    x: Tensor,
-    y: Tensor,
+    samples: Samples,
     attack: Callable[..., Any],
     name: str,
     method: Projection = "pca",
-    input_space: InputSpace | None = None,
-    batch_size: int = 128,
-    device: torch.device | None = None,
-    seed: int = 0,
 ) -> DecisionSpace:
     """Attack samples and project what enters the classifier head, before and after, to the plane.
 
@@ -76,35 +71,30 @@ def project(
     which keeps neighbours together and draws classes as the ROBY paper does.
 
     Args:
-        forward: Callable from inputs to logits.
+        subject: What computes logits, and how to go through samples.
         tap: The head of the model.
-        x: Inputs as the model sees them.
-        y: Labels.
+        samples: Samples with labels.
         attack: The attack.
-        name: What to call it.
+        name: Its name.
         method: ``"pca"`` or ``"tsne"``.
-        input_space: Range and normalisation of the inputs; by default, values in [0, 1] as they are.
-        batch_size: Number of samples to attack at a time.
-        device: Where to run; by default where the inputs are.
-        seed: Seed of what the attack and t-SNE draw.
 
     Raises:
         ModuleNotFoundError: If scikit-learn is not installed, for t-SNE.
         ValueError: If the method is unknown.
 
     """
-    reduce = get_projection(method, seed)
-    embeddings, adversarial = [], []
-    for index, (rows, labels) in enumerate(zip(x.split(batch_size), y.split(batch_size), strict=True)):
-        rows, labels = rows.to(device), labels.to(device)
-        x_adv = run(forward, attack, rows, labels, input_space or InputSpace(), seed, index).x_adv
-        embeddings.append(tap.run(forward, rows).embedding.flatten(1))
+    reduce = get_projection(method, subject.seed)
+    embeddings, adversarial, forward = [], [], subject.forward
+    for index, batch in enumerate(subject.batches(samples, "decision space")):
+        x = batch.x
+        x_adv = run(forward, attack, x, batch.labels(), subject.input_space, subject.seed, index).x_adv
+        embeddings.append(tap.run(forward, x).embedding.flatten(1))
         adversarial.append(tap.run(forward, x_adv).embedding.flatten(1))
-    points = reduce(torch.cat([*embeddings, *adversarial]))
+    points, number = reduce(torch.cat([*embeddings, *adversarial])), len(samples.x)
     eps = getattr(attack, "eps", None)
     title = name if eps is None else f"{name}, $\\epsilon$ = {eps:.3g}"
     label = {"pca": "PCA", "tsne": "t-SNE"}[method]
-    return DecisionSpace(label, title, y.tolist(), points[: len(x)].tolist(), points[len(x) :].tolist())
+    return DecisionSpace(label, title, samples.labels().tolist(), points[:number].tolist(), points[number:].tolist())
 
 
 def get_projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:

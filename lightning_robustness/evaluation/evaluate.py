@@ -6,13 +6,15 @@ import torch
 from torch import nn
 
 from lightning_robustness.evaluation.decision_space import Projection, get_projection
-from lightning_robustness.evaluation.evaluation_run import EvaluationRun, SampleSizes
+from lightning_robustness.evaluation.evaluation_run import EvaluationRun, Part
 from lightning_robustness.evaluation.loading import check_setting, on_device
-from lightning_robustness.evaluation.measurement import AttackLike, FisherMeter, name_attacks
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.metrics import CleverScore
+from lightning_robustness.measurement.attack_names import AttackLike, name_attacks
+from lightning_robustness.measurement.sample_meters import make_sample_meters
+from lightning_robustness.measurement.settings import describe_settings
+from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
@@ -106,46 +108,29 @@ def evaluate(
         )
     check_setting(dataloader)
     space, budgets = input_space or InputSpace(), read_budgets(sweep_eps)
+    needs_attacks = bool(budgets or decision_space)
     if samples is not None:
-        check_integer("samples", samples, minimum=1 if budgets or decision_space else 0)
-        fim_samples = attack_samples = samples
-    check_integer("fim_samples", fim_samples, minimum=0)
-    check_integer("attack_samples", attack_samples, minimum=1 if budgets or decision_space else 0)
-    check_integer("clever_samples", clever_samples, minimum=0)
+        fim_samples = attack_samples = check_integer("samples", samples, minimum=1 if needs_attacks else 0)
+    check_integer("attack_samples", attack_samples, minimum=1 if needs_attacks else 0)
     check_integer("batch_size", batch_size, minimum=1)
-    # Everything is made before the data is touched, so that what is wrong with an argument is found here
-    fisher = FisherMeter(fim_method, space, seed, batch_size)
-    clever = CleverScore(clever_radius, input_space=space, seed=seed)
+    # Everything is made before the data is touched, so that a wrong argument is found here
+    meters = make_sample_meters(space, seed, fim_samples, fim_method, clever_samples, clever_radius)
     if decision_space is not None:
         get_projection(decision_space, seed)
     named = name_attacks(attacks, eps) if attack_samples else {}
     plan = plan_sweep(sweep_attacks, budgets) if budgets else []
-    needs_labels = bool(named or plan or decision_space)
-    sizes = SampleSizes(fim_samples, attack_samples if needs_labels else 0, clever_samples)
+    settings = describe_settings(named, attack_samples, meters, mode, space, seed) | {"torch": torch.__version__}
     forward = model if forward_fn is None else partial(forward_fn, model)
     with on_device(model, device) as place:
-        run = EvaluationRun(model, forward, space, sizes, batch_size, place, seed, progress)
-        features = partial(run.measure_features, dataloader, batch_fn, head, num_classes, mode, needs_labels)
-        parts: dict[str, Callable[[], None]] = {"the features": features}
-        if sizes.fim:
-            parts["the Fisher information"] = partial(run.measure_fisher, fisher)
-        if sizes.clever:
-            parts["CLEVER"] = partial(run.measure_clever, clever)
-        for name in named:
-            parts[f"the attack {name}"] = partial(run.attack, named, name)
+        subject = Subject(forward, space, place, batch_size, seed, progress)
+        run = EvaluationRun(model, subject, meters, named, attack_samples if named or needs_attacks else 0)
+        parts = [Part("the features", partial(run.measure_features, dataloader, batch_fn, head, num_classes, mode))]
+        parts += [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
+        parts += [Part(f"the attack {name}", partial(run.attack, name)) for name in named]
         if plan:
-            parts["the sweep"] = partial(run.sweep, plan, budgets)
+            parts.append(Part("the sweep", partial(run.sweep, plan, budgets)))
         if decision_space is not None:
-            parts["the decision space"] = partial(run.project, name_attacks(["pgd"], eps), decision_space)
+            project = partial(run.project, name_attacks(["pgd"], eps), decision_space)
+            parts.append(Part("the decision space", project))
         run.measure(parts)
-    settings = {
-        "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in named.items()) or "none",
-        "attacked": f"at most {attack_samples} samples" if named else "none",
-        "Fisher information": f"at most {fim_samples} samples, method {fim_method!r}" if fim_samples else "none",
-        "CLEVER": f"at most {clever_samples} samples, radius {clever_radius:g}" if clever_samples else "none",
-        "RDI and ROBY": f"all samples, mode {mode!r}",
-        "input space": repr(space),
-        "seed": str(seed),
-        "torch": torch.__version__,
-    }
     return run.report(settings, per_sample)

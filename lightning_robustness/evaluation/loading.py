@@ -11,16 +11,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from lightning_robustness.measurement.fixed_sample import FixedSample
+from lightning_robustness.measurement.subject import Samples
 from lightning_robustness.utilities.batch import read_batch
 from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.sample import SpreadSample
 from lightning_robustness.utilities.sandbox import sandbox
 
 EMPTY = "Expected a loader with at least one sample but it is empty."
-NO_LABELS = (
-    "Expected batches with labels, which attacks need, but got none. Pass `batch_fn=`, a callable that takes a batch "
-    "and returns inputs and labels."
-)
 
 
 def check_setting(dataloader: Any) -> None:
@@ -57,7 +55,7 @@ def iterate(
 ) -> Generator[tuple[Tensor, Tensor | None], None, None]:
     """Go through a loader, with a random state of its own, and let a sample pick from what comes.
 
-    Whoever does not go to the end has to close it: until then, the model is in the sandbox.
+    A caller that stops early must close the iterator: until then, the model stays in the sandbox.
     """
     number = 0
     # A loader that shuffles gives every model the same order, and leaves the random state of the caller alone
@@ -76,8 +74,8 @@ def collect(
     size: int | None,
     seed: int,
     progress: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Collect a sample that is spread over a loader: inputs, labels, and their positions in it.
+) -> Samples:
+    """Collect a sample with labels that is spread over a loader.
 
     Raises:
         ValueError: If the loader is empty or has no labels.
@@ -86,12 +84,10 @@ def collect(
     sample = SpreadSample(2**62 if size is None else size, loader_share(dataloader).total, seed)
     for _ in iterate(model, dataloader, batch_fn, sample, seed, progress):
         pass
-    x, y = sample.collect()
-    if len(x) == 0:
+    samples = FixedSample(sample).samples
+    if len(samples.x) == 0:
         raise ValueError(EMPTY)
-    if y is None:
-        raise ValueError(NO_LABELS)
-    return x, y, torch.as_tensor(sample.indices)
+    return samples._replace(y=samples.labels())
 
 
 @contextmanager

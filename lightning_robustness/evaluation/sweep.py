@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness.attacks import PGD
 from lightning_robustness.attacks.attack import perturb
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.evaluation.image_quality import image_quality
 from lightning_robustness.evaluation.loading import check_setting, collect, on_device
-from lightning_robustness.evaluation.measurement import AttackLike
 from lightning_robustness.evaluation.sweep_plan import (
     SWEEP_ATTACKS,
     SWEEP_EPS,
@@ -24,6 +22,8 @@ from lightning_robustness.evaluation.sweep_plan import (
     read_budgets,
 )
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
+from lightning_robustness.measurement.attack_names import AttackLike
+from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_finite
@@ -104,50 +104,33 @@ def sweep(
         check_integer("samples", samples, minimum=1)
     space, eps = input_space or InputSpace(), read_budgets(eps)
     plan = plan_sweep(attacks, eps)
-    x, y, indices = collect(model, dataloader, batch_fn, samples, seed, progress)
+    samples_of_loader = collect(model, dataloader, batch_fn, samples, seed, progress)
     forward = model if forward_fn is None else partial(forward_fn, model)
     with on_device(model, device) as place:
-        report = sweep_samples(forward, x, y, indices, plan, eps, space, batch_size, place, seed, progress)
+        subject = Subject(forward, space, place, batch_size, seed, progress)
+        report = sweep_samples(subject, samples_of_loader, plan, eps)
     return report if per_sample else report.without_samples()
 
 
 def sweep_samples(
-    forward: Callable[..., Any],
-    x: Tensor,
-    y: Tensor,
-    indices: Tensor,
-    plan: Sequence[Mapping[str, Callable[..., Any]]],
-    eps: Sequence[float],
-    input_space: InputSpace,
-    batch_size: int,
-    device: torch.device,
-    seed: int,
-    progress: bool,
+    subject: Subject, samples: Samples, plan: Sequence[Mapping[str, Callable[..., Any]]], eps: Sequence[float]
 ) -> SweepReport:
     """Attack samples with the attacks of a plan, one set for each budget."""
     curves = {name: _Curve(len(eps)) for name in plan[0]}
-    batches = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
-    bar = tqdm(total=len(batches) * len(curves), desc="sweep", leave=False, disable=not progress)
-    number, is_interrupted = 0, False
+    number, is_interrupted, space = 0, False, subject.input_space
     try:
-        for index, (rows, labels) in enumerate(batches):
-            rows, labels = rows.to(device), labels.to(device)
-            input_space.check(rows)
-            results = []
-            for name in curves:
-                attacks = [named[name] for named in plan]
-                results.append(_sweep_batch(forward, attacks, rows, labels, input_space, seed, index))
-                bar.update()
+        for index, batch in enumerate(subject.batches(samples, "sweep")):
+            space.check(batch.x)
+            results = [_sweep_batch(subject, [named[name] for named in plan], batch, index) for name in curves]
             for curve, result in zip(curves.values(), results, strict=True):
                 curve.add(result)
-            number += len(rows)
+            number += len(batch.x)
     except KeyboardInterrupt:
         is_interrupted = True
-        rank_zero_warn(f"The sweep was interrupted: its report covers {number} of {len(x)} samples.")
-    bar.close()
-    settings = describe_sweep(plan, eps, y[:number], input_space, seed)
+        rank_zero_warn(f"The sweep was interrupted: its report covers {number} of {len(samples.x)} samples.")
+    settings = describe_sweep(plan, eps, samples.labels()[:number], space, subject.seed)
     report = _report(curves, eps, is_interrupted)
-    return replace(report, settings=settings, index=indices[:number].tolist())
+    return replace(report, settings=settings, index=samples.positions[:number].tolist())
 
 
 class _BatchResult(NamedTuple):
@@ -181,17 +164,9 @@ class _Curve:
         return torch.stack([_survivors(self.first, len(quality)), *quality.T])
 
 
-def _sweep_batch(
-    forward: Callable[..., Any],
-    attacks: Sequence[Callable[..., Any]],
-    x: Tensor,
-    y: Tensor,
-    input_space: InputSpace,
-    seed: int,
-    index: int,
-) -> _BatchResult:
-    start = perf_counter()
-    with sandbox(forward, x, y, seed=seed, index=index) as (x, y):
+def _sweep_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Samples, index: int) -> _BatchResult:
+    start, forward, input_space = perf_counter(), subject.forward, subject.input_space
+    with sandbox(forward, batch.x, batch.labels(), seed=subject.seed, index=index) as (x, y):
         model, y = Classifier(forward, input_space, x, y), y.long()
         with torch.no_grad():
             logits = model.logits(x)

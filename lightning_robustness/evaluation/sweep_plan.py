@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_robustness.attacks import Cascade
-from lightning_robustness.evaluation.measurement import AttackLike, name_attacks
+from lightning_robustness.measurement.attack_names import AttackLike, name_attacks
 from lightning_robustness.utilities.input_space import InputSpace
 
 # Attacks and budgets of the CMMR paper

@@ -52,7 +52,7 @@ def read_labelled_batch(
 
     Args:
         batch: See ``read_batch``.
-        batch_fn: Likewise.
+        batch_fn: See ``read_batch``.
         needed_by: What needs the labels.
 
     Raises:
@@ -60,12 +60,27 @@ def read_labelled_batch(
 
     """
     x, y = read_batch(batch, batch_fn)
+    return x, require_labels(y, needed_by)
+
+
+def require_labels(y: Tensor | None, needed_by: str, otherwise: str | None = None) -> Tensor:
+    """Return labels that have to be there.
+
+    Args:
+        y: Labels, if there are any.
+        needed_by: What needs them.
+        otherwise: How to go on without them.
+
+    Raises:
+        ValueError: If there are none.
+
+    """
     if y is None:
         raise ValueError(
-            f"Expected a batch with labels, which {needed_by} needs, but found none. If they are there in another "
-            "form, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+            f"Expected batches with labels, for {needed_by}, but got none. Pass `batch_fn=`, a callable that takes a "
+            f"batch and returns inputs and labels{'' if otherwise is None else f', or {otherwise}'}."
         )
-    return x, y
+    return y
 
 
 def replace_in_batch(

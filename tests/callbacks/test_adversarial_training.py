@@ -696,7 +696,7 @@ def test_bad_arguments(options, match):
 
 def test_no_labels(tmp_path):
     data = DataLoader([digits_data(0, 32).tensors[0]], batch_size=None)
-    with pytest.raises(ValueError, match=r"a batch with labels, which the attack needs, but found none.*`batch_fn=`"):
+    with pytest.raises(ValueError, match=r"batches with labels, for the attack, but got none.*`batch_fn=`"):
         fit(tmp_path, AdversarialTraining(), data=data)
 
 

@@ -197,5 +197,5 @@ def test_bad_arguments(name):
 
 def test_no_labels(tmp_path):
     data = DataLoader([digits_data(0, 32).tensors[0]], batch_size=None)
-    with pytest.raises(ValueError, match="which the cross-entropy needs, but found none"):
+    with pytest.raises(ValueError, match="batches with labels, for the cross-entropy, but got none"):
         fit(tmp_path, AdversarialWeightPerturbation(), data=data)

@@ -31,7 +31,7 @@ from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.callbacks import board as board_module
 from lightning_robustness.callbacks.board import Board, describe_eps, markdown_list
 from lightning_robustness.callbacks.figures import perturbation_figure, render
-from lightning_robustness.evaluation.measurement import Examples
+from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.utilities.input_space import InputSpace
 
 SPACE = InputSpace(mean=0.5, std=0.25)

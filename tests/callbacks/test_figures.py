@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lightning_robustness.callbacks.figures import as_images, history_figure, perturbation_figure, render
-from lightning_robustness.evaluation.measurement import Examples
+from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.utilities.input_space import InputSpace
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}

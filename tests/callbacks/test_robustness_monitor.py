@@ -2,6 +2,7 @@ import copy
 import gc
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 
 import lightning as L
 import numpy as np
@@ -407,7 +408,7 @@ def test_the_call_on_the_batch_itself_counts(tmp_path):
     values.append(logged(trainer))
     module.__class__ = Absent
     trainer = make_trainer(tmp_path, small_monitor())
-    with pytest.warns(UserWarning, match="another forward pass is made for RDI and ROBY"):
+    with pytest.warns(UserWarning, match="RDI and ROBY take another forward pass"):
         trainer.validate(module, val_loader(), verbose=False)
     values.append(logged(trainer))
     x, y = val_loader().dataset.tensors
@@ -657,7 +658,7 @@ def test_values_that_cannot_be_computed_do_not_end_training(tmp_path, monkeypatc
     def fail(self):
         raise RuntimeError("no value")
 
-    monkeypatch.setattr("lightning_robustness.evaluation.measurement.FeatureMeter.compute", fail)
+    monkeypatch.setattr("lightning_robustness.measurement.feature_meter.FeatureMeter.compute", fail)
     trainer = make_trainer(tmp_path, small_monitor())
     with pytest.warns(UserWarning, match="left epoch 0 out: RuntimeError: no value"):
         trainer.fit(Classifier(), train_loader(), val_loader())
@@ -705,7 +706,7 @@ def test_errors_after_training_has_begun_do_not_end_it(tmp_path):
             raise KeyError("label")
         return batch
 
-    monitor.batch_fn = batch_fn
+    monitor.settings = replace(monitor.settings, batch_fn=batch_fn)
     trainer = make_trainer(tmp_path, monitor, max_epochs=2)
     with pytest.warns(UserWarning, match="left epoch 1 out: KeyError: 'label'"):
         trainer.fit(module := Classifier(), train_loader(), val_loader())
@@ -782,9 +783,14 @@ class Undifferentiable(Classifier):
             {},
             r"`Silent\(x\)` to return logits for inputs of shape \(2, 1, 8, 8\) but it failed.*forward_fn",
         ),
-        (Silent, unlabelled, {}, "Expected batches with labels, which attacks need.*`attacks=\\(\\)`"),
+        (Silent, unlabelled, {}, "Expected batches with labels, for attacks, but got none.*`attacks=\\(\\)`"),
         (Classifier, normalized, {}, r"range \[0.0, 1.0\] but observed \[-2, 2\].*InputSpace\(mean"),
-        (Classifier, val_loader, {"num_classes": 7}, "head of width 7, as `num_classes` says, but 'net.9' has 10"),
+        (
+            Classifier,
+            val_loader,
+            {"num_classes": 7},
+            "Expected 7 classes, as `num_classes`.*the head 'net.9' has 10",
+        ),
         (Classifier, val_loader, {"head": "net.6"}, "is the logits, of width 10, but 'net.6' has width 32"),
         (Classifier, val_loader, {"attacks": [lambda x: x]}, "takes 1 positional argument but 3 were given"),
         (Undifferentiable, val_loader, {}, "Fisher information cannot be computed.*`fim_samples=0`.*blackbox"),

@@ -8,6 +8,7 @@ from torch import nn
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation.decision_space import DecisionSpace, project
 from lightning_robustness.utilities.head import HeadTap
+from tests.measurement.subjects import samples, subject
 
 
 def embedding_model():
@@ -21,7 +22,7 @@ def still(model, x, y):
 
 def test_pca_equals_that_of_scikit_learn():
     model, x, y = embedding_model(), torch.rand(30, 5), torch.arange(30) % 3
-    space = project(model, HeadTap(model, "1"), x, y, still, "none", batch_size=7)
+    space = project(subject(model, batch_size=7), HeadTap(model, "1"), samples(x, y), still, "none")
     assert space.method == "PCA"
     assert space.attack == "none"
     assert space.labels == y.tolist()
@@ -33,7 +34,7 @@ def test_pca_equals_that_of_scikit_learn():
 def test_adversarial_samples_are_projected_with_the_clean_ones():
     model, x = embedding_model(), torch.rand(20, 5)
     y = model(x).argmax(1)
-    space = project(model, HeadTap(model, "1"), x, y, PGD(eps=0.3, start="clean"), "pgd")
+    space = project(subject(model), HeadTap(model, "1"), samples(x, y), PGD(eps=0.3, start="clean"), "pgd")
     assert space.attack == "pgd, $\\epsilon$ = 0.3"
     x_adv = PGD(eps=0.3, start="clean")(model, x, y)
     expected = torch.tensor(PCA(2).fit_transform(torch.cat([x, x_adv]).numpy()))
@@ -43,7 +44,7 @@ def test_adversarial_samples_are_projected_with_the_clean_ones():
 def test_one_dimensional_embeddings_get_a_second_dimension():
     model = nn.Sequential(nn.Identity(), nn.Linear(1, 2))
     x = torch.tensor([[0.0], [0.5], [1.0]])
-    space = project(model, HeadTap(model, "1"), x, torch.zeros(3, dtype=torch.long), still, "none")
+    space = project(subject(model), HeadTap(model, "1"), samples(x, torch.zeros(3, dtype=torch.long)), still, "none")
     torch.testing.assert_close(torch.tensor(space.clean), torch.tensor([[-0.5, 0.0], [0.0, 0.0], [0.5, 0.0]]))
 
 
@@ -51,7 +52,7 @@ def test_tsne_keeps_neighbours_together():
     torch.manual_seed(0)
     model, y = embedding_model(), torch.arange(20) % 2
     x = 0.05 * torch.rand(20, 5) + 0.9 * y.unsqueeze(1)
-    space = project(model, HeadTap(model, "1"), x, y, still, "none", method="tsne")
+    space = project(subject(model), HeadTap(model, "1"), samples(x, y), still, "none", method="tsne")
     assert space.method == "t-SNE"
     points = torch.tensor(space.clean)
     distances = torch.cdist(points, points) + 1e9 * torch.eye(20)
@@ -69,4 +70,4 @@ def test_scikit_learn_is_optional(monkeypatch):
     with pytest.raises(
         ModuleNotFoundError, match="Expected scikit-learn to be installed for t-SNE but it was not found"
     ):
-        project(model, HeadTap(model, "1"), torch.rand(2, 5), torch.zeros(2).long(), still, "none", method="tsne")
+        project(subject(model), HeadTap(model, "1"), samples(torch.rand(2, 5)), still, "none", method="tsne")

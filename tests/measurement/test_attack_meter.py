@@ -8,190 +8,23 @@ import torch
 import torchattacks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score
 from torch import nn
 
-from lightning_robustness.attacks import CW, PGD, Attack, Square, TorchAttack, get_attack, run
+from lightning_robustness.attacks import CW, PGD, Attack, Square, get_attack, run
 from lightning_robustness.attacks.attack import Perturbation
-from lightning_robustness.evaluation.measurement import AttackMeter, FeatureMeter, FisherMeter, name_attacks
-from lightning_robustness.functional import fisher_spectral_norm, robustness_difference_index, roby
-from lightning_robustness.utilities.head import HeadCall
+from lightning_robustness.measurement.attack_meter import AttackMeter
+from lightning_robustness.measurement.attack_names import name_attacks
 from lightning_robustness.utilities.input_space import InputSpace
-from tests import references
-
-CPU = torch.device("cpu")
+from tests.measurement.subjects import samples, subject
 
 
 def custom(model, x, y):
     return x
 
 
-class Mine:
-    def __call__(self, model, x, y):
-        return x
-
-
-def test_attacks_by_name():
-    attacks = name_attacks(["pgd", "fgsm", "cw", "square", "pgd_l2", "torchattacks:DeepFool"], eps=0.1)
-    assert attacks == {
-        "pgd": PGD(eps=0.1),
-        "fgsm": get_attack("fgsm", eps=0.1),
-        "cw": CW(),
-        "square": Square(eps=0.1, num_queries=200),
-        "pgd_l2": PGD(eps=0.1, norm="l2"),
-        "deepfool": TorchAttack(attack="DeepFool"),
-    }
-    assert name_attacks(["pgd", "square"]) == {"pgd": PGD(), "square": Square(num_queries=200)}
-    assert name_attacks([]) == {}
-
-
-def test_attacks_as_objects():
-    given = [PGD(steps=100), Square(), custom, Mine(), torchattacks.PGDL2(nn.Linear(1, 1))]
-    attacks = name_attacks(given, eps=0.1)
-    assert list(attacks) == ["pgd", "square", "custom", "mine", "pgdl2"]
-    assert list(attacks.values())[:4] == given[:4]
-    assert attacks["pgdl2"].attack is given[4]
-
-
-def test_attacks_in_a_mapping():
-    attacks = name_attacks({"weak": "pgd", "strong": PGD(eps=0.5), "mine": custom, "Square": "square"}, eps=0.1)
-    assert attacks == {"weak": PGD(eps=0.1), "strong": PGD(eps=0.5), "mine": custom, "Square": attacks["Square"]}
-    assert attacks["Square"] == Square(eps=0.1, num_queries=200)
-
-
-def test_attacks_are_checked():
-    with pytest.raises(ValueError, match=r"different names but got 'pgd' twice\. Pass a mapping, such as {'pgd_weak'"):
-        name_attacks(["pgd", PGD(eps=0.5)])
-    with pytest.raises(ValueError, match=r"`attacks` to be a list but got 'pgd'\. Pass \['pgd'\]"):
-        name_attacks("pgd")
-    with pytest.raises(ValueError, match=r"`attacks` to be a list but got PGD\(eps=0.5.*Pass \[PGD\(eps=0.5"):
-        name_attacks(PGD(eps=0.5))
-    with pytest.raises(
-        ValueError, match=r"without a target but got CW\(.*targeted=True\)\. A data set has true labels"
-    ):
-        name_attacks([CW(targeted=True)])
-    with pytest.raises(ValueError, match="the name of an attack but got 'gpd'"):
-        name_attacks(["gpd"])
-    with pytest.raises(TypeError, match="or a name, but got int"):
-        name_attacks([3])
-
-
-def features(num_classes=4, dtype=torch.float32, number=60):
-    """Embeddings, logits in clusters, and labels."""
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randint(num_classes, (number,), generator=generator)
-    logits = 2 * nn.functional.one_hot(y, num_classes) + torch.randn(number, num_classes, generator=generator)
-    return torch.randn(number, 6, generator=generator).to(dtype), logits.to(dtype), y
-
-
-def measure_features(meter, embedding, logits, y, batch_size):
-    for rows in torch.arange(len(logits)).split(batch_size):
-        meter.update(HeadCall(embedding[rows], logits[rows]), None if y is None else y[rows])
-    return meter.compute()
-
-
-@pytest.mark.parametrize("mode", ["exact", "streaming"])
-@pytest.mark.parametrize(("num_classes", "dtype"), [(4, torch.float32), (4, torch.float64), (2, torch.float32)])
-@pytest.mark.parametrize("batch_size", [1, 7, 60])
-def test_features(mode, num_classes, dtype, batch_size):
-    embedding, logits, y = features(num_classes, dtype)
-    preds = logits.argmax(dim=1)
-    meter = FeatureMeter(num_classes, mode, CPU)
-    values = measure_features(meter, embedding, logits, y, batch_size)
-    rdi, overlap = references.rdi(logits, preds), references.roby(embedding, preds)
-    expected = {
-        "rdi": rdi["rdi"],
-        "rdi_intra": rdi["intra"],
-        "rdi_inter": rdi["inter"],
-        "rdi_embedding": references.rdi(embedding, preds)["rdi"],
-        **{name: overlap[name] for name in ("roby", "fsa", "fsd")},
-        "samples": 60,
-        "acc": accuracy_score(y, preds),
-    }
-    assert values == pytest.approx(expected, abs=1e-6)
-    assert values["rdi"] == pytest.approx(robustness_difference_index(logits, preds).item(), abs=1e-6)
-    assert values["roby"] == pytest.approx(roby(embedding, preds).item(), abs=1e-6)
-    assert 0 < values["acc"] < 1
-    assert meter.distances["rdi"].tolist() == pytest.approx(rdi["distances"], abs=1e-6)
-    assert meter.distances["roby"].tolist() == pytest.approx(references.rdi(embedding, preds)["distances"], abs=1e-6)
-
-
-def test_features_without_labels():
-    embedding, logits, _ = features()
-    values = measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, None, 7)
-    assert "acc" not in values
-    assert values["rdi"] == pytest.approx(references.rdi(logits, logits.argmax(dim=1))["rdi"], abs=1e-6)
-
-
-def test_batches_without_samples_change_nothing():
-    embedding, logits, y = features()
-    expected = measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, y, 60)
-    meter = FeatureMeter(4, "exact", CPU)
-    meter.update(HeadCall(embedding[:0], logits[:0]), y[:0])
-    assert measure_features(meter, embedding, logits, y, 60) == expected
-
-
-def network(num_classes=4, dtype=torch.float32):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, num_classes)).to(dtype)
-
-
-def inputs(number=31, dtype=torch.float32):
-    return torch.rand(number, 6, generator=torch.Generator().manual_seed(1), dtype=torch.double).to(dtype)
-
-
-@pytest.mark.parametrize("batch_size", [1, 7, 31])
-@pytest.mark.parametrize(
-    ("method", "num_classes", "dtype"),
-    [
-        ("auto", 4, torch.float32),
-        ("auto", 4, torch.float64),
-        ("auto", 2, torch.float32),
-        ("lanczos", 4, torch.float64),
-        ("hutchinson", 4, torch.float64),
-    ],
-)
-def test_fisher_information(batch_size, method, num_classes, dtype):
-    model, x, space = network(num_classes, dtype), inputs(dtype=dtype), InputSpace(mean=0.5, std=0.25)
-    x = space.normalize(x)
-    meter = FisherMeter(method, space, seed=3, batch_size=batch_size)
-    meter.update(model, x, CPU)
-    parts = fisher_spectral_norm(model, x, method, input_space=space, seed=3, return_components=True)
-    lambdas = parts.spectral_norm.double().numpy()
-    expected = {
-        "fim": lambdas.mean(),
-        "fim_inverse": (1 / lambdas).mean(),
-        "fim_geometric": np.exp(np.log(lambdas).mean()),
-        "samples_fim": 31,
-    }
-    if method == "auto":
-        expected["lipschitz"] = parts.lipschitz.mean().item()
-    assert meter.compute() == pytest.approx(expected, rel=1e-4)
-    assert meter.values.numpy() == pytest.approx(lambdas, rel=1e-4)
-
-
-def test_fisher_information_in_several_updates():
-    model, x = network(), inputs()
-    meter = FisherMeter("exact", InputSpace(), seed=0, batch_size=8)
-    meter.update(model, x[:1], CPU)
-    meter.update(model, x[:0], CPU)
-    meter.update(model, x[1:], CPU)
-    values = meter.compute()
-    assert values["samples_fim"] == 31
-    assert values["fim"] == pytest.approx(fisher_spectral_norm(model, x).mean().item(), rel=1e-4)
-    assert meter.values.tolist() == pytest.approx(fisher_spectral_norm(model, x).tolist(), rel=1e-4)
-
-
-def test_fisher_information_of_nothing():
-    meter = FisherMeter("auto", InputSpace(), seed=0, batch_size=8)
-    meter.update(network(), torch.zeros(0, 0), CPU)
-    assert meter.compute() == {"fim": 0, "fim_inverse": 0, "fim_geometric": 0, "samples_fim": 0}
-    assert meter.values.tolist() == []
-
-
-def attack_all(meter, model, x, y, attacks):
+def attack_all(meter, model, x, y, attacks, **options):
     for name in attacks:
-        meter.update(name, model, x, y, CPU)
+        meter.update(name, subject(model, **options), samples(x, y))
     return meter.compute()
 
 
@@ -225,14 +58,14 @@ def test_rates_are_those_of_run(digits, digits_network, dtype, batch_size):
     model, space = copy.deepcopy(digits_network).to(dtype), InputSpace()
     x, y = digits[0][1200 : 1200 + number].to(dtype), digits[1][1200 : 1200 + number]
     attacks = {"pgd": PGD(eps=0.06, steps=3), "cw": CW(steps=10, lr=0.05), "square": Square(eps=0.06, num_queries=20)}
-    meter = AttackMeter(attacks, space, seed=3, batch_size=batch_size)
-    values = attack_all(meter, model, x, y, attacks)
+    meter = AttackMeter(attacks, space)
+    values = attack_all(meter, model, x, y, attacks, seed=3, batch_size=batch_size)
     broken, distances = [], []
     for name, attack in attacks.items():
         result = by_hand(model, attack, x, y, batch_size, space, seed=3)
         check_rates(values, name, y.numpy(), result["preds"], result["adv_preds"], result["l2"])
         for part in ("preds", "adv_preds", "success", "l2", "linf"):
-            assert getattr(meter.results[name], part).numpy() == pytest.approx(result[part], rel=1e-6)
+            assert getattr(meter.outcomes[name], part).numpy() == pytest.approx(result[part], rel=1e-6)
         counts = result["linf"] <= 0.06001 if name == "cw" else np.ones(number, dtype=bool)
         broken.append(result["success"] & counts)
         distances.append(np.where(broken[-1], result["l2"], np.inf))
@@ -248,7 +81,7 @@ def test_an_attack_without_a_budget_breaks_more_than_the_worst_case(digits, digi
     """The numbers that made it necessary to look at distances."""
     x, y = digits[0][1200:1250], digits[1][1200:1250]
     attacks = {"pgd": PGD(eps=0.03), "cw": CW(steps=30, lr=0.05)}
-    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 50), digits_network, x, y, attacks)
+    values = attack_all(AttackMeter(attacks, InputSpace()), digits_network, x, y, attacks, batch_size=50)
     assert values["asr/cw"] > 0.9
     assert values["asr/pgd"] <= values["asr/worst"] < 0.5
 
@@ -291,7 +124,7 @@ def test_the_worst_case_is_the_union(shifts, labels):
     """Whichever attack breaks a sample; the closest one counts for the distortion."""
     attacks = {f"attack{number}": Planned(row) for number, row in enumerate(shifts)}
     x, y = line_inputs(12), torch.tensor(labels)
-    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 5), Line(), x, y, attacks)
+    values = attack_all(AttackMeter(attacks, InputSpace()), Line(), x, y, attacks, batch_size=5)
     closest = [min((row[i] for row in shifts if row[i] > 0.25), default=None) for i in range(12)]
     flipped = [closest[i] for i in range(12) if labels[i] == 0 and closest[i] is not None]
     assert values["asr/worst"] == pytest.approx(len(flipped) / max(labels.count(0), 1))
@@ -322,7 +155,7 @@ def test_attacks_without_a_budget_count_within_that_of_others(budgets, expected)
     attacks = {"free": Planned([0.375, 0.5, 0.0], num_coordinates=2)}
     attacks |= {f"bounded{i}": Planned([0.0, 0.0, 0.0], eps, norm) for i, (norm, eps) in enumerate(budgets)}
     x, y = line_inputs(3), torch.zeros(3, dtype=torch.long)
-    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 3), Line(), x, y, attacks)
+    values = attack_all(AttackMeter(attacks, InputSpace()), Line(), x, y, attacks, batch_size=3)
     assert values["asr/free"] == pytest.approx(2 / 3)
     assert values["asr/worst"] == pytest.approx(len(expected) / 3)
     assert values["adv_acc/worst"] == pytest.approx(1 - len(expected) / 3)
@@ -334,7 +167,7 @@ def test_attacks_with_a_budget_count_beside_smaller_ones():
     attacks = {"small": Planned([0.0, 0.0], 0.1, "linf"), "large": Planned([0.375, 0.0], 0.5, "linf")}
     attacks["only eps"] = Planned([0.0, 0.625], 0.625)
     x, y = line_inputs(2), torch.zeros(2, dtype=torch.long)
-    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 2), Line(), x, y, attacks)
+    values = attack_all(AttackMeter(attacks, InputSpace()), Line(), x, y, attacks, batch_size=2)
     assert values["asr/worst"] == 1
 
 
@@ -343,7 +176,7 @@ def test_budgets_are_in_units_of_the_input_space():
     fgsm = torchattacks.FGSM(nn.Linear(1, 1), eps=0.375)
     attacks = name_attacks({"free": Planned([70.0, 100.0]), "fgsm": fgsm})
     x, y = torch.tensor([[64.0, 0.0], [64.0, 0.01]]), torch.zeros(2, dtype=torch.long)
-    meter = AttackMeter(attacks, InputSpace(high=256.0), 0, 2)
+    meter = AttackMeter(attacks, InputSpace(high=256.0))
     values = attack_all(meter, lambda x: Line()(x / 256), x, y, attacks)
     assert values["distortion/fgsm"] == 96
     assert values["distortion/free"] == 85
@@ -353,7 +186,7 @@ def test_budgets_are_in_units_of_the_input_space():
 def test_foreign_attacks_without_a_budget(digits, digits_network):
     x, y = digits[0][1200:1210], digits[1][1200:1210]
     attacks = name_attacks(["pgd", "torchattacks:CW"], eps=0.05)
-    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 10), digits_network, x, y, attacks)
+    values = attack_all(AttackMeter(attacks, InputSpace()), digits_network, x, y, attacks, batch_size=10)
     results = [by_hand(digits_network, attack, x, y, 10, InputSpace(), 0) for attack in attacks.values()]
     broken = results[0]["success"] | (results[1]["success"] & (results[1]["linf"] <= 0.050005))
     assert values["asr/worst"] == pytest.approx(broken.sum() / (results[0]["preds"] == y.numpy()).sum())
@@ -374,7 +207,7 @@ def test_the_worst_case_is_never_better_than_an_attack():
     attacks = {"healing": Healing(all_steps=True), "nothing": custom}
     x, y = line_inputs(4), torch.zeros(4, dtype=torch.long)
     x[2:, 0] = 0.75
-    values = attack_all(AttackMeter(attacks, InputSpace(), 0, 4), Line(), x, y, attacks)
+    values = attack_all(AttackMeter(attacks, InputSpace()), Line(), x, y, attacks, batch_size=4)
     assert values["adv_acc/healing"] == 1
     assert values["adv_acc/nothing"] == values["adv_acc/worst"] == 0.5
 
@@ -384,7 +217,7 @@ def test_normalised_inputs(digits, digits_network):
     x, y = digits[0][1200:1230], digits[1][1200:1230]
     space = InputSpace(mean=0.3, std=0.25)
     attacks = {"bim": get_attack("bim", eps=0.1), "cw": CW(steps=10, lr=0.05)}
-    plain, normalised = (AttackMeter(attacks, s, 0, 16) for s in (InputSpace(), space))
+    plain, normalised = (AttackMeter(attacks, s) for s in (InputSpace(), space))
     expected = attack_all(plain, digits_network, x, y, attacks)
     values = attack_all(normalised, lambda x: digits_network(space.unnormalize(x)), space.normalize(x), y, attacks)
     assert values == pytest.approx(expected, rel=1e-3)
@@ -403,8 +236,8 @@ def test_examples_are_successes(digits, digits_network, num_examples):
     def model(x):
         return digits_network(space.unnormalize(x))
 
-    meter = AttackMeter({"pgd": attack}, space, seed=1, batch_size=16, num_examples=num_examples)
-    attack_all(meter, model, space.normalize(x), y, ["pgd"])
+    meter = AttackMeter({"pgd": attack}, space, num_examples=num_examples)
+    attack_all(meter, model, space.normalize(x), y, ["pgd"], seed=1, batch_size=16)
     result = by_hand(model, attack, space.normalize(x), y, 16, space, seed=1)
     rows = np.arange(40) if num_examples is None else np.flatnonzero(result["success"])[:num_examples]
     assert num_examples is None or num_examples > 100 or len(rows) == num_examples
@@ -425,7 +258,7 @@ def test_examples_are_successes(digits, digits_network, num_examples):
 def test_signs_of_masking(digits, digits_network):
     x, y = digits[0][1200:1230], digits[1][1200:1230]
     attacks = {"pgd": PGD(eps=0.1, steps=3)}
-    meter = AttackMeter(attacks, InputSpace(), 0, 16)
+    meter = AttackMeter(attacks, InputSpace())
     assert attack_all(meter, digits_network, x, y, attacks)["masking"] == 0
     assert meter.signs == []
     softmax = nn.Sequential(digits_network, nn.Softmax(dim=1))
@@ -436,11 +269,11 @@ def test_signs_of_masking(digits, digits_network):
 
 def test_signs_of_masking_from_outputs_that_are_random(digits, digits_network):
     x, y = digits[0][1200:1230], digits[1][1200:1230]
-    meter = AttackMeter({"nothing": custom}, InputSpace(), 0, 16)
+    meter = AttackMeter({"nothing": custom}, InputSpace())
     values = attack_all(meter, lambda x: digits_network(x + 0.1 * torch.randn_like(x)), x, y, ["nothing"])
     assert values["masking"] == 1
     assert [sign.name for sign in meter.signs] == ["random_outputs"]
-    assert meter.results["nothing"].zero_gradients is None
+    assert not meter.outcomes["nothing"].tells_gradients.any()
 
 
 def test_zero_gradients_show_although_there_is_nothing_to_do_in_a_batch(digits, digits_network):
@@ -449,31 +282,31 @@ def test_zero_gradients_show_although_there_is_nothing_to_do_in_a_batch(digits, 
 
     x, y = digits[0][1200:1210], digits[1][1200:1210].clone()
     y[8:] = (y[8:] + 1) % 10  # wrong before the attack
-    meter = AttackMeter({"pgd": PGD(eps=0.1, steps=3)}, InputSpace(), 0, batch_size=8)
-    assert attack_all(meter, rounded, x, y, ["pgd"])["masking"] == 1
+    meter = AttackMeter({"pgd": PGD(eps=0.1, steps=3)}, InputSpace())
+    assert attack_all(meter, rounded, x, y, ["pgd"], batch_size=8)["masking"] == 1
     assert [sign.name for sign in meter.signs] == ["zero_gradients"]
     assert "100.0% of the samples" in meter.signs[0].evidence
-    assert meter.results["pgd"].zero_gradients.tolist() == [True] * 8 + [False] * 2
+    assert meter.outcomes["pgd"].zero_gradients.tolist() == [True] * 8 + [False] * 2
 
 
 def test_attacks_that_are_left_out(digits, digits_network):
     x, y = digits[0][1200:1210], digits[1][1200:1210]
     attacks = {"pgd": PGD(eps=0.1, steps=3), "fgsm": get_attack("fgsm", eps=0.1)}
-    meter = AttackMeter(attacks, InputSpace(), 0, 16)
+    meter = AttackMeter(attacks, InputSpace())
     for name in attacks:
-        meter.update(name, digits_network, x, y, CPU)
+        meter.update(name, subject(digits_network), samples(x, y))
     expected = meter.compute()
     meter.drop("fgsm")
     values = meter.compute()
     assert values == {name: value for name, value in expected.items() if "fgsm" not in name and "worst" not in name}
-    assert set(meter.results) == set(meter.examples) == set(meter.seconds) == {"pgd"}
+    assert set(meter.outcomes) == set(meter.examples) == set(meter.seconds) == {"pgd"}
     meter.drop("pgd")
     meter.drop("pgd")
     assert meter.compute() == {}
 
 
 def test_attacks_on_nothing():
-    meter = AttackMeter({"pgd": PGD()}, InputSpace(), 0, 16)
+    meter = AttackMeter({"pgd": PGD()}, InputSpace())
     values = attack_all(meter, Line(), torch.zeros(0, 0), torch.zeros(0, dtype=torch.long), ["pgd"])
     names = [f"{rate}/{attack}" for rate in ("asr", "adv_acc") for attack in ("pgd", "worst")]
     assert values == dict.fromkeys([*names, "masking", "samples_attacks"], 0)
@@ -481,67 +314,17 @@ def test_attacks_on_nothing():
 
 
 def test_no_attack():
-    assert AttackMeter({}, InputSpace(), 0, 16).compute() == {}
-
-
-def test_progress_is_shown_where_it_is_wanted(capsys):
-    x, y = line_inputs(4), torch.zeros(4, dtype=torch.long)
-    for progress in (False, True):
-        AttackMeter({"mine": custom}, InputSpace(), 0, 2).update("mine", Line(), x, y, CPU, progress)
-        FisherMeter("exact", InputSpace(), 0, 2).update(Line(), x, CPU, progress)
-        assert ("mine attack" in capsys.readouterr().err) == progress
-
-
-def measure_features_of_share(rank, sizes, mode, dtype):
-    meter = FeatureMeter(4, mode, CPU)
-    share = [value.split(sizes)[rank] for value in features(dtype=dtype)]
-    values = measure_features(meter, *share, batch_size=7) if sizes[rank] else meter.compute()
-    return values, meter.distances
-
-
-SIZES = [[20, 40], [60, 0], [0, 60]]
-
-
-@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(
-    ("mode", "dtype"), [("exact", torch.float32), ("exact", torch.float64), ("streaming", torch.float32)]
-)
-def test_features_of_two_processes_equal_those_of_one(two_processes, sizes, mode, dtype):
-    meter = FeatureMeter(4, mode, CPU)
-    expected = measure_features(meter, *features(dtype=dtype), batch_size=60)
-    for values, distances in two_processes(measure_features_of_share, sizes, mode, dtype):
-        assert values == pytest.approx(expected, abs=1e-6)
-        torch.testing.assert_close(distances, meter.distances)
-
-
-def measure_fisher_of_share(rank, sizes, dtype):
-    meter = FisherMeter("exact", InputSpace(), seed=0, batch_size=8)
-    x = inputs(sum(sizes), dtype).split(sizes)[rank]
-    # A process whose samples are not chosen does not know what others have
-    meter.update(network(dtype=dtype), x if len(x) else torch.zeros(0, 0), CPU)
-    return meter.compute(), meter.values
-
-
-@pytest.mark.parametrize("sizes", [[5, 26], [31, 0]])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_fisher_information_of_two_processes_equals_that_of_one(two_processes, sizes, dtype):
-    meter = FisherMeter("exact", InputSpace(), seed=0, batch_size=8)
-    meter.update(network(dtype=dtype), inputs(31, dtype), CPU)
-    expected = meter.compute()
-    for values, lambdas in two_processes(measure_fisher_of_share, sizes, dtype):
-        assert values == pytest.approx(expected, rel=1e-5)
-        torch.testing.assert_close(lambdas, meter.values, rtol=1e-5, atol=0)
+    assert AttackMeter({}, InputSpace()).compute() == {}
 
 
 ATTACKS = {"bim": get_attack("bim", eps=0.06), "cw": CW(steps=10, lr=0.05), "mine": custom}
 
 
 def measure_attacks_of_share(rank, sizes, model, x, y):
-    meter = AttackMeter(ATTACKS, InputSpace(), seed=0, batch_size=8)
+    meter = AttackMeter(ATTACKS, InputSpace())
     x, y = x.split(sizes)[rank], y.split(sizes)[rank]
-    values = attack_all(meter, model, x if len(x) else torch.zeros(0, 0), y, ATTACKS)
-    results = {name: (result.adv_preds, result.l2, result.zero_gradients) for name, result in meter.results.items()}
+    values = attack_all(meter, model, x if len(x) else torch.zeros(0, 0), y, ATTACKS, batch_size=8)
+    results = {name: (result.adv_preds, result.l2, result.zero_gradients) for name, result in meter.outcomes.items()}
     return values, results, [sign.name for sign in meter.signs], meter.rates
 
 

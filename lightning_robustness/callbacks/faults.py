@@ -1,0 +1,110 @@
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_robustness.callbacks.trainer_access import has_trained
+from lightning_robustness.utilities.rank_zero import rank_zero_warn
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Faults:
+    """Errors and warnings of a callback that must not end the run it watches.
+
+    Before training has begun, errors are raised: that is when they help. Afterwards they become warnings, one per text,
+    and what failed is left out. Processes agree on what that is, so that none waits for another.
+
+    Args:
+        trainer: The Trainer.
+        owner: Name of the callback.
+
+    Attributes:
+        error: The error of this process in the current epoch, or None.
+
+    """
+
+    def __init__(self, trainer: Trainer, owner: str) -> None:
+        self.error: str | None = None
+        self._trainer = trainer
+        self._owner = owner
+        self._reported: set[str] = set()
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Keep an error in this process for the end of the epoch.
+
+        Raises:
+            MisconfigurationException: If training has not begun.
+
+        """
+        try:
+            yield
+        except FloatingPointError as error:
+            self.error = str(error)
+        except Exception as error:
+            if not has_trained(self._trainer):
+                raise MisconfigurationException(f"{self._owner}: {error}") from error
+            self.error = _describe(error)
+
+    def agree(self, consequence: str) -> bool:
+        """Return whether no process has an error; report that of this one together with its consequence."""
+        if self._trainer.strategy.reduce_boolean_decision(self.error is None, all=True):
+            return True
+        self.report(consequence, self.error)
+        return False
+
+    def attempt(self, consequence: str, work: Callable[[], object]) -> bool:
+        """Do work that needs no other process; return whether it succeeded in all of them."""
+        error = None
+        try:
+            work()
+        except Exception as exception:
+            error = _describe(exception)
+        if self._trainer.strategy.reduce_boolean_decision(error is None, all=True):
+            return True
+        self.report(consequence, error)
+        return False
+
+    def compute(self, consequence: str, work: Callable[[], _T]) -> _T | None:
+        """Do work that all processes do together; None if it failed.
+
+        With several processes an error is raised, because the others would wait for this one.
+        """
+        try:
+            return work()
+        except Exception as error:
+            if self._trainer.world_size > 1 or not has_trained(self._trainer):
+                raise
+            self.report(consequence, _describe(error))
+            return None
+
+    def warn(self, message: str, key: str) -> None:
+        """Warn in the first process, once per key."""
+        if key not in self._reported:
+            self._reported.add(key)
+            self._emit(lambda text: rank_zero_warn(text, stacklevel=4), message)
+
+    def report(self, consequence: str, error: str | None) -> None:
+        """Warn of an error in the process that met it, whichever that is, once per text."""
+        if error is not None and error not in self._reported:
+            self._reported.add(error)
+            self._emit(lambda text: warnings.warn(text, stacklevel=4), f"{consequence}: {error}")
+
+    def _emit(self, warn: Callable[[str], None], message: str) -> None:
+        text = f"{self._owner}: {message}"
+        try:
+            warn(text)
+        except Warning:  # warnings are turned into errors
+            if not has_trained(self._trainer):
+                raise
+            _log.warning(text)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,293 @@
+"""One run of a Trainer as the monitor sees it, from ``setup`` to ``teardown``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from lightning_robustness.callbacks.board import Board, describe_eps
+from lightning_robustness.callbacks.faults import Faults
+from lightning_robustness.callbacks.trainer_access import evaluation_loader, forward_of, log_step
+from lightning_robustness.callbacks.validation_watch import ValidationWatch
+from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.measurement.attack_meter import AttackMeter
+from lightning_robustness.measurement.feature_meter import FeatureMeter
+from lightning_robustness.measurement.fisher_meter import FisherMeter
+from lightning_robustness.measurement.fixed_sample import FixedSample
+from lightning_robustness.measurement.inspection import Inspection, inspect_model, rehearse
+from lightning_robustness.measurement.meter import SampleMeter
+from lightning_robustness.measurement.sample_meters import make_sample_meters
+from lightning_robustness.measurement.settings import describe_settings
+from lightning_robustness.measurement.subject import Subject
+from lightning_robustness.metrics.class_statistics import Mode
+from lightning_robustness.utilities.batch import read_batch, require_labels
+from lightning_robustness.utilities.head import HeadTap
+from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.loader_share import loader_share
+from lightning_robustness.utilities.sample import SpreadSample
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """The arguments of the monitor; see there."""
+
+    attacks: Mapping[str, Callable[..., Any]]
+    input_space: InputSpace
+    num_classes: int | None
+    head: str | nn.Module | None
+    forward_fn: Callable[..., Any] | None
+    batch_fn: Callable[..., Any] | None
+    fim_samples: int
+    fim_method: FisherMethod
+    attack_samples: int
+    batch_size: int
+    dataloader_idx: int
+    seed: int
+    prefix: str
+    mode: Mode
+    log_figures: bool
+    log_embeddings: bool
+    progress: bool | None
+
+    def make_meters(self) -> list[SampleMeter]:
+        """Make the meters of the sample that are wanted."""
+        meters = make_sample_meters(self.input_space, self.seed, self.fim_samples, self.fim_method)
+        return [meter for meter in meters if meter.size]
+
+    def describe(self) -> dict[str, str]:
+        """Describe everything that values depend on besides the module and the data."""
+        budgets = dict.fromkeys(describe_eps(a.eps) for a in self.attacks.values() if hasattr(a, "eps"))
+        described = describe_settings(
+            self.attacks, self.attack_samples, self.make_meters(), self.mode, self.input_space, self.seed
+        )
+        return described | {"eps": ", ".join(budgets)}
+
+
+class MonitorRun:
+    """One run of a Trainer: what was found out about its module, the sample, the board, and the epoch under way.
+
+    Args:
+        settings: Settings of the monitor.
+        trainer: The Trainer.
+        pl_module: Its module.
+
+    """
+
+    def __init__(self, settings: MonitorSettings, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.faults = Faults(trainer, "RobustnessMonitor")
+        self.epoch = 0
+        self._settings = settings
+        self._trainer = trainer
+        self._module = pl_module
+        self._inspection: Inspection | None = None
+        self._sample: FixedSample | None = None
+        self._num_parts = 1
+        self._watch: ValidationWatch | None = None
+        self._board: Board | None = None
+
+    @property
+    def prefix(self) -> str:
+        """The first part of keys."""
+        return f"test_{self._settings.prefix}" if self._trainer.testing else self._settings.prefix
+
+    @property
+    def has_seen_data(self) -> bool:
+        """Whether a batch of validation was seen."""
+        return self._inspection is not None
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether there are samples to attack."""
+        return self._sample is not None
+
+    def close_epoch(self) -> None:
+        """Stop watching validation, and remove all hooks."""
+        if self._watch is not None:
+            self._watch.close()
+        self._watch, self.faults.error = None, None
+
+    def before_batch(self, batch: Any) -> None:
+        """See a batch before validation does."""
+        if self.faults.error is not None:
+            return
+        with self.faults.guard():
+            x, y = read_batch(batch, self._settings.batch_fn)
+            inspection = self._inspect(x, y)
+            if self._watch is None:
+                self._watch = self._open(inspection, x.device)
+            self._watch.before(x, y)
+
+    def after_batch(self) -> None:
+        """See what validation made of the batch."""
+        if self.faults.error is not None or self._watch is None:
+            return
+        with self.faults.guard():
+            if self._watch.after() and self._watch.uses_hooks:
+                self.faults.warn(
+                    "validation does not run the network on the inputs of its batch as they are, so RDI and ROBY take "
+                    "another forward pass. If `validation_step` prepares inputs, by normalising them for instance, all "
+                    "values here are of inputs without that: pass `forward_fn=`, a callable that takes the module and "
+                    "inputs, prepares them in the same way and returns logits.",
+                    key="forward",
+                )
+
+    def end_sanity_check(self) -> None:
+        """End the epoch without measuring anything."""
+        self._check_for_batches()
+        self.close_epoch()
+
+    def end_epoch(self, attacks: Sequence[str]) -> dict[str, float] | None:
+        """Measure everything at the end of a validation epoch; None if the epoch was left out."""
+        self._check_for_batches()
+        watch = self._watch
+        left_out = f"left epoch {self.epoch} out"
+        is_complete = self.faults.agree(left_out)
+        self.close_epoch()
+        if not is_complete or watch is None:
+            return None
+        values = self.faults.compute(left_out, watch.meter.compute)
+        if values is None:
+            return None
+        values["seconds/features"] = watch.meter.seconds
+        if watch.sample is not None:
+            self._keep(watch.sample)
+        meters = self._settings.make_meters()
+        values |= self._measure(meters)
+        attack_meter = self._attack_meter()
+        values |= self._attack(attack_meter, attacks)
+        start = perf_counter()
+        self._show(attack_meter, watch.meter.distances, meters)
+        return {**values, "seconds/figures": perf_counter() - start, "skipped": 0.0}
+
+    def attack(self, attacks: Sequence[str]) -> dict[str, float]:
+        """Run attacks, outside of a validation epoch."""
+        meter = self._attack_meter()
+        values = self._attack(meter, attacks)
+        self._show(meter)
+        return values
+
+    def _inspect(self, x: Tensor, y: Tensor | None) -> Inspection:
+        """Find out about the module, and try everything that may fail, on the first batch of the run."""
+        if self._inspection is None:
+            settings, subject = self._settings, self._subject(x.device)
+            if settings.attacks:
+                require_labels(y, "attacks", otherwise="watch without them: `attacks=()`")
+            if settings.fim_samples or settings.attacks:
+                settings.input_space.check(x)
+            found = inspect_model(self._module, subject, x, settings.head, settings.num_classes)
+            rehearse(subject, x, settings.make_meters(), settings.attacks)
+            rank_zero_info(
+                f"RobustnessMonitor listens to the head {found.head!r}: {found.num_features} features, "
+                f"{found.num_classes} classes."
+            )
+            self._inspection = found
+        return self._inspection
+
+    def _check_for_batches(self) -> None:
+        with self.faults.guard():
+            if self._watch is None and self.faults.error is None:
+                evaluation_loader(self._trainer, self._settings.dataloader_idx)  # raises if there is no such loader
+                self.faults.error = f"no batch came from loader {self._settings.dataloader_idx}"
+
+    def _open(self, inspection: Inspection, device: torch.device) -> ValidationWatch:
+        settings, trainer = self._settings, self._trainer
+        loader, num_batches = evaluation_loader(trainer, settings.dataloader_idx)
+        share, sample = loader_share(loader, num_batches), None
+        if self._sample is None and not trainer.sanity_checking:
+            sizes = [settings.attack_samples, *(meter.size for meter in settings.make_meters())]
+            # Without a distributed sampler, each process draws its own part: it does not know what others see
+            self._num_parts = trainer.world_size if share.num_replicas == 1 else 1
+            sample = SpreadSample(-(-max(sizes) // self._num_parts), share.total, settings.seed)
+        meter = FeatureMeter(inspection.num_classes, settings.mode, device)
+        return ValidationWatch(self._module, self._forward(), inspection.head, meter, share, sample)
+
+    def _keep(self, sample: SpreadSample) -> None:
+        """Keep the sample for the rest of the run."""
+
+        def collect() -> None:
+            self._sample = FixedSample(sample, self._num_parts)
+
+        if not self.faults.attempt(f"the sample failed and is left out of epoch {self.epoch}", collect):
+            self._sample = None
+
+    def _measure(self, meters: Sequence[SampleMeter]) -> dict[str, float]:
+        values: dict[str, float] = {}
+        if self._sample is None:
+            return values
+        subject = self._subject(self._module.device)
+        for meter in meters:
+            left_out = f"{meter.label} failed and is left out of epoch {self.epoch}"
+            if self.faults.attempt(left_out, partial(meter.update, subject, self._sample.take(meter.size))):
+                values |= {**meter.compute(), f"seconds/{meter.name}": meter.seconds}
+        return values
+
+    def _attack(self, meter: AttackMeter, attacks: Sequence[str]) -> dict[str, float]:
+        if self._sample is None or not attacks:
+            return {}
+        subject, samples = self._subject(self._module.device), self._sample.take(self._settings.attack_samples)
+        for name in attacks:
+            left_out = f"the attack {name!r} failed and is left out of epoch {self.epoch}"
+            if not self.faults.attempt(left_out, partial(meter.update, name, subject, samples)):
+                meter.drop(name)
+        values = meter.compute()
+        if meter.signs:
+            reasons = " ".join(f"{sign.evidence} {sign.explanation} {sign.remedy}" for sign in meter.signs)
+            self.faults.warn(f"gradients seem to be masked, so success rates are too low. {reasons}", key="masking")
+        return values | {f"seconds/{name}": seconds for name, seconds in meter.seconds.items()}
+
+    def _attack_meter(self) -> AttackMeter:
+        return AttackMeter(self._settings.attacks, self._settings.input_space)
+
+    def _forward(self) -> Callable[..., Any]:
+        return forward_of(self._module, self._settings.forward_fn)
+
+    def _subject(self, device: torch.device) -> Subject:
+        settings, wanted = self._settings, self._settings.progress
+        shown = self._trainer.progress_bar_callback is not None if wanted is None else wanted
+        progress = shown and self._trainer.is_global_zero
+        return Subject(self._forward(), settings.input_space, device, settings.batch_size, settings.seed, progress)
+
+    def _show(
+        self,
+        attacks: AttackMeter,
+        distances: Mapping[str, Tensor] = MappingProxyType({}),
+        meters: Sequence[SampleMeter] = (),
+    ) -> None:
+        """Hand everything that is not a scalar to the loggers; a picture is never worth a training run."""
+        if not self._trainer.is_global_zero or not self._trainer.loggers or self._inspection is None:
+            return
+        step, settings = log_step(self._trainer), self._settings
+        try:
+            if self._board is None:
+                self._board = Board(self._trainer.loggers, self.prefix, settings.log_figures)
+                head = f"{self._inspection.head!r} of {type(self._module).__name__}"
+                described = settings.describe() | {"head": f"{head}, {self._inspection.num_classes} classes"}
+                self._board.open(described, list(settings.attacks), step)
+            lambdas = next((meter.values for meter in meters if isinstance(meter, FisherMeter)), None)
+            self._board.show(
+                step,
+                distances=distances,
+                lambdas=lambdas,
+                examples=attacks.examples,
+                signs=attacks.signs,
+                input_space=settings.input_space,
+            )
+            if settings.log_embeddings and self._sample is not None:
+                self._embed(self._board, self._sample, HeadTap(self._module, self._inspection.head), step)
+        except Exception as error:
+            self.faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
+
+    def _embed(self, board: Board, sample: FixedSample, tap: HeadTap, step: int) -> None:
+        subject = self._subject(self._module.device)
+        calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(sample.samples, "embeddings")]
+        embedding = torch.cat([call.embedding for call in calls]).cpu()
+        preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
+        x, y, _ = sample.samples
+        board.embed(step, embedding, preds if y is None else y, preds, x, self._settings.input_space)

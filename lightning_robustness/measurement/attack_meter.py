@@ -1,0 +1,129 @@
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_robustness.attacks import Attack, AttackResult, MaskingSign, run
+from lightning_robustness.attacks.masking import AttackTally, signs_of
+from lightning_robustness.measurement.attack_outcome import AttackOutcome, worst_case
+from lightning_robustness.measurement.subject import Samples, Subject
+from lightning_robustness.metrics import AttackSuccessRate
+from lightning_robustness.utilities.input_space import InputSpace
+
+
+class Examples(NamedTuple):
+    """Inputs as the model sees them, before and after an attack, true and predicted labels."""
+
+    x: Tensor
+    x_adv: Tensor
+    y: Tensor
+    preds: Tensor
+    adv_preds: Tensor
+
+
+class AttackMeter:
+    """Success rates of attacks, one by one and in the worst case, and signs of masked gradients.
+
+    Args:
+        attacks: Attacks by name.
+        input_space: Range and normalisation of the inputs, which budgets are in the units of.
+        num_examples: Number of adversarial inputs of each attack to keep, of those that succeeded; None for all inputs.
+
+    Attributes:
+        seconds: Time that each attack took.
+        examples: Adversarial inputs of each attack in this process.
+        outcomes: After ``compute``, the effect of each attack on every sample of all processes.
+        rates: After ``compute``, all rates of each attack and of the worst case, with confidence intervals.
+        signs: After ``compute``, signs of masked gradients.
+
+    """
+
+    def __init__(
+        self, attacks: Mapping[str, Callable[..., Any]], input_space: InputSpace, num_examples: int | None = 8
+    ) -> None:
+        self._attacks = attacks
+        self._input_space = input_space
+        self._num_examples = num_examples
+        self._outcomes: dict[str, AttackOutcome] = {}
+        self._is_complete = True
+        self.seconds: dict[str, float] = {}
+        self.examples: dict[str, Examples] = {}
+        self.outcomes: dict[str, AttackOutcome] = {}
+        self.rates: dict[str, dict[str, float]] = {}
+        self.signs: list[MaskingSign] = []
+
+    def update(self, name: str, subject: Subject, samples: Samples) -> None:
+        """Run one of the attacks on samples."""
+        start = perf_counter()
+        outcomes, examples = [AttackOutcome.empty(subject.device)], list[Examples]()
+        for number, batch in enumerate(subject.batches(samples, f"{name} attack")):
+            x, y = batch.x, batch.labels()
+            result = run(subject.forward, self._attacks[name], x, y, self._input_space, subject.seed, number)
+            outcomes.append(AttackOutcome.of(result, y))
+            examples.append(self._pick(result, x, y, sum(len(picked.y) for picked in examples)))
+        self._outcomes[name] = AttackOutcome.concatenate(outcomes)
+        if examples:
+            self.examples[name] = Examples(*(torch.cat(parts) for parts in zip(*examples, strict=True)))
+        self.seconds[name] = perf_counter() - start
+
+    def drop(self, name: str) -> None:
+        """Leave an attack out, because it failed in some process, and with it the worst case."""
+        self._outcomes.pop(name, None)
+        self.examples.pop(name, None)
+        self.seconds.pop(name, None)
+        self._is_complete = False
+
+    def compute(self) -> dict[str, float]:
+        """Return the values over all samples of all processes; keep outcomes, rates and signs."""
+        self.outcomes = {name: outcome.gather() for name, outcome in self._outcomes.items()}
+        self.signs = self._find_signs()
+        values: dict[str, float] = {}
+        for name, outcome in {**self.outcomes, **self._worst()}.items():
+            metric = AttackSuccessRate(sync_on_compute=False).to(outcome.y.device)
+            metric.update(outcome.preds, outcome.adv_preds, outcome.y, outcome.l2)
+            self.rates[name] = rates = {part: value.item() for part, value in metric.compute_components().items()}
+            values |= {f"asr/{name}": rates["asr"], f"adv_acc/{name}": rates["adv_acc"]}
+            if rates["flipped"]:
+                values[f"distortion/{name}"] = rates["distortion"]
+            values |= {"masking": float(bool(self.signs)), "samples_attacks": rates["count"]}
+        return values
+
+    def _worst(self) -> dict[str, AttackOutcome]:
+        if not self.outcomes or not self._is_complete:
+            return {}
+        budgets = {name: _budget(self._attacks[name], self._input_space) for name in self.outcomes}
+        return {"worst": worst_case(self.outcomes, budgets)}
+
+    def _find_signs(self) -> list[MaskingSign]:
+        tallies = [
+            AttackTally(
+                attack=self._attacks[name],
+                success=int(outcome.success.sum()),
+                eligible=int(outcome.eligible.sum()),
+                zero_gradients=int((outcome.zero_gradients & outcome.eligible).sum()),
+                samples_with_gradients=int(outcome.eligible.sum()) if outcome.tells_gradients.any() else 0,
+                probabilities=bool(outcome.probabilities.any()),
+                deterministic=bool(outcome.deterministic.all()),
+            )
+            for name, outcome in self.outcomes.items()
+        ]
+        # A difference of three samples is no sign, however few there are
+        num_eligible = min([tally.eligible for tally in tallies], default=0)
+        return signs_of(tallies, tolerance=max(0.01, 3 / max(num_eligible, 1)))
+
+    def _pick(self, result: AttackResult, x: Tensor, y: Tensor, num_picked: int) -> Examples:
+        rows = torch.arange(len(x), device=x.device)
+        if self._num_examples is not None:
+            rows = result.success.nonzero().squeeze(1)[: max(self._num_examples - num_picked, 0)]
+        return Examples(*(v[rows].cpu() for v in (x, result.x_adv, y, result.preds, result.adv_preds)))
+
+
+def _budget(attack: Callable[..., Any], input_space: InputSpace) -> tuple[str | None, float] | None:
+    """Norm and size of what an attack may do, in the units of the input space, or None if it may do anything."""
+    if isinstance(attack, Attack):
+        attack = replace(attack, low=input_space.low, high=input_space.high)
+    eps = getattr(attack, "eps", None)
+    return None if eps is None else (getattr(attack, "norm", None), eps)

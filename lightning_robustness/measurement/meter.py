@@ -1,0 +1,81 @@
+"""Parts of a measurement, shared by the monitor and ``evaluate`` so that they agree key by key.
+
+A meter takes its share of the samples in ``update``, in every process, and returns the values over all processes in
+``compute``. Only ``compute`` talks to the other processes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from lightning_robustness.measurement.subject import Samples, Subject
+
+
+class Stopwatch:
+    """Seconds spent in a part of a measurement."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add the time that the block takes."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += perf_counter() - start
+
+
+class SampleMeter(Stopwatch, ABC):
+    """A part that measures a fixed number of samples, without attacks.
+
+    Args:
+        size: Number of samples over all processes.
+
+    Attributes:
+        name: Name of the part, as in ``seconds/<name>``.
+        title: What it measures, for a table or a progress bar.
+        label: The same within a sentence.
+
+    """
+
+    name: str
+    title: str
+    label: str
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    @abstractmethod
+    def update(self, subject: Subject, samples: Samples) -> None:
+        """Measure samples."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """Return the values over all samples of all processes; none without samples."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Describe the settings."""
+
+    def per_sample(self) -> dict[str, list[float]]:
+        """Return the values of each sample after ``compute``, where they are kept."""
+        return {}
+
+    def rehearse(self, subject: Subject, samples: Samples) -> None:
+        """Find out, on a few samples, whether the model can be measured; the meter is of no use afterwards."""
+
+
+def gather(rows: Tensor) -> Tensor:
+    """Concatenate the rows of all processes, in the order of their ranks."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return rows
+    return torch.cat(gather_all_tensors(rows))

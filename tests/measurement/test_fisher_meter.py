@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness.functional import fisher_spectral_norm
+from lightning_robustness.measurement.fisher_meter import FisherMeter
+from lightning_robustness.utilities.input_space import InputSpace
+from tests.measurement.subjects import samples, subject
+
+
+def network(num_classes=4, dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, num_classes)).to(dtype)
+
+
+def inputs(number=31, dtype=torch.float32):
+    return torch.rand(number, 6, generator=torch.Generator().manual_seed(1), dtype=torch.double).to(dtype)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 31])
+@pytest.mark.parametrize(
+    ("method", "num_classes", "dtype"),
+    [
+        ("auto", 4, torch.float32),
+        ("auto", 4, torch.float64),
+        ("auto", 2, torch.float32),
+        ("lanczos", 4, torch.float64),
+        ("hutchinson", 4, torch.float64),
+    ],
+)
+def test_fisher_information(batch_size, method, num_classes, dtype):
+    model, x, space = network(num_classes, dtype), inputs(dtype=dtype), InputSpace(mean=0.5, std=0.25)
+    x = space.normalize(x)
+    meter = FisherMeter(31, method, space, seed=3)
+    meter.update(subject(model, space, batch_size=batch_size), samples(x))
+    parts = fisher_spectral_norm(model, x, method, input_space=space, seed=3, return_components=True)
+    lambdas = parts.spectral_norm.double().numpy()
+    expected = {
+        "fim": lambdas.mean(),
+        "fim_inverse": (1 / lambdas).mean(),
+        "fim_geometric": np.exp(np.log(lambdas).mean()),
+        "samples_fim": 31,
+    }
+    if method == "auto":
+        expected["lipschitz"] = parts.lipschitz.mean().item()
+    assert meter.compute() == pytest.approx(expected, rel=1e-4)
+    assert meter.values.numpy() == pytest.approx(lambdas, rel=1e-4)
+
+
+def test_fisher_information_in_several_updates():
+    model, x = network(), inputs()
+    meter = FisherMeter(31, "exact", InputSpace(), seed=0)
+    meter.update(subject(model, batch_size=8), samples(x[:1]))
+    meter.update(subject(model, batch_size=8), samples(x[:0]))
+    meter.update(subject(model, batch_size=8), samples(x[1:]))
+    values = meter.compute()
+    assert values["samples_fim"] == 31
+    assert values["fim"] == pytest.approx(fisher_spectral_norm(model, x).mean().item(), rel=1e-4)
+    assert meter.values.tolist() == pytest.approx(fisher_spectral_norm(model, x).tolist(), rel=1e-4)
+
+
+def test_fisher_information_of_nothing():
+    meter = FisherMeter(31, "auto", InputSpace(), seed=0)
+    meter.update(subject(network()), samples(torch.zeros(0, 0)))
+    assert meter.compute() == {}
+    assert meter.values.tolist() == []
+
+
+def measure_fisher_of_share(rank, sizes, dtype):
+    meter = FisherMeter(31, "exact", InputSpace(), seed=0)
+    x = inputs(sum(sizes), dtype).split(sizes)[rank]
+    # A process whose samples are not chosen does not know what others have
+    meter.update(subject(network(dtype=dtype), batch_size=8), samples(x if len(x) else torch.zeros(0, 0)))
+    return meter.compute(), meter.values
+
+
+@pytest.mark.parametrize("sizes", [[5, 26], [31, 0]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fisher_information_of_two_processes_equals_that_of_one(two_processes, sizes, dtype):
+    meter = FisherMeter(31, "exact", InputSpace(), seed=0)
+    meter.update(subject(network(dtype=dtype), batch_size=8), samples(inputs(31, dtype)))
+    expected = meter.compute()
+    for values, lambdas in two_processes(measure_fisher_of_share, sizes, dtype):
+        assert values == pytest.approx(expected, rel=1e-5)
+        torch.testing.assert_close(lambdas, meter.values, rtol=1e-5, atol=0)
