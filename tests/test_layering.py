@@ -1,4 +1,4 @@
-"""Imports point downwards: callbacks -> evaluation -> metrics, attacks -> functional -> utilities."""
+"""Imports point downwards: callbacks -> evaluation -> measurement -> metrics, attacks -> functional -> utilities."""
 
 import ast
 from pathlib import Path
@@ -13,8 +13,9 @@ BELOW = {
     "functional": {"functional", "utilities"},
     "attacks": {"attacks", "utilities"},
     "metrics": {"metrics", "functional", "utilities"},
-    "evaluation": {"evaluation", "metrics", "attacks", "functional", "utilities"},
-    "callbacks": {"callbacks", "evaluation", "metrics", "attacks", "functional", "utilities"},
+    "measurement": {"measurement", "metrics", "attacks", "functional", "utilities"},
+    "evaluation": {"evaluation", "measurement", "metrics", "attacks", "functional", "utilities"},
+    "callbacks": {"callbacks", "evaluation", "measurement", "metrics", "attacks", "functional", "utilities"},
 }
 FOREIGN = {
     "lightning": {"callbacks"},

@@ -29,6 +29,7 @@ from lightning_robustness.callbacks.trainer_access import (
 from lightning_robustness.callbacks.validation_watch import ValidationWatch
 from lightning_robustness.evaluation.measurement import AttackMeter, FeatureMeter, FisherMeter, name_attacks
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.measurement.keys import Part, logged_keys, tag
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import read_batch
 from lightning_robustness.utilities.checks import check_integer
@@ -188,11 +189,8 @@ class RobustnessMonitor(Callback):
     @property
     def keys(self) -> list[str]:
         """Keys of the values that say how robust the network is, as they are logged."""
-        attack_free = ["rdi", "rdi_intra", "rdi_inter", "rdi_embedding", "roby", "fsa", "fsd", "acc"]
-        fisher = ["fim", "fim_inverse", "fim_geometric", "lipschitz"] if self.fim_samples else []
-        kinds, names = ("asr", "adv_acc", "distortion"), [*self.attacks, *(["worst"] if self.attacks else [])]
-        attacked = [f"{kind}/{name}" for kind in kinds for name in names]
-        return [f"{self.prefix}/{key}" for key in [*attack_free, *fisher, *attacked]]
+        parts: list[Part] = ["features", "fim"] if self.fim_samples else ["features"]
+        return [tag(self.prefix, name) for name in logged_keys(parts, list(self.attacks))]
 
     def plot(self) -> "Figure":
         """Draw the curves of ``history``.
