@@ -136,7 +136,10 @@ class ComparisonReport(Report):
             Table(
                 "Weights of the metrics in CMMR",
                 ["metric", "entropy weight", "prior", "weight"],
-                [[_LABELS[m], self.entropy_weights[m], self.prior.get(m, 1.0), self.weights[m]] for m in SWEEP_METRICS],
+                [
+                    [label, self.entropy_weights[metric], self.prior.get(metric, 1.0), self.weights[metric]]
+                    for metric, label in _LABELS.items()
+                ],
             ),
             Table(
                 "Correlation of attack-free metrics with adversarial accuracy",
@@ -146,10 +149,7 @@ class ComparisonReport(Report):
             Table(
                 f"Pearson's correlation of M with each metric, and of CMMR with M (Kendall's W {self.concordance:.4f})",
                 ["attack", *_LABELS.values(), "CMMR"],
-                [
-                    [a, *(row[m] for m in SWEEP_METRICS), self.attack_pearson[a]]
-                    for a, row in self.metric_pearson.items()
-                ],
+                [[attack, *row.values(), self.attack_pearson[attack]] for attack, row in self.metric_pearson.items()],
             ),
             Table("Settings", ["setting", "value"], self._settings()),
         ]

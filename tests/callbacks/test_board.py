@@ -40,8 +40,9 @@ SIGN = MaskingSign("zero_gradients", "PGD finds none.", "It cannot move.", "Use 
 
 KEYS = (
     *("acc", "adv_acc/pgd", "adv_acc/worst", "asr/pgd", "asr/worst", "rdi", "rdi_intra", "rdi_embedding", "roby"),
-    *("fsa", "fsd", "fim", "fim_inverse", "fim_geometric", "seconds/features", "seconds/fim", "seconds/pgd"),
-    *("samples", "samples_fim", "masking", "accidental"),
+    *("fsa", "fsd", "fim", "fim_inverse", "fim_geometric", "clever", "lipschitz", "distortion/pgd"),
+    *("seconds/features", "seconds/fim", "seconds/pgd", "seconds/figures", "samples", "samples_fim", "masking"),
+    *("accidental", "asr", "asr_low/pgd"),
 )
 CHARTS = {
     "Clean and adversarial accuracy": ["acc", "adv_acc/pgd", "adv_acc/worst"],
@@ -49,7 +50,7 @@ CHARTS = {
     "RDI": ["rdi", "rdi_embedding"],
     "ROBY, FSA, FSD": ["fsa", "fsd", "roby"],
     "Fisher information": ["fim", "fim_geometric"],
-    "What watching costs (seconds)": ["seconds/features", "seconds/fim", "seconds/pgd"],
+    "What watching costs (seconds)": [f"seconds/{part}" for part in ("features", "figures", "fim", "pgd")],
 }
 
 
@@ -143,6 +144,14 @@ def test_without_attacks(logger):
     shown = charts(logger)["robustness"]
     assert shown["Clean and adversarial accuracy"] == ["robustness/acc"]
     assert "Attack success" not in shown
+
+
+def test_charts_of_parts(logger):
+    logger.log_metrics({f"robustness/{key}": 1.0 for key in KEYS}, step=1)
+    Board([logger], "robustness").open({}, [], step=0, parts=["clever"])
+    shown = charts(logger)["robustness"]
+    assert shown.pop("CLEVER") == ["robustness/clever"]
+    assert list(shown) == ["What watching costs (seconds)"]
 
 
 def test_settings(logger):
@@ -291,7 +300,7 @@ def test_large_images_are_made_smaller(logger, monkeypatch):
     tiles = cut_tiles(embed(logger, x), 64, 3)
     means = x.reshape(3, 64, 2, 64, 2).mean(dim=(2, 4))
     np.testing.assert_allclose(tiles[..., 0], means, atol=1 / 255)
-    monkeypatch.setattr(board_module, "_LARGEST_SPRITE", 32)
+    monkeypatch.setattr(board_module, "MAX_SPRITE", 32)
     assert cut_tiles(embed(logger, x), 16, 3)[..., 0].mean() == pytest.approx(x.mean().item(), abs=1 / 255)
 
 
