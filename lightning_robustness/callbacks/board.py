@@ -220,12 +220,13 @@ def _is_tensorboard(logger: Logger) -> bool:
     return any(parent.__name__ == "TensorBoardLogger" for parent in type(logger).__mro__)
 
 
-def _layout(prefix: str, names: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
-    # TensorBoard takes tags as regular expressions for how a key starts, so a family of keys is one expression
-    patterns = {
-        title: [re.sub(r"<\w+>$", ".+", re.escape(tag(prefix, name))) for name in names[title]] for title in names
-    }
-    return {title: ["Multiline", [f"{pattern}$" for pattern in patterns[title]]] for title in names}
+def _layout(prefix: str, chosen: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
+    return {title: ["Multiline", [_pattern(tag(prefix, name)) for name in names]] for title, names in chosen.items()}
+
+
+def _pattern(name: str) -> str:
+    """Write a tag, or a family of tags, as TensorBoard expects it: a regular expression for how tags start."""
+    return re.sub(r"<\w+>$", ".+", re.escape(name)) + "$"
 
 
 def _thumbnails(images: Tensor) -> Tensor:
