@@ -15,10 +15,10 @@ from torch import nn
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate
 from lightning_robustness.evaluation.checkpoint import Split, load_data, load_model
 from lightning_robustness.evaluation.comparison_checks import check_prior
-from lightning_robustness.evaluation.figures import new_figure
 from lightning_robustness.evaluation.report import Report, read_json
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep
 from lightning_robustness.measurement.attack_names import name_attacks
+from lightning_robustness.utilities.drawing import new_figure
 from lightning_robustness.utilities.input_space import InputSpace
 
 # Makes a context in which errors are those of wrong arguments

@@ -1,4 +1,4 @@
-"""Imports point downwards: callbacks -> evaluation -> metrics, attacks -> functional -> utilities."""
+"""Imports point down: callbacks | evaluation, measurement, metrics | losses, functional | attacks, utilities."""
 
 import ast
 from pathlib import Path
@@ -13,13 +13,15 @@ BELOW = {
     "functional": {"functional", "utilities"},
     "attacks": {"attacks", "utilities"},
     "metrics": {"metrics", "functional", "utilities"},
-    "evaluation": {"evaluation", "metrics", "attacks", "functional", "utilities"},
-    "callbacks": {"callbacks", "evaluation", "metrics", "attacks", "functional", "utilities"},
+    "measurement": {"measurement", "metrics", "losses", "attacks", "functional", "utilities"},
+    "losses": {"losses", "attacks", "functional", "utilities"},
+    "evaluation": {"evaluation", "measurement", "metrics", "losses", "attacks", "functional", "utilities"},
+    "callbacks": {"callbacks", "measurement", "metrics", "losses", "attacks", "functional", "utilities"},
 }
 FOREIGN = {
     "lightning": {"callbacks"},
     "pytorch_lightning": {"callbacks"},
-    "torchmetrics": {"metrics", "evaluation", "callbacks"},
+    "torchmetrics": {"metrics", "measurement", "evaluation", "callbacks"},
 }
 
 

@@ -1,10 +1,10 @@
-"""What loggers can show beside scalars: pictures, histograms, texts, embeddings, and charts that belong together."""
+"""Everything that loggers can show beside scalars: charts, figures, histograms, texts and embeddings."""
 
 import html
 import inspect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,34 +15,33 @@ from torch.nn.functional import interpolate, pad
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.callbacks.figures import as_images, perturbation_figure, render
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.measurement.keys import Part, charts, tag
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
-# Of a run, TensorBoard shows the last layout only: each writer's is kept, in order to add to it
+# TensorBoard shows only the last layout of a run, so each writer's layout is kept and extended
 _LAYOUTS: WeakKeyDictionary[Any, dict[str, dict[str, list[Any]]]] = WeakKeyDictionary()
-# Sides of a thumbnail, and of the picture that holds all of them, which the projector limits
-_LARGEST_THUMBNAIL, _LARGEST_SPRITE = 64, 8192
-# Values of saturated samples are so small that they would stretch the axis of a histogram
-_SMALLEST_LAMBDA = 1e-12
+# Sides in pixels of a thumbnail, and of the sprite that holds all of them: the projector shows no larger one
+MAX_THUMBNAIL, MAX_SPRITE = 64, 8192
 
 
 class Board:
-    """What the loggers of a Trainer can show beside scalars.
+    """Show everything but scalars in the loggers of a Trainer.
 
-    TensorBoard shows everything. Loggers with ``log_image`` and ``log_text``, such as that of Weights & Biases, get the
-    pictures and the texts, and others nothing. TensorBoard knows one layout of charts a run: of several boards, all get
-    their charts, but a layout that was written by ``add_custom_scalars`` before is replaced.
+    TensorBoard shows everything. Other loggers with ``log_image`` and ``log_text``, such as that of Weights & Biases,
+    get the figures and texts. TensorBoard has one layout of charts per run: several boards share it, but a layout that
+    someone else wrote with ``add_custom_scalars`` is replaced.
 
     Args:
         loggers: The loggers.
-        prefix: What keys start with.
-        figures: Whether to show pictures and histograms.
+        prefix: Prefix of the keys.
+        figures: Whether to show figures and histograms.
 
     Example:
         >>> from lightning.pytorch.loggers import CSVLogger
         >>> from lightning_robustness.callbacks.board import Board
         >>> board = Board([CSVLogger("logs")], prefix="robustness")
-        >>> board.open({"seed": "0"}, attacks=["pgd"], step=0)  # nothing, in a file of numbers
+        >>> board.open({"seed": "0"}, attacks=["pgd"], step=0)  # a CSV file shows scalars alone
 
     """
 
@@ -52,18 +51,25 @@ class Board:
         self._figures = figures
         self._can_draw = True
 
-    def open(self, settings: Mapping[str, str], attacks: Sequence[str], step: int) -> None:
-        """Lay out the charts and show the settings, once a run.
+    def open(
+        self,
+        settings: Mapping[str, str],
+        attacks: Sequence[str],
+        step: int,
+        parts: Collection[Part] = ("features", "fim"),
+    ) -> None:
+        """Lay out the charts and show the settings, once per run.
 
         Args:
-            settings: What was chosen, in words, by name.
+            settings: Settings as text, by name.
             attacks: Names of the attacks.
             step: Step of the Trainer.
+            parts: The parts that are measured beside the attacks.
 
         """
         for writer, prefix in self._writers():
             layout = _LAYOUTS.setdefault(writer, {})
-            layout[prefix] = _charts(prefix, attacks)
+            layout[prefix] = _layout(prefix, charts(parts, attacks))
             writer.add_custom_scalars(layout)
         self._show_text("settings", ("setting", "value"), settings.items(), step)
 
@@ -71,40 +77,36 @@ class Board:
         self,
         step: int,
         *,
-        distances: Mapping[str, Tensor],
-        lambdas: Tensor | None,
+        histograms: Mapping[str, Tensor],
         examples: Mapping[str, Examples],
         signs: Sequence[MaskingSign],
         input_space: InputSpace,
     ) -> None:
-        """Show what an evaluation gave; what is empty is left out.
+        """Show the results of an evaluation, except for empty ones.
 
         Args:
             step: Step of the Trainer.
-            distances: Mean distances to the centre of each class, NaN for one without samples, by name of the metric.
-            lambdas: Fisher information of each sample.
+            histograms: Values by tag; NaN is left out.
             examples: Inputs before and after each attack, by its name.
-            signs: Signs of masked gradients.
+            signs: Signs of gradient masking.
             input_space: Range and normalisation of the inputs.
 
         """
         if signs:
             self._show_text("masking_signs", MaskingSign._fields, signs, step)
-        for name, values in distances.items():
-            self._show_histogram(f"distances/{name}", values, step)
-        if lambdas is not None:
-            self._show_histogram("lambda_log10", lambdas.float().clamp(min=_SMALLEST_LAMBDA).log10(), step)
+        for name, values in histograms.items():
+            self._show_histogram(name, values, step)
         for name, examples_of_attack in examples.items():
             self._show_examples(name, examples_of_attack, input_space, step)
 
     def embed(
         self, step: int, embedding: Tensor, labels: Tensor, preds: Tensor, x: Tensor, input_space: InputSpace
     ) -> None:
-        """Show embeddings in TensorBoard's projector, with labels and, of images, thumbnails.
+        """Show embeddings in TensorBoard's projector, with labels and, for images, thumbnails.
 
         Args:
             step: Step of the Trainer.
-            embedding: What enters the head, of shape ``(N, ...)``.
+            embedding: Inputs of the head, of shape ``(N, ...)``.
             labels: True labels.
             preds: Predicted labels.
             x: Inputs as the model sees them.
@@ -135,7 +137,7 @@ class Board:
 
     def _show_histogram(self, name: str, values: Tensor, step: int) -> None:
         values = values.detach().flatten().float()
-        values = values[values.abs() < 1e20]  # no NaN; the bins end here
+        values = values[values.abs() < 1e20]  # drops NaN; the bins of TensorBoard end here
         if self._figures and len(values):
             for writer, prefix in self._writers():
                 writer.add_histogram(f"{prefix}/{name}", values, step)
@@ -157,14 +159,14 @@ class Board:
             logger.log_image(f"{self._prefix}/examples/{name}", images=[picture], step=step)
 
     def _writers(self) -> Iterator[tuple[Any, str]]:
-        """TensorBoard's writers, each with what it puts in front of our keys."""
+        """Yield the TensorBoard writers, each with the full prefix of its tags."""
         for logger in self._loggers:
             if _is_tensorboard(logger):
                 start = getattr(logger, "_prefix", "")
                 yield logger.experiment, f"{start}-{self._prefix}" if start else self._prefix  # type: ignore[attr-defined]
 
     def _others(self, method: str, argument: str) -> Iterator[Any]:
-        """Other loggers that have a method with this argument; a method of this name alone might be something else."""
+        """Yield other loggers whose method has this argument; the name alone could mean something else."""
         for logger in self._loggers:
             function = getattr(logger, method, None)
             if not _is_tensorboard(logger) and function and argument in inspect.signature(function).parameters:
@@ -172,10 +174,10 @@ class Board:
 
 
 def describe_eps(eps: float) -> str:
-    """Write a budget as a number and, where they are whole, or halves or quarters, in steps of 8-bit pixels.
+    """Write a perturbation budget as a number and, if it is a multiple of a quarter, in 8-bit pixel steps.
 
     Args:
-        eps: The budget.
+        eps: The perturbation budget.
 
     Example:
         >>> from lightning_robustness.callbacks.board import describe_eps
@@ -191,10 +193,10 @@ def describe_eps(eps: float) -> str:
 
 
 def markdown_list(rows: Iterable[Sequence[str]]) -> str:
-    """Write rows of texts for TensorBoard, which reads Markdown.
+    """Write rows of texts as a Markdown list, which TensorBoard renders.
 
     Args:
-        rows: Sequences of texts, of which the first one names the row.
+        rows: Sequences of texts, the first of which names the row.
 
     Example:
         >>> from lightning_robustness.callbacks.board import markdown_list
@@ -208,30 +210,24 @@ def markdown_list(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _is_tensorboard(logger: Logger) -> bool:
-    """By name of the class: ``pytorch_lightning`` is the same package by another name."""
+    """Compare by class name: ``pytorch_lightning`` has a copy of the class."""
     return any(parent.__name__ == "TensorBoardLogger" for parent in type(logger).__mro__)
 
 
-def _charts(prefix: str, attacks: Sequence[str]) -> dict[str, list[Any]]:
-    names = [*attacks, "worst"] if attacks else []
-    keys = {
-        "Clean and adversarial accuracy": ["acc", *(f"adv_acc/{name}" for name in names)],
-        "Attack success": [f"asr/{name}" for name in names],
-        "RDI": ["rdi", "rdi_embedding"],
-        "ROBY, FSA, FSD": ["roby", "fsa", "fsd"],
-        "Fisher information": ["fim", "fim_geometric"],
-        "What watching costs (seconds)": [f"seconds/{name}" for name in ("features", "fim", *attacks, "figures")],
-    }
-    # TensorBoard takes them for regular expressions of how keys begin
-    tags = {title: [f"{re.escape(f'{prefix}/{name}')}$" for name in names] for title, names in keys.items()}
-    return {title: ["Multiline", patterns] for title, patterns in tags.items() if patterns}
+def _layout(prefix: str, chosen: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
+    return {title: ["Multiline", [_pattern(tag(prefix, name)) for name in names]] for title, names in chosen.items()}
+
+
+def _pattern(name: str) -> str:
+    """Write a tag, or a family of tags, as TensorBoard expects it: a regular expression for how tags start."""
+    return re.sub(r"<\w+>$", ".+", re.escape(name)) + "$"
 
 
 def _thumbnails(images: Tensor) -> Tensor:
-    """Squares: the projector's sprite is one, as many across as down, and higher images would not fit into it."""
+    """Pad images to squares, since the sprite of the projector is a square of as many rows as columns."""
     height, width = images.shape[2:]
     side = max(height, width)
     top, left = (side - height) // 2, (side - width) // 2
     squares = pad(images, (left, side - width - left, top, side - height - top))
-    largest = min(_LARGEST_THUMBNAIL, _LARGEST_SPRITE // math.ceil(math.sqrt(len(images))))
+    largest = min(MAX_THUMBNAIL, MAX_SPRITE // math.ceil(math.sqrt(len(images))))
     return squares if side <= largest else interpolate(squares, size=(largest, largest), mode="area")

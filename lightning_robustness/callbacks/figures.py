@@ -1,4 +1,4 @@
-"""Pictures of adversarial inputs and of a training run, drawn without pyplot and its global state."""
+"""Figures of adversarial inputs and of a training run, drawn without pyplot and its global state."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,32 +8,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_robustness.evaluation.figures import COLORS, MARKERS, new_figure
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.measurement.keys import get_key
+from lightning_robustness.utilities.drawing import COLORS, MARKERS, new_figure
 from lightning_robustness.utilities.input_space import InputSpace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Of images with one channel; others have colours of their own
+# Colour maps of images with one channel
 _GREY: dict[str, Any] = {"cmap": "gray", "vmin": 0.0, "vmax": 1.0}
 _SIGNED: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -0.5, "vmax": 0.5}
-# Between samples, as a part of their width
+# Space between samples, relative to their width
 _GAP = 0.08
-_MOST_SAMPLES = 8
-_MOST_LINES = 8
+_MAX_SAMPLES = 8
+_MAX_LINES = 8
 
 
 def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
-    """Map inputs to images with values in [0, 1], by their range or, where it has no bound, by what there is.
+    """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch.
 
     Args:
         x: Inputs as the model sees them.
         input_space: Range and normalisation of the inputs.
 
     Returns:
-        Tensor of shape ``(N, 1 or 3, H, W)``, or None if the inputs are no images.
+        Tensor of shape ``(N, 1 or 3, H, W)``, or None if the inputs are not images.
 
     Example:
         >>> import torch
@@ -52,15 +53,15 @@ def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
 
 
 def perturbation_figure(examples: Examples, input_space: InputSpace, title: str) -> "Figure":
-    r"""Draw inputs, what an attack added to them, and the result, with labels before and after.
+    r"""Draw clean inputs, perturbations and adversarial inputs, with labels and predictions.
 
-    Images are drawn as such, everything else as lines, one for each channel (dimension 1 of a batch). The perturbation
-    of images is amplified so that the largest one spans the range of colours, by the factor that is written beside it.
+    Non-image inputs are drawn as lines, one per channel (dimension 1 of a batch). Perturbations of images are
+    amplified so that the largest spans the colour range; the factor is written next to them.
 
     Args:
-        examples: Inputs before and after an attack; the first eight are drawn.
+        examples: Inputs before and after an attack, of which the first eight are drawn.
         input_space: Range and normalisation of the inputs.
-        title: What to write above.
+        title: Title of the figure.
 
     Raises:
         ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
@@ -76,11 +77,11 @@ def perturbation_figure(examples: Examples, input_space: InputSpace, title: str)
         ['label 3\n-> predicted 4', 'label 5\n-> predicted 6']
 
     """
-    examples = Examples(*(part[:_MOST_SAMPLES] for part in examples))
+    examples = Examples(*(part[:_MAX_SAMPLES] for part in examples))
     x, x_adv = (_as_matrices(_unnormalize(part, input_space)) for part in examples[:2])
     figure = new_figure(1.2 + 1.5 * len(x), 5.3)
     figure.suptitle(title)
-    # One axis a row: one for each picture would take three times as long
+    # One axis per row: one per image takes three times as long
     axes = figure.subplots(3)
     images = as_images(torch.cat([x, x_adv]), InputSpace(input_space.low, input_space.high))
     if images is not None:
@@ -96,14 +97,14 @@ def perturbation_figure(examples: Examples, input_space: InputSpace, title: str)
 
 
 def history_figure(history: Sequence[Mapping[str, float]], prefix: str) -> "Figure":
-    """Draw how accuracy, RDI, ROBY and Fisher information went, epoch by epoch.
+    """Draw accuracy, RDI, ROBY and Fisher information over the epochs.
 
-    Attacks without a budget, such as that of Carlini and Wagner, which break nearly everything, are left out.
+    Attacks without a perturbation budget, such as C&W, are left out: they break nearly every sample.
 
     Args:
-        history: One mapping for each evaluation, with ``epoch``, ``step`` and the values that were computed. Where an
-            epoch has several values of a kind, they are drawn against the step instead.
-        prefix: Name of the monitor, for the title.
+        history: One mapping per evaluation, with ``epoch``, ``step`` and the measured values. If an epoch has several
+            values of one kind, all are drawn against the step instead.
+        prefix: Prefix of the monitor, for the title.
 
     Raises:
         ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
@@ -119,13 +120,16 @@ def history_figure(history: Sequence[Mapping[str, float]], prefix: str) -> "Figu
     position = _position(history)
     keys = dict.fromkeys(key for entry in history for key in entry if key.startswith("adv_acc/"))
     attacked = sorted((key for key in keys if not _is_below_worst(history, key)), key=_is_worst)
+    rdi, roby, fim = (get_key(name) for name in ("rdi", "roby", "fim"))
     panels = {
-        "clean and adversarial accuracy\nhigher is more robust": {
+        f"clean and adversarial accuracy\n{get_key('adv_acc/worst').direction} is more robust": {
             "acc": "clean",
             **{key: key.removeprefix("adv_acc/") for key in attacked},
         },
-        "RDI and ROBY\nRDI: higher is more robust, ROBY: lower": {"rdi": "RDI", "roby": "ROBY"},
-        "Fisher information\nlower is more robust": {"fim": "mean"},
+        f"{rdi.label} and {roby.label}\n{rdi.label}: {rdi.direction} is more robust, {roby.label}: {roby.direction}": {
+            key.name: key.label for key in (rdi, roby)
+        },
+        f"{fim.label}\n{fim.direction} is more robust": {"fim": "mean"},
     }
     figure = new_figure(10.0, 4.2)
     figure.suptitle(f"{prefix}, {position} by {position}")
@@ -141,7 +145,7 @@ def history_figure(history: Sequence[Mapping[str, float]], prefix: str) -> "Figu
 
 
 def render(figure: "Figure") -> np.ndarray:
-    """Draw a figure that this module made into an array of shape ``(H, W, 3)`` with values from 0 to 255."""
+    """Render a figure of this module as an array of shape ``(H, W, 3)`` with values from 0 to 255."""
     canvas: Any = figure.canvas
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
@@ -152,8 +156,8 @@ def _unnormalize(x: Tensor, input_space: InputSpace) -> Tensor:
 
 
 def _as_matrices(x: Tensor) -> Tensor:
-    """Give inputs that are matrices without a channel, such as spectrograms, the channel of an image."""
-    return x.unsqueeze(1) if x.ndim == 3 and x.shape[1] > _MOST_LINES else x
+    """Add a channel to matrices without one, such as spectrograms, so that they are drawn as images."""
+    return x.unsqueeze(1) if x.ndim == 3 and x.shape[1] > _MAX_LINES else x
 
 
 def _describe_labels(y: int, before: int, after: int) -> str:
@@ -164,8 +168,8 @@ def _describe_labels(y: int, before: int, after: int) -> str:
 def _draw_images(axes: np.ndarray, x: Tensor, x_adv: Tensor) -> None:
     delta = x_adv - x
     largest = delta.abs().max().item() or 0.5
-    factor = max(1, int(0.5 / largest + 1e-3))  # 0.1 in single precision still gives 5
-    # One channel has a colour for each sign; three have grey for nothing
+    factor = max(1, int(0.5 / largest + 1e-3))  # 0.1 in float32 still gives 5
+    # Zero is white with one channel, which has a colour for each sign, and grey with three
     amplified = factor * delta if x.shape[1] == 1 else (0.5 + factor * delta).clamp(0.0, 1.0)
     rows = {"clean": x, f"perturbation,\n{factor} times": amplified, "adversarial": x_adv}
     height = (1 - _GAP) * x.shape[2] / x.shape[3]
@@ -196,7 +200,7 @@ def _is_worst(key: str) -> bool:
 
 
 def _is_below_worst(history: Sequence[Mapping[str, float]], key: str) -> bool:
-    """Whether an attack goes beyond the budget that the worst case is about, and says little by its success."""
+    """Return whether an attack exceeds the budget of the worst case, so that its success says little."""
     return any(entry[key] < entry["adv_acc/worst"] for entry in history if key in entry and "adv_acc/worst" in entry)
 
 

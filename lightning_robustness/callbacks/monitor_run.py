@@ -19,9 +19,9 @@ from lightning_robustness.callbacks.validation_watch import ValidationWatch
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.feature_meter import FeatureMeter
-from lightning_robustness.measurement.fisher_meter import FisherMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
 from lightning_robustness.measurement.inspection import Inspection, inspect_model, rehearse
+from lightning_robustness.measurement.keys import Part
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.sample_meters import make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
@@ -55,6 +55,11 @@ class MonitorSettings:
     log_figures: bool
     log_embeddings: bool
     progress: bool | None
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts that are measured beside the attacks."""
+        return ["features", *(meter.name for meter in self.make_meters())]
 
     def make_meters(self) -> list[SampleMeter]:
         """Make the meters of the sample that are wanted."""
@@ -163,7 +168,10 @@ class MonitorRun:
         attack_meter = self._attack_meter()
         values |= self._attack(attack_meter, attacks)
         start = perf_counter()
-        self._show(attack_meter, watch.meter.distances, meters)
+        histograms = {f"distances/{name}": distances for name, distances in watch.meter.distances.items()}
+        for meter in meters:
+            histograms |= meter.histograms()
+        self._show(attack_meter, histograms)
         return {**values, "seconds/figures": perf_counter() - start, "skipped": 0.0}
 
     def attack(self, attacks: Sequence[str]) -> dict[str, float]:
@@ -254,12 +262,7 @@ class MonitorRun:
         progress = shown and self._trainer.is_global_zero
         return Subject(self._forward(), settings.input_space, device, settings.batch_size, settings.seed, progress)
 
-    def _show(
-        self,
-        attacks: AttackMeter,
-        distances: Mapping[str, Tensor] = MappingProxyType({}),
-        meters: Sequence[SampleMeter] = (),
-    ) -> None:
+    def _show(self, attacks: AttackMeter, histograms: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         """Hand everything that is not a scalar to the loggers; a picture is never worth a training run."""
         if not self._trainer.is_global_zero or not self._trainer.loggers or self._inspection is None:
             return
@@ -269,12 +272,10 @@ class MonitorRun:
                 self._board = Board(self._trainer.loggers, self.prefix, settings.log_figures)
                 head = f"{self._inspection.head!r} of {type(self._module).__name__}"
                 described = settings.describe() | {"head": f"{head}, {self._inspection.num_classes} classes"}
-                self._board.open(described, list(settings.attacks), step)
-            lambdas = next((meter.values for meter in meters if isinstance(meter, FisherMeter)), None)
+                self._board.open(described, list(settings.attacks), step, settings.parts)
             self._board.show(
                 step,
-                distances=distances,
-                lambdas=lambdas,
+                histograms=histograms,
                 examples=attacks.examples,
                 signs=attacks.signs,
                 input_space=settings.input_space,

@@ -5,7 +5,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness.callbacks.robustness_monitor import RobustnessMonitor
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -59,14 +58,14 @@ class RobustEarlyStopping(EarlyStopping):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        monitors = [callback for callback in callbacks if isinstance(callback, RobustnessMonitor)]
-        keys = [key for monitor in monitors for key in monitor.keys]
-        # Another key may be the module's own, if it does not look like ours
+        # Callbacks such as the monitor say in `keys` what they will log
+        keys = [key for callback in callbacks for key in getattr(callback, "keys", ())]
+        prefixes = tuple({f"{key.split('/')[0]}/" for key in keys})
         names = {key.split("/")[-1] for key in keys} - {"acc"}
-        is_ours = any(self.monitor.startswith(f"{monitor.settings.prefix}/") for monitor in monitors)
-        if self.monitor not in keys and (is_ours or self.monitor.split("/")[-1] in names):
+        # Any other key may be the module's own, unless it looks like one of theirs
+        if self.monitor not in keys and (self.monitor.startswith(prefixes) or self.monitor.split("/")[-1] in names):
             raise MisconfigurationException(
-                f"RobustEarlyStopping waits for {self.monitor!r}, which RobustnessMonitor will not log. It will log "
+                f"RobustEarlyStopping waits for {self.monitor!r}, which will not be logged. These keys will be: "
                 f"{', '.join(keys)}."
             )
 

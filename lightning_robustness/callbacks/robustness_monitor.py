@@ -15,6 +15,7 @@ from lightning_robustness.callbacks.trainer_access import check_order, check_str
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import name_attacks
 from lightning_robustness.measurement.feature_meter import FeatureMeter
+from lightning_robustness.measurement.keys import logged_keys, tag
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
@@ -30,33 +31,14 @@ class RobustnessMonitor(Callback):
     r"""Watch the robustness of a classifier while it trains, epoch by epoch.
 
     After every validation epoch (and under ``trainer.validate`` and ``trainer.test``) it logs as the module itself
-    would, so that loggers, ``ModelCheckpoint`` and ``EarlyStopping`` see the values:
+    would, so that loggers, ``ModelCheckpoint`` and ``EarlyStopping`` see the values: RDI, ROBY, the Fisher information,
+    clean accuracy, and the success of attacks. ``docs/monitor.md`` lists all keys, with their units and which direction
+    is more robust. Keys start with the ``prefix``, in ``trainer.test`` with ``test_`` and the prefix.
 
-    ===========================  ==============================================================  ============
-    key                          value                                                           more robust
-    ===========================  ==============================================================  ============
-    ``rdi``                      RDI of the logits                                               higher
-    ``rdi_intra``, ``rdi_inter`` the two distances that it compares                              lower, higher
-    ``rdi_embedding``            RDI of what enters the head                                     see the docs
-    ``roby``, ``fsa``, ``fsd``   ROBY and its parts                                              lower, higher, higher
-    ``fim``                      mean spectral norm of the Fisher information                    lower
-    ``fim_inverse``              mean of its inverse                                             see the docs
-    ``fim_geometric``            its geometric mean                                              see the docs
-    ``lipschitz``                local Lipschitz constant, where the Jacobian is exact           lower
-    ``acc``                      clean accuracy, where there are labels
-    ``asr/<attack>``             success rate of an attack; ``asr/worst``: of all together       lower
-    ``adv_acc/<attack>``         accuracy under an attack; ``adv_acc/worst``                     higher
-    ``distortion/<attack>``      mean Euclidean size of the perturbations that succeeded         higher
-    ``masking``                  1 where a sign says that gradients are masked
-    ``skipped``                  1 where the epoch was left out, for NaN for instance
-    ``samples``, ``samples_*``   number of samples of each part
-    ``seconds/<part>``           what watching took: features, fim, each attack, figures
-    ===========================  ==============================================================  ============
-
-    All have the ``prefix`` in front, in ``trainer.test`` also ``test_``. Features come from a hook on the classifier
-    head while ``validation_step`` runs, without another forward pass. The Fisher information and the attacks see a
-    fixed sample, spread over the whole validation set. Nothing that happens here changes training: weights, buffers,
-    optimizer, random states and the order of data are bit for bit as without it.
+    RDI and ROBY come from a hook on the classifier head while ``validation_step`` runs, without another forward pass.
+    The Fisher information and the attacks see a fixed sample, spread over the whole validation set. Nothing that
+    happens here changes training: weights, buffers, optimizer, random states and the order of data are bit for bit as
+    without it.
 
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
@@ -162,12 +144,8 @@ class RobustnessMonitor(Callback):
     @property
     def keys(self) -> list[str]:
         """Keys of the values that say how robust the network is, as they are logged."""
-        attack_free = ["rdi", "rdi_intra", "rdi_inter", "rdi_embedding", "roby", "fsa", "fsd", "acc"]
-        fisher = ["fim", "fim_inverse", "fim_geometric", "lipschitz"] if self.settings.fim_samples else []
-        kinds, names = ("asr", "adv_acc", "distortion"), [*self.settings.attacks]
-        names += ["worst"] if names else []
-        attacked = [f"{kind}/{name}" for kind in kinds for name in names]
-        return [f"{self.settings.prefix}/{key}" for key in [*attack_free, *fisher, *attacked]]
+        names = logged_keys(self.settings.parts, list(self.settings.attacks))
+        return [tag(self.settings.prefix, name) for name in names]
 
     def plot(self) -> "Figure":
         """Draw the curves of ``history``.
@@ -237,7 +215,7 @@ class RobustnessMonitor(Callback):
         for key, value in values.items():
             # All processes have the same values, except for the times
             pl_module.log(
-                f"{self._run.prefix}/{key}",
+                tag(self._run.prefix, key),
                 value,
                 prog_bar=key in _HEADLINES,
                 sync_dist=True,
@@ -266,7 +244,7 @@ class RobustnessMonitor(Callback):
         if not values:
             return
         self._remember(run, trainer, values, missing)
-        logged = {f"{run.prefix}/{key}": value for key, value in values.items()}
+        logged = {tag(run.prefix, key): value for key, value in values.items()}
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=log_step(trainer))
             logger.save()

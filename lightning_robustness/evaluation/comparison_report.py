@@ -1,6 +1,6 @@
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,54 +10,53 @@ from lightning_robustness.evaluation import figures
 from lightning_robustness.evaluation.cmmr import CompositeScores, composite_scores
 from lightning_robustness.evaluation.comparison_checks import check_prior, check_reports, compared_settings
 from lightning_robustness.evaluation.correlation import kendall, kendall_w, pearson, spearman
-from lightning_robustness.evaluation.metric_names import ATTACK_FREE, MetricName
 from lightning_robustness.evaluation.report import Report
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS
 from lightning_robustness.evaluation.table import Table
+from lightning_robustness.measurement.keys import Key, attack_free_metrics, get_key
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_HEADLINES = {
-    "cmmr": MetricName("CMMR", True),
-    "adv_acc": MetricName("adversarial accuracy", True),
-    "acc": MetricName("clean accuracy", True),
-}
-# What differs by less, relative to its size, is equal
+# Models are ranked by clean accuracy as well, though it says nothing about robustness
+_HEADLINES = (
+    Key("cmmr", "run", "CMMR", "", True, None, "composite score of the sweep"),
+    Key("adv_acc", "attacks", "adversarial accuracy", "share", True, None, "mean of the sweep's worst case"),
+    replace(get_key("acc"), label="clean accuracy", higher_is_better=True),
+)
+# Values with a smaller relative difference are equal
 _ROUNDING = 1e-12
 _LABELS = {"accuracy": "accuracy", "ssim": "SSIM (ASS)", "psnr": "PSNR", "mse": "MSE", "ald2": "ALD2"}
 
 
 @dataclass(repr=False)
 class ComparisonReport(Report):
-    """Several models side by side: CMMR, ranks, and how far attack-free metrics tell what attacks find.
-
-    Everything but the arguments is computed from them.
+    """Several models side by side: CMMR, ranks, and how well attack-free metrics predict robust accuracy.
 
     Args:
-        reports: A report with a sweep for each model, all over the same attacks and budgets.
-        prior: Prior weights of the metrics of the sweep, by their names; those that are left out count 1.
-        balance: Share of the weight that is kept from all metrics.
-        missing: Names of models that an interrupted run did not get to.
-        left_out: Names of models that classify no sample correctly, so that there was nothing to attack.
+        reports: One report per model, with sweeps over the same attacks and budgets.
+        prior: Prior weights of the metrics of the sweep; 1 for those that are not given.
+        balance: Share of the weight that no metric gets.
+        missing: Models that an interrupted run did not reach.
+        left_out: Models that classify no sample correctly, so that there is nothing to attack.
 
     Attributes:
         scores: CMMR of each model, higher is more robust.
         curves: CMMR of each model at each budget.
         composite: M of each model, attack and budget.
         entropy_weights: Entropy weight of each metric of the sweep.
-        weights: Final weight of each of them.
-        adversarial_accuracy: For each model, the mean over the budgets of its accuracy under the worst of the attacks.
-        ranks: For each metric, the rank of each model, 1 for the most robust; equal values have equal ranks.
+        weights: Final weight of each metric of the sweep.
+        adversarial_accuracy: Accuracy of each model under the worst of the attacks, averaged over the budgets.
+        ranks: For each metric with a direction, the rank of each model, 1 for the most robust; ties share a rank.
         correlations: For each attack-free metric, ``pearson``, ``spearman`` and ``kendall`` with the adversarial
             accuracy, over the models.
         metric_pearson: Pearson's correlation of M with each normalised metric, by attack, over models and budgets.
         attack_pearson: Pearson's correlation of CMMR with M of each attack, over models and budgets.
-        concordance: Kendall's W, the agreement of the attacks on the order of all models and budgets.
+        concordance: Kendall's W, the agreement of the attacks on the order of models and budgets.
 
     Raises:
-        ValueError: If there is no model, a report has no sweep, the reports do not go together, or a prior weight
+        ValueError: If there is no model, a report has no sweep, the reports cannot be compared, or a prior weight
             belongs to no metric.
 
     """
@@ -85,8 +84,12 @@ class ComparisonReport(Report):
         self.entropy_weights = dict(zip(SWEEP_METRICS, result.entropy_weights.tolist(), strict=True))
         self.weights = dict(zip(SWEEP_METRICS, result.weights.tolist(), strict=True))
         self.adversarial_accuracy = {name: math.fsum(s.worst) / len(s.eps) for name, s in self._sweeps.items()}
-        self.ranks = {key: _rank(self._values(key), name.higher_is_better) for key, name in self._metrics().items()}
-        self.correlations = {key: self._correlate(key) for key in self._metrics() if key in ATTACK_FREE}
+        self.ranks = {
+            name: _rank(self._values(name), key.higher_is_better)
+            for name, key in self._metrics().items()
+            if key.higher_is_better is not None
+        }
+        self.correlations = {name: self._correlate(name) for name in self._metrics() if name in attack_free_metrics()}
         self._validate(result)
 
     @property
@@ -111,42 +114,42 @@ class ComparisonReport(Report):
     @override
     def tables(self) -> list[Table]:
         models = sorted(self.reports, key=lambda name: (self.ranks["cmmr"][name], name))
-        metrics = self._metrics()
-        attack_free = [key for key in metrics if key in ATTACK_FREE]
-        headlines = [key for key in metrics if key not in ATTACK_FREE]
-        direction = {key: "higher" if name.higher_is_better else "lower" for key, name in metrics.items()}
-        summary: list[list[Any]] = [[name, *(self._values(key)[name] for key in headlines)] for name in models]
-        values: list[list[Any]] = [
-            [metrics[key].label, direction[key], *(self._values(key)[name] for name in models)] for key in attack_free
-        ]
-        ranks: list[list[Any]] = [
-            [metrics[key].label, *(rank[name] for name in models)] for key, rank in self.ranks.items()
-        ]
-        weights: list[list[Any]] = [
-            [_LABELS[metric], self.entropy_weights[metric], self.prior.get(metric, 1.0), self.weights[metric]]
-            for metric in SWEEP_METRICS
-        ]
-        correlations: list[list[Any]] = [
-            [metrics[key].label, direction[key], *row.values(), len(models)] for key, row in self.correlations.items()
-        ]
-        validation: list[list[Any]] = [
-            [attack, *(row[metric] for metric in SWEEP_METRICS), self.attack_pearson[attack]]
-            for attack, row in self.metric_pearson.items()
-        ]
+        metrics, attack_free = self._metrics(), self.correlations
+        headlines = [key for name, key in metrics.items() if name not in attack_free]
+        described = {name: (metrics[name].label, metrics[name].direction) for name in attack_free}
         return [
-            Table("Models, the most robust first", ["model", *(metrics[key].label for key in headlines)], summary),
-            Table("Attack-free metrics", ["metric", "more robust", *models], values),
-            Table("Ranks, 1 is most robust", ["metric", *models], ranks),
-            Table("Weights of the metrics in CMMR", ["metric", "entropy weight", "prior", "weight"], weights),
+            Table(
+                "Models, the most robust first",
+                ["model", *(key.label for key in headlines)],
+                [[model, *(self._values(key.name)[model] for key in headlines)] for model in models],
+            ),
+            Table(
+                "Attack-free metrics",
+                ["metric", "more robust", *models],
+                [[*described[name], *(self._values(name)[model] for model in models)] for name in attack_free],
+            ),
+            Table(
+                "Ranks, 1 is most robust",
+                ["metric", *models],
+                [[metrics[name].label, *(rank[model] for model in models)] for name, rank in self.ranks.items()],
+            ),
+            Table(
+                "Weights of the metrics in CMMR",
+                ["metric", "entropy weight", "prior", "weight"],
+                [
+                    [label, self.entropy_weights[metric], self.prior.get(metric, 1.0), self.weights[metric]]
+                    for metric, label in _LABELS.items()
+                ],
+            ),
             Table(
                 "Correlation of attack-free metrics with adversarial accuracy",
                 ["metric", "more robust", "Pearson", "Spearman", "Kendall", "models"],
-                correlations,
+                [[*described[name], *row.values(), len(models)] for name, row in attack_free.items()],
             ),
             Table(
                 f"Pearson's correlation of M with each metric, and of CMMR with M (Kendall's W {self.concordance:.4f})",
                 ["attack", *_LABELS.values(), "CMMR"],
-                validation,
+                [[attack, *row.values(), self.attack_pearson[attack]] for attack, row in self.metric_pearson.items()],
             ),
             Table("Settings", ["setting", "value"], self._settings()),
         ]
@@ -176,15 +179,17 @@ class ComparisonReport(Report):
         return figures.cmmr_curves(self.eps, self.curves)
 
     def plot_ranks(self) -> "Figure":
-        """Draw the rank of every model by every metric."""
-        labels = self._metrics()
-        return figures.rank_map({labels[key].label: rank for key, rank in self.ranks.items()}, list(self.reports))
+        """Draw the rank of each model by each metric."""
+        metrics = self._metrics()
+        return figures.rank_map({metrics[name].label: rank for name, rank in self.ranks.items()}, list(self.reports))
 
     def plot_correlations(self) -> "Figure":
         """Draw attack-free metrics against adversarial accuracy, with a fitted line."""
-        series = [figures.Series(*ATTACK_FREE[key], list(self._values(key).values())) for key in self.correlations]
-        pearsons = [row["pearson"] for row in self.correlations.values()]
-        return figures.scatter(series, self.adversarial_accuracy, pearsons)
+        series = [
+            figures.Series(get_key(name).axis_label, list(self._values(name).values()), row["pearson"])
+            for name, row in self.correlations.items()
+        ]
+        return figures.scatter(series, self.adversarial_accuracy)
 
     @override
     def records(self) -> list[dict[str, Any]]:
@@ -230,7 +235,7 @@ class ComparisonReport(Report):
         return [[name, value] for name, value in rows.items()]
 
     def _score(self) -> CompositeScores:
-        # A row for every model, and in it attacks, budgets and metrics
+        # Shape: models, attacks, budgets, metrics
         values = torch.tensor(
             [[sweep.values[metric] for metric in SWEEP_METRICS] for sweep in self._sweeps.values()], dtype=torch.float64
         ).permute(0, 2, 3, 1)
@@ -250,10 +255,10 @@ class ComparisonReport(Report):
         }
         self.concordance = kendall_w(torch.stack(by_attack))
 
-    def _metrics(self) -> dict[str, MetricName]:
-        """What models are ranked by: what every report has."""
-        known = {**_HEADLINES, **ATTACK_FREE}
-        return {key: name for key, name in known.items() if not any(map(math.isnan, self._values(key).values()))}
+    def _metrics(self) -> dict[str, Key]:
+        """Return the metrics that all reports have, by name."""
+        known = {key.name: key for key in (*_HEADLINES, *attack_free_metrics().values())}
+        return {name: key for name, key in known.items() if not any(map(math.isnan, self._values(name).values()))}
 
     def _values(self, key: str) -> dict[str, float]:
         computed = {"cmmr": self.scores, "adv_acc": self.adversarial_accuracy}

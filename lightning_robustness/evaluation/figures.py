@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lightning_robustness.measurement.keys import get_key
+from lightning_robustness.utilities.drawing import COLORS, MARKERS, new_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -13,61 +16,40 @@ if TYPE_CHECKING:
     from lightning_robustness.evaluation.decision_space import DecisionSpace
     from lightning_robustness.evaluation.sweep_report import SweepReport
 
-# Okabe and Ito's colours, which colour-blind people can tell apart, without yellow, which is too light for a line
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = "os^DvPX"
 # Petroff's ten colours, for classes
 _CLASS_COLORS = (
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
 )
 _BUDGET = "perturbation budget $\\epsilon$ (units of the input)"
-_MOST_MARKERS = 20
+_MAX_MARKERS = 20
 
 
 class Series(NamedTuple):
-    """A metric for a scatter plot: how it is called, whether higher is more robust, and a value for each model."""
+    """A metric in a scatter plot: its label, its value for each model, and their correlation with the accuracy."""
 
     label: str
-    higher_is_better: bool
     values: Sequence[float]
-
-
-def new_figure(width: float, height: float) -> "Figure":
-    """Make an empty figure, in inches.
-
-    Raises:
-        ModuleNotFoundError: If matplotlib is not installed.
-
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Expected matplotlib, which draws figures, but it is not installed: "
-            'pip install "lightning-robustness[plot]"'
-        ) from error
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    correlation: float
 
 
 def attack_curves(sweep: "SweepReport") -> "Figure":
-    """Draw the accuracy of one model against the budget, a curve for every attack and one for all together."""
+    """Draw the accuracy of one model against the budget, one curve per attack and one for their worst case."""
     figure = new_figure(6.4, 4.2)
     axis = figure.subplots()
-    curves = dict(zip(sweep.attacks, sweep.values["accuracy"], strict=True))
-    _draw_accuracies(axis, sweep.eps, curves, sweep.clean_accuracy)
-    if len(curves) > 1:
+    for index, (name, values) in enumerate(zip(sweep.attacks, sweep.values["accuracy"], strict=True)):
+        line = _line(index, len(sweep.eps))
+        axis.plot([0.0, *sweep.eps], [sweep.clean_accuracy, *values], label=_text(name), **line)
+    if len(sweep.attacks) > 1:
         axis.plot([0.0, *sweep.eps], [sweep.clean_accuracy, *sweep.worst], "k--", label="worst of all")
-    axis.set(xlabel=_BUDGET, ylabel="accuracy under attack")
-    _add_legend(axis)
+    axis.set(xlabel=_BUDGET, ylabel="accuracy under attack", ylim=(-0.03, 1.03))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=9, frameon=False)
     return figure
 
 
 def model_curves(sweeps: Mapping[str, "SweepReport"]) -> "Figure":
-    """Draw the accuracy of several models against the budget, a panel for every attack."""
+    """Draw the accuracy of several models against the budget, one panel per attack."""
     first = next(iter(sweeps.values()))
     panels = [*first.attacks, "worst of all"] if len(first.attacks) > 1 else first.attacks
     figure, axes = _grid(len(panels), 3.4, 2.9, shared="all")
@@ -93,12 +75,12 @@ def cmmr_curves(eps: Sequence[float], curves: Mapping[str, Sequence[float]]) -> 
         axis.plot(eps, values, label=_text(name), **_line(index, len(eps)))
     axis.set(xlabel=_BUDGET, ylabel="CMMR (higher is more robust)")
     axis.grid(alpha=0.3)
-    _add_legend(axis)
+    axis.legend(fontsize=9, frameon=False)
     return figure
 
 
 def composite_map(eps: Sequence[float], composite: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
-    """Draw the composite metric M as a heat map for every model, attacks by budgets."""
+    """Draw the composite metric M as one heat map per model, attacks by budgets."""
     num_attacks = len(next(iter(composite.values())))
     figure, axes = _grid(len(composite), 4.2, 0.9 + 0.35 * num_attacks, columns=2, shared="x")
     values = np.array([list(rows.values()) for rows in composite.values()])
@@ -118,7 +100,7 @@ def rank_map(ranks: Mapping[str, Mapping[str, int]], models: Sequence[str]) -> "
     cells = np.array([[ranks[metric][name] for name in models] for metric in ranks])
     figure = new_figure(2.2 + 1.1 * len(models), 1.2 + 0.32 * len(ranks))
     axis = figure.subplots()
-    # From light to dark: reads the same in grey
+    # One hue, from dark to light, still reads when printed in grey
     axis.imshow(cells, aspect="auto", cmap="Blues_r", vmin=1, vmax=max(len(models), 2) * 1.4)
     for (row, column), rank in np.ndenumerate(cells):
         is_dark = rank - 1 < 0.45 * max(len(models) * 1.4 - 1, 1)
@@ -131,23 +113,21 @@ def rank_map(ranks: Mapping[str, Mapping[str, int]], models: Sequence[str]) -> "
     return figure
 
 
-def scatter(series: Sequence[Series], accuracies: Mapping[str, float], correlations: Sequence[float]) -> "Figure":
-    """Draw attack-free metrics against adversarial accuracy, a point for every model, with a fitted line."""
+def scatter(series: Sequence[Series], accuracies: Mapping[str, float]) -> "Figure":
+    """Draw attack-free metrics against adversarial accuracy, one point per model, with a fitted line."""
     figure, axes = _grid(len(series), 2.8, 2.6, shared="y")
     accuracy = np.array(list(accuracies.values()))
-    for axis, metric, correlation in zip(axes, series, correlations, strict=True):
+    for axis, metric in zip(axes, series, strict=True):
         values = np.array(metric.values, dtype=float)
         for index, (name, value) in enumerate(zip(accuracies, values, strict=True)):
             color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
             axis.scatter([value], [accuracy[index]], label=_text(name), zorder=3, color=color, marker=marker)
-        if not math.isnan(correlation):
+        if not math.isnan(metric.correlation):
             slope, offset = np.polyfit(values, accuracy, 1)
             ends = np.array([values.min(), values.max()])
             axis.plot(ends, slope * ends + offset, color="0.5", linewidth=1)
-        axis.set_title(f"r = {correlation:.2f}, n = {len(values)}", fontsize=9)
-        axis.set_xlabel(
-            f"{metric.label} ({'higher' if metric.higher_is_better else 'lower'} is more robust)", fontsize=8
-        )
+        axis.set_title(f"r = {metric.correlation:.2f}, n = {len(values)}", fontsize=9)
+        axis.set_xlabel(metric.label, fontsize=8)
         axis.tick_params(labelsize=8)
         axis.locator_params(axis="x", nbins=4)
         axis.grid(alpha=0.3)
@@ -157,7 +137,7 @@ def scatter(series: Sequence[Series], accuracies: Mapping[str, float], correlati
 
 
 def success_rates(rates: Mapping[str, Mapping[str, float]]) -> "Figure":
-    """Draw the success rate of every attack, with its confidence interval."""
+    """Draw the success rate of each attack with its confidence interval."""
     figure = new_figure(6.4, 1.2 + 0.42 * max(len(rates), 1))
     axis = figure.subplots()
     for row, (name, rate) in enumerate(rates.items()):
@@ -177,13 +157,14 @@ def success_rates(rates: Mapping[str, Mapping[str, float]]) -> "Figure":
     axis.set_yticks(range(len(rates)), [_text(name) for name in rates])
     axis.set_ylim(len(rates) - 0.5, -0.5)
     axis.set_xlim(-0.02, 1.02)
-    axis.set_xlabel("attack success rate, with 95 % confidence interval (lower is more robust)")
+    direction = get_key("asr/worst").direction
+    axis.set_xlabel(f"attack success rate, with 95 % confidence interval ({direction} is more robust)")
     axis.grid(axis="x", alpha=0.3)
     return figure
 
 
 def decision_space_figure(space: "DecisionSpace") -> "Figure":
-    """Draw the embeddings of clean and of adversarial samples in the plane, coloured by their true class."""
+    """Draw two-dimensional embeddings of clean and adversarial samples, coloured by true class."""
     figure = new_figure(9.6, 4.7)
     axes = figure.subplots(1, 2, sharex=True, sharey=True)
     labels = np.array(space.labels)
@@ -201,28 +182,18 @@ def decision_space_figure(space: "DecisionSpace") -> "Figure":
     return figure
 
 
-def _draw_accuracies(
-    axis: "Axes", eps: Sequence[float], curves: Mapping[str, Sequence[float]], clean_accuracy: float
-) -> None:
-    for index, (name, values) in enumerate(curves.items()):
-        axis.plot([0.0, *eps], [clean_accuracy, *values], label=_text(name), **_line(index, len(eps)))
-    axis.set_ylim(-0.03, 1.03)
-    axis.grid(alpha=0.3)
-
-
 def _text(name: str) -> str:
-    """Write a name as it is: no formula between dollar signs, and not left out of legends for an underscore."""
+    """Escape dollar signs, which start a formula, and a leading underscore, which hides a name from legends."""
     escaped = name.replace("$", "\\$")
     return f" {escaped}" if name.startswith("_") else escaped
 
 
 def _line(index: int, length: int) -> dict[str, Any]:
-    marker = MARKERS[index % len(MARKERS)]
     return {
         "color": COLORS[index % len(COLORS)],
-        "marker": marker,
+        "marker": MARKERS[index % len(MARKERS)],
         "markersize": 4,
-        "markevery": max(length // _MOST_MARKERS, 1),
+        "markevery": max(length // _MAX_MARKERS, 1),
         "linewidth": 1.4,
     }
 
@@ -230,7 +201,7 @@ def _line(index: int, length: int) -> dict[str, Any]:
 def _grid(
     number: int, width: float, height: float, columns: int = 3, shared: str = ""
 ) -> tuple["Figure", list["Axes"]]:
-    """Make a figure with as many axes as are needed, in rows."""
+    """Make a figure with this many axes, filled row by row."""
     columns = min(columns, number)
     rows = math.ceil(number / columns)
     figure = new_figure(0.6 + width * columns, 0.9 + height * rows)
@@ -239,16 +210,12 @@ def _grid(
     for axis in used[number:]:
         axis.remove()
     for axis in used[max(number - columns, 0) : number]:
-        axis.tick_params(labelbottom=True)  # also where the axis below was removed
+        axis.tick_params(labelbottom=True)  # the axis below may have been removed
     return figure, used[:number]
 
 
-def _add_legend(axis: "Axes") -> None:
-    axis.legend(fontsize=9, frameon=False)
-
-
 def _share_legend(figure: "Figure", axis: "Axes", **options: Any) -> None:
-    """Put one legend above all axes, in as many columns as fit."""
+    """Put one legend above all axes, with as many columns as fit."""
     handles, labels = axis.get_legend_handles_labels()
     inches = 0.6 + 0.075 * max(map(len, labels))
     columns = min(len(labels), max(int(figure.get_figwidth() / inches), 1))

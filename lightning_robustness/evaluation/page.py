@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: style and figures are in it."""
+"""Reports as self-contained HTML pages, with style and figures inside."""
 
 import base64
 import html
@@ -38,15 +38,13 @@ ul.notes { padding: .75rem 1rem .75rem 2.2rem; background: var(--stripe); border
 
 
 def render_page(title: str, tables: Sequence[Table], figures: Mapping[str, "Figure"], notes: Sequence[str] = ()) -> str:
-    """Write a page with notes, figures and tables.
-
-    The first table is the summary and stands above the figures.
+    """Write a page with notes, figures and tables; the first table, the summary, comes before the figures.
 
     Args:
         title: Headline of the page.
         tables: Tables, the summary first.
-        figures: Figures of matplotlib, by their captions.
-        notes: Sentences that a reader should know.
+        figures: Matplotlib figures by caption.
+        notes: Caveats for the reader.
 
     Example:
         >>> from lightning_robustness.evaluation.page import render_page
@@ -73,10 +71,10 @@ def _picture(caption: str, figure: "Figure") -> str:
     import matplotlib
 
     file = io.BytesIO()
-    # Neither a date nor names by chance: the same figure gives the same page
+    # No date and no random ids, so that the same figure gives the same page
     with matplotlib.rc_context({"svg.hashsalt": "lightning-robustness"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    # As an image of its own: names inside of several drawings in one page would clash
+    # As a separate image: the ids of several inline drawings would clash
     source = base64.b64encode(file.getvalue()).decode()
     text = html.escape(caption)
     return (

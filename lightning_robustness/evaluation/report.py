@@ -1,4 +1,4 @@
-"""What all reports can do: be printed, written to JSON and HTML, read again, and become a data frame."""
+"""The base of all reports: text, JSON, HTML and data frames."""
 
 import importlib
 import json
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """Base of the reports: a subclass says what its tables, figures, notes and fields are."""
+    """Base of the reports; a subclass provides tables, figures, notes and fields."""
 
     title: str
 
     def tables(self) -> list[Table]:
-        """Tables that the text and the page show."""
+        """Return the tables of the text and the page, the summary first."""
         raise NotImplementedError
 
     def figures(self) -> dict[str, "Figure"]:
-        """Figures that the page shows, by their captions."""
+        """Draw the figures of the page, by caption."""
         raise NotImplementedError
 
     @property
     def notes(self) -> list[str]:
-        """Sentences that a reader of the numbers should know."""
+        """Caveats for the reader of the numbers."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
@@ -40,11 +40,11 @@ class Report:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Make the report from what ``to_dict`` returned."""
+        """Make the report from the result of ``to_dict``."""
         raise NotImplementedError
 
     def records(self) -> list[dict[str, Any]]:
-        """Rows of the data frame."""
+        """Return the rows of the data frame."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Report:
         """Read a report that ``to_json`` wrote to a file.
 
         Raises:
-            ValueError: If the file is no JSON, or holds something else.
+            ValueError: If the file is not JSON or does not hold such a report.
 
         """
         fields = read_json(path)
@@ -77,7 +77,7 @@ class Report:
             ) from error
 
     def to_html(self, path: str | Path | None = None) -> str:
-        """Return the report as a page that needs nothing else, and write it to a file if a path is given.
+        """Return the report as a self-contained page, and write it to a file if a path is given.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
@@ -89,7 +89,7 @@ class Report:
         return page
 
     def to_frame(self) -> Any:
-        """Return the numbers as a data frame of pandas.
+        """Return the numbers as a pandas data frame.
 
         Raises:
             ModuleNotFoundError: If pandas is not installed.
@@ -109,7 +109,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """Read a dictionary from a JSON file.
 
     Raises:
-        ValueError: If the file holds something else.
+        ValueError: If the file cannot be read or holds something else.
 
     """
     try:
@@ -122,7 +122,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def to_floats(values: Any) -> Any:
-    """Put NaN back where JSON has null, in nested lists and dictionaries of numbers."""
+    """Replace None, which stands for NaN in JSON, in nested lists and dictionaries of numbers."""
     if isinstance(values, Mapping):
         return {name: to_floats(value) for name, value in values.items()}
     if isinstance(values, Sequence) and not isinstance(values, str):

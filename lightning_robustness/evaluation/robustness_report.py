@@ -7,10 +7,10 @@ from typing_extensions import Self, override
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.evaluation import figures
 from lightning_robustness.evaluation.decision_space import DecisionSpace
-from lightning_robustness.evaluation.metric_names import ATTACK_FREE
 from lightning_robustness.evaluation.report import Report, to_floats
 from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.evaluation.table import Table
+from lightning_robustness.measurement.keys import attack_free_metrics, get_key
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class RobustnessReport(Report):
-    """What ``evaluate`` found out about a model; its text is a few tables.
+    """Results of ``evaluate`` for one model; printed, they are a few tables.
 
     Args:
         model: Name of the model's class.
         num_classes: Number of classes.
-        metrics: Values by the keys that ``RobustnessMonitor`` logs, without prefix.
-        rates: For each attack, and ``"worst"`` for all together: ``asr`` with its 95 % confidence interval ``asr_low``
-            and ``asr_high``, ``error_rate``, ``adv_acc``, mean l2 ``distortion`` of the samples that it broke, and
+        metrics: Values by the keys of ``RobustnessMonitor``, without prefix.
+        rates: For each attack, and for their worst case ``"worst"``: ``asr`` with its 95 % confidence interval
+            ``asr_low`` and ``asr_high``, ``error_rate``, ``adv_acc``, mean l2 ``distortion`` of the broken samples, and
             counts of samples.
-        signs: Signs that gradients are masked.
+        signs: Signs of gradient masking.
         settings: Settings, as text.
-        interrupted: What was being measured when the run was interrupted; None if it was not.
-        per_sample: On request, lists with an entry a sample: ``fim_index``, its position in the loader, and ``fim`` for
-            the sample of the Fisher information; ``index``, ``y``, ``preds`` and each attack's ``adv_preds/<attack>``,
-            ``l2/<attack>`` and ``linf/<attack>`` for that of the attacks.
-        sweep: On request, curves over budgets.
-        decision_space: On request, embeddings in the plane.
+        interrupted: The part that was being measured when the run was interrupted, or None.
+        per_sample: On request, lists with one entry per sample: ``fim_index``, its position in the loader, and ``fim``
+            for the samples of the Fisher information; ``index``, ``y``, ``preds`` and, by attack,
+            ``adv_preds/<attack>``, ``l2/<attack>`` and ``linf/<attack>`` for the attacked ones.
+        sweep: On request, curves over perturbation budgets.
+        decision_space: On request, embeddings in two dimensions.
 
     """
 
@@ -84,7 +84,7 @@ class RobustnessReport(Report):
         return notes + ([] if self.sweep is None else self.sweep.notes)
 
     def plot(self) -> "Figure":
-        """Draw the success rates with their confidence intervals, or the curves where there are no attacks but a sweep.
+        """Draw the curves of the sweep or, without one, the success rates with their confidence intervals.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
@@ -122,15 +122,11 @@ class RobustnessReport(Report):
         return cls(**own)
 
     def _summary(self) -> Table:
-        rows: list[list[Any]] = []
-        rows += [["accuracy", self.metrics["acc"], ""]] if "acc" in self.metrics else []
-        rows += [
-            [name.label, self.metrics[key], "higher" if name.higher_is_better else "lower"]
-            for key, name in ATTACK_FREE.items()
-            if key in self.metrics
+        worst = {"adv_acc/worst": self.rates["worst"]["adv_acc"]} if "worst" in self.rates else {}
+        values = {name: self.metrics[name] for name in ("acc", *attack_free_metrics()) if name in self.metrics} | worst
+        rows: list[list[Any]] = [
+            [get_key(name).label, value, get_key(name).direction] for name, value in values.items()
         ]
-        if "worst" in self.rates:
-            rows.append(["accuracy under the worst attack", self.rates["worst"]["adv_acc"], "higher"])
         return Table("Robustness", ["metric", "value", "more robust"], rows)
 
     def _attacks(self) -> Table:

@@ -7,10 +7,10 @@ Cell = str | float | int | None
 
 
 class Table(NamedTuple):
-    """A table with a title, which can be written as text and as HTML.
+    """A table with a title, for text and HTML.
 
     Args:
-        title: What it shows.
+        title: Title.
         header: Names of the columns.
         rows: Cells; numbers are written with four digits, None and NaN as a dash.
 
@@ -29,7 +29,7 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Cell]]
 
     def to_text(self) -> str:
-        """Write it in columns: words to the left, numbers to the right."""
+        """Return aligned columns: words to the left, numbers to the right."""
         cells = [list(self.header), *([cell_text(cell) for cell in row] for row in self.rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(self.header))]
         are_words = [self._holds_words(column) for column in range(len(self.header))]
@@ -43,7 +43,7 @@ class Table(NamedTuple):
         return "\n".join([self.title, *lines])
 
     def to_html(self) -> str:
-        """Write it as an HTML table, everything escaped."""
+        """Return an HTML table with all text escaped."""
         kinds = ["word" if self._holds_words(column) else "number" for column in range(len(self.header))]
         head = "".join(f'<th class="{k}">{html.escape(name)}</th>' for name, k in zip(self.header, kinds, strict=True))
         body = "".join(
@@ -62,7 +62,7 @@ class Table(NamedTuple):
 
 
 def cell_text(cell: Cell) -> str:
-    """Write a cell: integers as they are, other numbers with four digits, nothing as a dash."""
+    """Return the text of a cell: integers unchanged, other numbers with four digits, None and NaN as a dash."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return "-"
     if isinstance(cell, float):

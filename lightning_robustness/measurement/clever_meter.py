@@ -1,5 +1,6 @@
 from typing_extensions import override
 
+from lightning_robustness.measurement.keys import Part
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics import CleverScore
@@ -17,7 +18,7 @@ class CleverMeter(SampleMeter):
 
     """
 
-    name = "clever"
+    name: Part = "clever"
     title = "CLEVER"
     label = "CLEVER"
 

@@ -3,12 +3,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.measurement.keys import Part
 from lightning_robustness.measurement.meter import SampleMeter, gather
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics import FisherSpectralNorm
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.precision import accumulation_dtype
 
+# The norms of saturated samples are so small that they would stretch the axis of a histogram
+_SMALLEST_LAMBDA = 1e-12
 _COMPONENTS = {"fim": "mean", "fim_inverse": "inverse", "fim_geometric": "geometric", "lipschitz": "lipschitz"}
 
 
@@ -23,7 +26,7 @@ class FisherMeter(SampleMeter):
 
     """
 
-    name = "fim"
+    name: Part = "fim"
     title = "Fisher information"
     label = "the Fisher information"
 
@@ -61,6 +64,10 @@ class FisherMeter(SampleMeter):
     @override
     def per_sample(self) -> dict[str, list[float]]:
         return {"fim": self.values.tolist()}
+
+    @override
+    def histograms(self) -> dict[str, Tensor]:
+        return {"lambda_log10": self.values.float().clamp(min=_SMALLEST_LAMBDA).log10()}
 
     @override
     def rehearse(self, subject: Subject, samples: Samples) -> None:

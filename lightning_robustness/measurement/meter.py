@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from lightning_robustness.measurement.keys import Part
 from lightning_robustness.measurement.subject import Samples, Subject
 
 
@@ -46,7 +47,7 @@ class SampleMeter(Stopwatch, ABC):
 
     """
 
-    name: str
+    name: Part
     title: str
     label: str
 
@@ -68,6 +69,10 @@ class SampleMeter(Stopwatch, ABC):
 
     def per_sample(self) -> dict[str, list[float]]:
         """Return the values of each sample after ``compute``, where they are kept."""
+        return {}
+
+    def histograms(self) -> dict[str, Tensor]:
+        """Return distributions worth a look after ``compute``, by the tags of their histograms."""
         return {}
 
     def rehearse(self, subject: Subject, samples: Samples) -> None:

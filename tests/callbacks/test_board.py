@@ -35,13 +35,14 @@ from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.utilities.input_space import InputSpace
 
 SPACE = InputSpace(mean=0.5, std=0.25)
-NOTHING = {"distances": {}, "lambdas": None, "examples": {}, "signs": [], "input_space": SPACE}
+NOTHING = {"histograms": {}, "examples": {}, "signs": [], "input_space": SPACE}
 SIGN = MaskingSign("zero_gradients", "PGD finds none.", "It cannot move.", "Use `Square`.")
 
 KEYS = (
     *("acc", "adv_acc/pgd", "adv_acc/worst", "asr/pgd", "asr/worst", "rdi", "rdi_intra", "rdi_embedding", "roby"),
-    *("fsa", "fsd", "fim", "fim_inverse", "fim_geometric", "seconds/features", "seconds/fim", "seconds/pgd"),
-    *("samples", "samples_fim", "masking", "accidental"),
+    *("fsa", "fsd", "fim", "fim_inverse", "fim_geometric", "clever", "lipschitz", "distortion/pgd"),
+    *("seconds/features", "seconds/fim", "seconds/pgd", "seconds/figures", "samples", "samples_fim", "masking"),
+    *("accidental", "asr", "asr_low/pgd"),
 )
 CHARTS = {
     "Clean and adversarial accuracy": ["acc", "adv_acc/pgd", "adv_acc/worst"],
@@ -49,7 +50,7 @@ CHARTS = {
     "RDI": ["rdi", "rdi_embedding"],
     "ROBY, FSA, FSD": ["fsa", "fsd", "roby"],
     "Fisher information": ["fim", "fim_geometric"],
-    "What watching costs (seconds)": ["seconds/features", "seconds/fim", "seconds/pgd"],
+    "What watching costs (seconds)": [f"seconds/{part}" for part in ("features", "figures", "fim", "pgd")],
 }
 
 
@@ -145,6 +146,14 @@ def test_without_attacks(logger):
     assert "Attack success" not in shown
 
 
+def test_charts_of_parts(logger):
+    logger.log_metrics({f"robustness/{key}": 1.0 for key in KEYS}, step=1)
+    Board([logger], "robustness").open({}, [], step=0, parts=["clever"])
+    shown = charts(logger)["robustness"]
+    assert shown.pop("CLEVER") == ["robustness/clever"]
+    assert list(shown) == ["What watching costs (seconds)"]
+
+
 def test_settings(logger):
     Board([logger], "robustness").open({"attacks": "pgd: PGD(eps=0.1)", "seed": "0"}, ["pgd"], step=3)
     expected = "- **attacks**: pgd: PGD(eps=0.1)\n- **seed**: 0"
@@ -172,7 +181,9 @@ def test_texts_are_shown_as_they_are(text):
 
 def test_histograms_of_distances(logger):
     values = torch.tensor([1.0, torch.nan, 4.0, torch.inf, 2.5, 1e25])
-    Board([logger], "robustness").show(7, **NOTHING | {"distances": {"rdi": values, "roby": values[:1]}})
+    Board([logger], "robustness").show(
+        7, **NOTHING | {"histograms": {"distances/rdi": values, "distances/roby": values[:1]}}
+    )
     (event,) = read(logger).Histograms("robustness/distances/rdi")
     histogram = event.histogram_value
     assert event.step == 7
@@ -180,27 +191,17 @@ def test_histograms_of_distances(logger):
     assert read(logger).Histograms("robustness/distances/roby")[0].histogram_value.num == 1
 
 
-def test_lambda_spans_decades(logger):
-    lambdas = torch.tensor([1e-3, 1.0, 100.0, 0.0])
-    Board([logger], "robustness").show(7, **NOTHING | {"lambdas": lambdas})
-    histogram = read(logger).Histograms("robustness/lambda_log10")[0].histogram_value
-    assert (histogram.num, histogram.min, histogram.max) == (4, -12.0, 2.0)
-    assert histogram.sum == pytest.approx(-3 + 0 + 2 - 12, abs=1e-5)
-
-
 def test_other_precisions(logger):
     for step, dtype in enumerate([torch.float16, torch.bfloat16, torch.float64]):
         values = torch.tensor([1.0, 2.0], dtype=dtype)
-        Board([logger], "r").show(step, **NOTHING | {"distances": {"rdi": values}, "lambdas": values - 1})
+        Board([logger], "r").show(step, **NOTHING | {"histograms": {"distances/rdi": values}})
     events = read(logger)
     assert [event.histogram_value.sum for event in events.Histograms("r/distances/rdi")] == [3.0] * 3
-    sums = [event.histogram_value.sum for event in events.Histograms("r/lambda_log10")]
-    assert sums == pytest.approx([-12.0] * 3)
 
 
 def test_nothing_to_show(logger):
     nothing = torch.full((3,), torch.nan)
-    Board([logger], "r").show(0, **NOTHING | {"distances": {"rdi": nothing}, "lambdas": torch.zeros(0)})
+    Board([logger], "r").show(0, **NOTHING | {"histograms": {"distances/rdi": nothing, "lambda_log10": torch.zeros(0)}})
     assert all_tags(logger) == set()
 
 
@@ -221,7 +222,7 @@ def test_examples_of_each_attack(logger, examples):
 
 
 def test_turned_off(logger, examples):
-    full = {"distances": {"rdi": torch.ones(3)}, "lambdas": torch.ones(3), "examples": {"pgd": examples}}
+    full = {"histograms": {"lambda_log10": torch.ones(3)}, "examples": {"pgd": examples}}
     Board([logger], "robustness", figures=False).show(0, **NOTHING | full | {"signs": [SIGN]})
     assert all_tags(logger) == {"robustness/masking_signs/text_summary"}
 
@@ -229,7 +230,7 @@ def test_turned_off(logger, examples):
 def test_without_matplotlib_there_is_one_warning_and_everything_else(logger, examples, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     board = Board([logger], "r")
-    full = NOTHING | {"examples": {"pgd": examples, "cw": examples}, "lambdas": torch.ones(3)}
+    full = NOTHING | {"examples": {"pgd": examples, "cw": examples}, "histograms": {"lambda_log10": torch.ones(3)}}
     with pytest.warns(UserWarning, match=r'Pictures.*pip install "lightning-robustness\[plot\]"') as record:
         board.show(0, **full)
     assert len(record) == 1
@@ -291,7 +292,7 @@ def test_large_images_are_made_smaller(logger, monkeypatch):
     tiles = cut_tiles(embed(logger, x), 64, 3)
     means = x.reshape(3, 64, 2, 64, 2).mean(dim=(2, 4))
     np.testing.assert_allclose(tiles[..., 0], means, atol=1 / 255)
-    monkeypatch.setattr(board_module, "_LARGEST_SPRITE", 32)
+    monkeypatch.setattr(board_module, "MAX_SPRITE", 32)
     assert cut_tiles(embed(logger, x), 16, 3)[..., 0].mean() == pytest.approx(x.mean().item(), abs=1 / 255)
 
 
@@ -309,7 +310,7 @@ def test_nothing_to_embed(logger):
 def show_all(loggers, examples):
     board = Board(loggers, "robustness")
     board.open({"seed": "0"}, ["pgd"], step=0)
-    full = {"distances": {"rdi": torch.ones(3)}, "lambdas": torch.ones(3), "examples": {"pgd": examples}}
+    full = {"histograms": {"lambda_log10": torch.ones(3)}, "examples": {"pgd": examples}}
     board.show(4, **NOTHING | full | {"signs": [SIGN]})
     board.embed(4, torch.ones(2, 3), examples.y, examples.preds, examples.x, SPACE)
 
@@ -359,7 +360,7 @@ def test_tensorboard_by_its_name(tmp_path):
     """The logger of ``pytorch_lightning`` is not a subclass of that of ``lightning``."""
     foreign = type("TensorBoardLogger", (), {"experiment": SummaryWriter(tmp_path), "log_dir": str(tmp_path)})
     logger = type("Mine", (foreign,), {})()
-    Board([logger], "robustness").show(2, **NOTHING | {"lambdas": torch.ones(3)})
+    Board([logger], "robustness").show(2, **NOTHING | {"histograms": {"lambda_log10": torch.ones(3)}})
     assert read(logger).Histograms("robustness/lambda_log10")[0].step == 2
     logger.experiment.close()
 

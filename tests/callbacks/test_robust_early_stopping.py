@@ -73,13 +73,13 @@ def test_resumes(tmp_path):
 def test_unknown_keys_are_found_in_setup(tmp_path):
     monitor = RobustnessMonitor(attacks=["pgd"])
     trainer = make_trainer(tmp_path, monitor, RobustEarlyStopping("robustness/asr/pdg"))
-    with pytest.raises(MisconfigurationException, match=r"will log robustness/rdi, .*robustness/asr/pgd, .*asr/worst"):
+    with pytest.raises(MisconfigurationException, match=r"will be: robustness/rdi, .*robustness/asr/pgd, .*asr/worst"):
         trainer.fit(Classifier(), train_loader(), val_loader())
 
 
 def test_a_prefix_that_no_monitor_has_is_found_in_setup(tmp_path):
     trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=()), RobustEarlyStopping("robustnes/rdi"))
-    with pytest.raises(MisconfigurationException, match="waits for 'robustnes/rdi', which RobustnessMonitor will not"):
+    with pytest.raises(MisconfigurationException, match="waits for 'robustnes/rdi', which will not be logged"):
         trainer.fit(Classifier(), train_loader(), val_loader())
 
 

@@ -82,6 +82,23 @@ def test_ranks_follow_the_direction_of_each_metric(reports):
     assert list(report.ranks)[:3] == ["cmmr", "adv_acc", "acc"]
 
 
+def test_misleading_metrics_are_shown_but_rank_nothing(reports):
+    for number, report in enumerate(reports.values()):
+        report.metrics |= {"fim_inverse": number, "fim_geometric": 2.0 * number}
+    report = ComparisonReport(reports)
+    assert not {"fim_inverse", "fim_geometric"} & report.ranks.keys()
+    assert report.correlations["fim_inverse"] == pytest.approx(report.correlations["fim_geometric"])
+    records = report.records()
+    assert [record["fim_inverse"] for record in records] == [0, 1, 2, 3]
+    assert not any(name.startswith("rank/fim_") for name in records[0])
+    values, correlations = report.tables()[1], report.tables()[4]
+    for table in (values, correlations):
+        directions = {row[0]: row[1] for row in table.rows}
+        assert directions["Fisher, inverse"] == directions["Fisher, geometric mean"] == ""
+        assert directions["Fisher information"] == "lower"
+    assert "Fisher, inverse" in [axis.get_xlabel() for axis in report.plot_correlations().axes]
+
+
 def test_order_of_models_does_not_matter(reports):
     reports["twin"] = make_report(0)
     forth, back = ComparisonReport(reports), ComparisonReport(dict(reversed(reports.items())))

@@ -1,9 +1,9 @@
 import base64
 import re
 
-from lightning_robustness.evaluation.figures import new_figure
 from lightning_robustness.evaluation.page import render_page
 from lightning_robustness.evaluation.table import Table
+from lightning_robustness.utilities.drawing import new_figure
 
 
 def figure():

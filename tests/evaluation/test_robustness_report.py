@@ -18,6 +18,17 @@ def test_text_has_all_values():
     assert f"features   {report.metrics['seconds/features']:.4f}" in text
 
 
+def test_summary_has_labels_and_directions():
+    metrics = {"fim_inverse": 3.0, "clever": 2.0, "samples": 10.0, "acc": 0.75, "rdi_intra": 1.0, "asr/pgd": 0.25}
+    report = RobustnessReport("Network", 10, metrics, rates={"worst": make_report().rates["worst"] | {"adv_acc": 0.5}})
+    assert report.tables()[0].rows == [
+        ["accuracy", 0.75, ""],
+        ["Fisher, inverse", 3.0, ""],
+        ["CLEVER", 2.0, "higher"],
+        ["accuracy under the worst attack", 0.5, "higher"],
+    ]
+
+
 def test_notes_name_what_a_reader_must_know():
     first, second, *_ = make_full_report().notes
     assert first == "The run was interrupted while it measured the decision space: this report is not complete."

@@ -60,6 +60,12 @@ def test_fisher_information_in_several_updates():
     assert meter.values.tolist() == pytest.approx(fisher_spectral_norm(model, x).tolist(), rel=1e-4)
 
 
+def test_the_histogram_spans_decades_but_not_those_of_saturated_samples():
+    meter = FisherMeter(4, "exact", InputSpace(), seed=0)
+    meter.values = torch.tensor([1e-3, 1.0, 100.0, 1e-30])
+    assert meter.histograms()["lambda_log10"].tolist() == pytest.approx([-3, 0, 2, -12])
+
+
 def test_fisher_information_of_nothing():
     meter = FisherMeter(31, "auto", InputSpace(), seed=0)
     meter.update(subject(network()), samples(torch.zeros(0, 0)))

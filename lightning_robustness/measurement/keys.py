@@ -1,0 +1,197 @@
+"""The one table of all values that the monitor and ``evaluate`` produce; reports, charts and docs are made from it."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Part = Literal["features", "fim", "clever", "attacks", "run"]
+Role = Literal["metric", "context", "warning", "bookkeeping"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One measured value, or a family of values such as ``asr/<attack>``.
+
+    Args:
+        name: Name without the monitor's prefix; a family ends in ``<attack>``, ``<key>`` or ``<part>``.
+        part: Part of the measurement that produces it.
+        label: Name in tables and figures; in a family it contains the same placeholder.
+        unit: Unit, empty for a pure number.
+        higher_is_better: Whether higher values are more robust; None for a value that must not rank models.
+        chart: Title of the TensorBoard chart that shows it, if any.
+        glossary: Explanation in one line.
+        role: ``"metric"``: reports show and correlate it. ``"context"``: it helps to read the metrics. ``"warning"``:
+            the metrics cannot be trusted if it is 1. ``"bookkeeping"``: it describes the measurement itself.
+
+    """
+
+    name: str
+    part: Part
+    label: str
+    unit: str
+    higher_is_better: bool | None
+    chart: str | None
+    glossary: str
+    role: Role = "metric"
+
+    @property
+    def direction(self) -> str:
+        """``"higher"`` or ``"lower"``, whichever is more robust; empty if neither is."""
+        return {True: "higher", False: "lower", None: ""}[self.higher_is_better]
+
+    @property
+    def axis_label(self) -> str:
+        """Label with the direction that is more robust."""
+        return f"{self.label} ({self.direction} is more robust)" if self.direction else self.label
+
+
+# fmt: off
+# First line: name, part, label, unit, whether higher is more robust, chart; second line: glossary, role
+KEYS: tuple[Key, ...] = (
+    Key("rdi", "features", "RDI", "", True, "RDI",
+        "RDI of the logits: distance between the classes compared with their spread, from -1 to 1"),
+    Key("rdi_intra", "features", "RDI, spread", "logits", None, None,
+        "spread of the classes in `rdi`", "context"),
+    Key("rdi_inter", "features", "RDI, distance", "logits", None, None,
+        "distance between the classes in `rdi`", "context"),
+    Key("rdi_embedding", "features", "RDI of the embedding", "", True, "RDI",
+        "RDI of what enters the head; `rdi` follows robustness more closely"),
+    Key("roby", "features", "ROBY", "", False, "ROBY, FSA, FSD",
+        "ROBY: overlap of the classes in the embedding, from 0 to 1"),
+    Key("fsa", "features", "FSA", "", True, "ROBY, FSA, FSD",
+        "compactness of the classes in ROBY"),
+    Key("fsd", "features", "FSD", "", True, "ROBY, FSA, FSD",
+        "distance between the classes in ROBY"),
+    Key("acc", "features", "accuracy", "share", None, "Clean and adversarial accuracy",
+        "clean accuracy, if there are labels", "context"),
+    Key("fim", "fim", "Fisher information", "1/input²", False, "Fisher information",
+        "mean spectral norm of the Fisher information of the input"),
+    Key("fim_geometric", "fim", "Fisher, geometric mean", "1/input²", None, "Fisher information",
+        "geometric mean of these norms; depends on confidence, so it does not rank models"),
+    Key("fim_inverse", "fim", "Fisher, inverse", "input²", None, None,
+        "mean inverse of these norms; saturated samples dominate it, so it does not rank models"),
+    Key("lipschitz", "fim", "Lipschitz constant", "1/input", False, None,
+        "mean local Lipschitz constant of the probabilities, if the Jacobian is exact (few classes)"),
+    Key("clever", "clever", "CLEVER", "input, l2", True, "CLEVER",
+        "mean CLEVER score: estimated size below which no perturbation changes the prediction"),
+    Key("adv_acc/<attack>", "attacks", "accuracy under the <attack> attack", "share", True,
+        "Clean and adversarial accuracy", "robust accuracy: share of all samples that are correct under the attack"),
+    Key("asr/<attack>", "attacks", "success rate of the <attack> attack", "share", False, "Attack success",
+        "attack success rate: share of the correctly classified samples that the attack breaks"),
+    Key("distortion/<attack>", "attacks", "distortion of the <attack> attack", "input, l2", True, None,
+        "mean size of the perturbations that succeed, if any does"),
+    Key("masking", "attacks", "gradient masking", "0 or 1", None, None,
+        "1 if there is a sign of gradient masking: success rates are then too low", "warning"),
+    Key("skipped", "run", "skipped", "0 or 1", None, None,
+        "1 if the epoch is left out, for example because of NaN", "bookkeeping"),
+    Key("samples", "features", "samples", "samples", None, None,
+        "number of samples behind RDI and ROBY", "bookkeeping"),
+    Key("samples_fim", "fim", "samples, Fisher", "samples", None, None,
+        "number of samples behind `fim`", "bookkeeping"),
+    Key("samples_clever", "clever", "samples, CLEVER", "samples", None, None,
+        "number of samples behind `clever`", "bookkeeping"),
+    Key("samples_attacks", "attacks", "samples, attacks", "samples", None, None,
+        "number of attacked samples", "bookkeeping"),
+    Key("seconds/<part>", "run", "time, <part>", "s", None, "What watching costs (seconds)",
+        "time spent on a part, on an attack or on the figures", "bookkeeping"),
+)
+# fmt: on
+
+
+def get_key(name: str) -> Key:
+    """Return the table entry of a value, with the placeholder of a family filled in.
+
+    Args:
+        name: Name of the value without prefix.
+
+    Raises:
+        ValueError: If the table has no such value.
+
+    Example:
+        >>> from lightning_robustness.measurement.keys import get_key
+        >>> get_key("adv_acc/worst").axis_label
+        'accuracy under the worst attack (higher is more robust)'
+
+    """
+    for key in KEYS:
+        family, placeholder = _split(key.name)
+        if name == key.name and not placeholder:
+            return key
+        if placeholder and name.startswith(family) and name != family:
+            return replace(key, name=name, label=key.label.replace(f"<{placeholder}>", name.removeprefix(family)))
+    raise ValueError(f"Expected one of {', '.join(key.name for key in KEYS)} but got {name!r}.")
+
+
+def attack_free_metrics() -> dict[str, Key]:
+    """Return the metrics that need no attack, by name."""
+    return {key.name: key for key in KEYS if key.role == "metric" and key.part != "attacks"}
+
+
+def logged_keys(parts: Collection[Part], attacks: Sequence[str]) -> list[str]:
+    """Return the names of the metrics, and of the values that help to read them, which a measurement produces.
+
+    Args:
+        parts: The parts that are measured beside the attacks.
+        attacks: Names of the attacks.
+
+    Example:
+        >>> from lightning_robustness.measurement.keys import logged_keys
+        >>> logged_keys(["fim"], ["pgd"])[-4:]
+        ['asr/pgd', 'asr/worst', 'distortion/pgd', 'distortion/worst']
+
+    """
+    measured = _produced(parts, attacks)
+    ranked = [key.name for key in measured if key.name in attack_free_metrics() and key.direction]
+    members = {"": [""], "attack": [*attacks, "worst"], "key": ranked}
+    families = [_split(key.name) for key in measured if key.role in ("metric", "context")]
+    return [family + member for family, placeholder in families for member in members[placeholder]]
+
+
+def tag(prefix: str, name: str) -> str:
+    """Return the tag under which a value, or a family of values, is logged."""
+    return f"{prefix}/{name}"
+
+
+def charts(parts: Collection[Part], attacks: Sequence[str]) -> dict[str, list[str]]:
+    """Return the names of the values in each chart, families as they are in the table; charts with attacks first.
+
+    Args:
+        parts: The parts that are measured beside the attacks.
+        attacks: Names of the attacks.
+
+    Example:
+        >>> from lightning_robustness.measurement.keys import charts
+        >>> charts(["features"], ["pgd"])["Clean and adversarial accuracy"]
+        ['acc', 'adv_acc/<attack>']
+
+    """
+    titles = dict.fromkeys(key.chart for key in sorted(KEYS, key=lambda key: key.part != "attacks") if key.chart)
+    shown = {title: [key.name for key in _produced(parts, attacks) if key.chart == title] for title in titles}
+    return {title: names for title, names in shown.items() if names}
+
+
+def markdown_table(keys: Iterable[Key] | None = None) -> str:
+    """Write keys, by default all, as the table in the docs.
+
+    Example:
+        >>> from lightning_robustness.measurement.keys import get_key, markdown_table
+        >>> print(markdown_table([get_key("acc")]))
+        | key | value | unit | more robust | part |
+        |---|---|---|---|---|
+        | `acc` | clean accuracy, if there are labels | share |  | features |
+
+    """
+    rows = [(f"`{k.name}`", k.glossary, k.unit, k.direction, k.part) for k in (KEYS if keys is None else keys)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(["| key | value | unit | more robust | part |", "|---|---|---|---|---|", *lines])
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split a family into what all its names start with and its placeholder, which is empty for a single value."""
+    family, _, placeholder = name.partition("<")
+    return family, placeholder.removesuffix(">")
+
+
+def _produced(parts: Collection[Part], attacks: Sequence[str]) -> list[Key]:
+    produced = {*parts, "run", *(["attacks"] if attacks else [])}
+    return [key for key in KEYS if key.part in produced]

@@ -1,0 +1,143 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_robustness import RobustnessMonitor
+from lightning_robustness.evaluation import evaluate
+from lightning_robustness.measurement import keys
+from lightning_robustness.measurement.keys import (
+    KEYS,
+    Key,
+    attack_free_metrics,
+    charts,
+    get_key,
+    logged_keys,
+    markdown_table,
+    tag,
+)
+
+ROOT = Path(__file__).parents[2]
+FEATURES = ["rdi", "rdi_intra", "rdi_inter", "rdi_embedding", "roby", "fsa", "fsd", "acc"]
+FISHER = ["fim", "fim_geometric", "fim_inverse", "lipschitz"]
+NEW = (
+    Key("boundary", "fim", "distance to the boundary", "input", True, "Boundary", "median distance"),
+    Key("trust/<key>", "run", "trust in <key>", "", None, "Trust", "Kendall's tau with robust accuracy", "context"),
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "table"),
+    [("docs/monitor.md", KEYS), ("README.md", [key for key in KEYS if key.higher_is_better is not None])],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_docs_have_the_table(page, table):
+    expected = markdown_table(table)
+    (shown,) = re.findall(r"(?:^\| key \|.*\n)(?:^\|.*\n)*", (ROOT / page).read_text(), flags=re.MULTILINE)
+    assert shown.rstrip() == expected, f"Replace the table of keys in {page} by:\n{expected}"
+
+
+def test_names_are_unique_and_families_have_one_placeholder():
+    assert len({key.name for key in KEYS}) == len(KEYS)
+    for key in KEYS:
+        placeholders = re.findall(r"<(\w+)>", key.name)
+        assert placeholders == re.findall(r"<(\w+)>", key.label)
+        assert placeholders in ([], ["attack"], ["part"])
+        assert key.name.endswith(">") == bool(placeholders)
+
+
+def test_every_measured_value_is_in_the_table(digits, digits_network):
+    loader, sizes = [(digits[0][:40], digits[1][:40])], {"fim_samples": 8, "attack_samples": 8, "clever_samples": 1}
+    metrics = evaluate(digits_network, loader, ["fgsm"], eps=0.3, clever_radius=0.1, progress=False, **sizes).metrics
+    entries = {name: get_key(name) for name in metrics}
+    assert {name for name, key in entries.items() if key.role in ("metric", "context")} == set(
+        logged_keys(["features", "fim", "clever"], ["fgsm"])
+    )
+    assert {key.part for key in entries.values()} == {"features", "fim", "clever", "attacks", "run"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rdi", True),
+        ("roby", False),
+        ("fsa", True),
+        ("fsd", True),
+        ("fim", False),
+        ("fim_inverse", None),
+        ("fim_geometric", None),
+        ("lipschitz", False),
+        ("clever", True),
+        ("acc", None),
+        ("asr/pgd", False),
+        ("adv_acc/worst", True),
+        ("distortion/cw", True),
+        ("masking", None),
+        ("samples_fim", None),
+    ],
+)
+def test_directions(name, expected):
+    key = get_key(name)
+    assert key.higher_is_better is expected
+    word = {True: "higher", False: "lower", None: ""}[expected]
+    assert key.direction == word
+    assert key.axis_label == (f"{key.label} ({word} is more robust)" if word else key.label)
+
+
+def test_family_takes_the_name_of_the_attack():
+    key = get_key("asr/deep/fool")
+    assert (key.name, key.label) == ("asr/deep/fool", "success rate of the deep/fool attack")
+    assert replace(key, name="asr/<attack>", label="success rate of the <attack> attack") in KEYS
+
+
+@pytest.mark.parametrize("name", ["rdi2", "asr", "asr/", "asr_low/pgd", ""])
+def test_unknown_names(name):
+    with pytest.raises(ValueError, match=f"Expected one of rdi, .*seconds/<part> but got '{name}'"):
+        get_key(name)
+
+
+def test_attack_free_metrics():
+    expected = ["rdi", "rdi_embedding", "roby", "fsa", "fsd", *FISHER, "clever"]
+    assert {name: key.name for name, key in attack_free_metrics().items()} == {name: name for name in expected}
+
+
+def test_logged_keys():
+    attacked = [f"{kind}/{name}" for kind in ("adv_acc", "asr", "distortion") for name in ("pgd", "cw", "worst")]
+    assert logged_keys(["features", "fim"], ["pgd", "cw"]) == [*FEATURES, *FISHER, *attacked]
+    assert logged_keys(["features"], []) == FEATURES
+    assert logged_keys(["clever"], []) == ["clever"]
+
+
+def test_monitor_has_the_keys_of_its_parts():
+    assert RobustnessMonitor(attacks=(), fim_samples=0, prefix="r").keys == [f"r/{name}" for name in FEATURES]
+    monitor = RobustnessMonitor(attacks=("pgd",))
+    assert monitor.keys == [tag("robustness", name) for name in logged_keys(["features", "fim"], ["pgd"])]
+
+
+def test_one_entry_is_enough_for_a_new_value(monkeypatch):
+    monkeypatch.setattr(keys, "KEYS", (*KEYS, *NEW))
+    trusted = ["rdi", "rdi_embedding", "roby", "fsa", "fsd", "fim", "lipschitz", "boundary"]
+    new = ["boundary", *(f"trust/{name}" for name in trusted)]
+    assert logged_keys(["features", "fim"], []) == [*FEATURES, *FISHER, *new]
+    assert list(charts(["features", "fim"], ["pgd"])) == [
+        *("Clean and adversarial accuracy", "Attack success", "RDI", "ROBY, FSA, FSD", "Fisher information"),
+        *("What watching costs (seconds)", "Boundary", "Trust"),
+    ]
+    assert get_key("trust/rdi").label == "trust in rdi"
+    assert attack_free_metrics()["boundary"] == NEW[0]
+    assert "| `boundary` | median distance | input | higher | fim |" in markdown_table().splitlines()
+
+
+def test_charts_have_the_values_of_their_parts():
+    assert charts(["features", "fim"], ["pgd"]) == {
+        "Clean and adversarial accuracy": ["acc", "adv_acc/<attack>"],
+        "Attack success": ["asr/<attack>"],
+        "RDI": ["rdi", "rdi_embedding"],
+        "ROBY, FSA, FSD": ["roby", "fsa", "fsd"],
+        "Fisher information": ["fim", "fim_geometric"],
+        "What watching costs (seconds)": ["seconds/<part>"],
+    }
+    assert list(charts(["features"], [])) == [
+        *("Clean and adversarial accuracy", "RDI", "ROBY, FSA, FSD", "What watching costs (seconds)")
+    ]
