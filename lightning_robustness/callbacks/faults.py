@@ -71,24 +71,39 @@ class Faults:
         self.report(consequence, error)
         return False
 
-    def compute(self, consequence: str, work: Callable[[], _T]) -> _T | None:
-        """Do work that all processes do together; None if it failed.
-
-        With several processes an error is raised, because the others would wait for this one.
-        """
+    def tolerate(self, consequence: str, work: Callable[[], _T]) -> _T | None:
+        """Do work of this process alone; None if it failed after training had begun."""
         try:
             return work()
         except Exception as error:
-            if self._trainer.world_size > 1 or not has_trained(self._trainer):
+            if not has_trained(self._trainer):
                 raise
             self.report(consequence, _describe(error))
             return None
+
+    def compute(self, consequence: str, work: Callable[[], _T]) -> _T | None:
+        """Do work that all processes do together; None if it failed after training had begun.
+
+        With several processes an error is always raised, because the others would wait for this one.
+        """
+        return work() if self._trainer.world_size > 1 else self.tolerate(consequence, work)
 
     def warn(self, message: str, key: str) -> None:
         """Warn in the first process, once per key."""
         if key not in self._reported:
             self._reported.add(key)
             self._emit(lambda text: rank_zero_warn(text, stacklevel=4), message)
+
+    def refuse(self, message: str, consequence: str) -> None:
+        """Raise before training has begun; afterwards, warn once, together with the consequence.
+
+        Raises:
+            MisconfigurationException: If training has not begun.
+
+        """
+        if not has_trained(self._trainer):
+            raise MisconfigurationException(f"{self._owner}: {message}")
+        self.warn(f"{message} {consequence}", key=message)
 
     def report(self, consequence: str, error: str | None) -> None:
         """Warn of an error in the process that met it, whichever that is, once per text."""

@@ -14,14 +14,20 @@ from torch import Tensor, nn
 
 from lightning_robustness.callbacks.board import Board, describe_eps
 from lightning_robustness.callbacks.faults import Faults
-from lightning_robustness.callbacks.trainer_access import evaluation_loader, forward_of, log_step
+from lightning_robustness.callbacks.trainer_access import (
+    evaluation_loader,
+    forward_of,
+    has_trained,
+    log_step,
+    logged_in_this_epoch,
+)
 from lightning_robustness.callbacks.validation_watch import ValidationWatch
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
 from lightning_robustness.measurement.inspection import Inspection, inspect_model, rehearse
-from lightning_robustness.measurement.keys import Part
+from lightning_robustness.measurement.keys import Part, is_tag
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.sample_meters import make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
@@ -83,11 +89,17 @@ class MonitorRun:
         trainer: The Trainer.
         pl_module: Its module.
 
+    Attributes:
+        faults: Errors and warnings of the run.
+        epoch: Number of the epoch under way.
+        has_seen_data: Whether a batch of validation was seen.
+
     """
 
     def __init__(self, settings: MonitorSettings, trainer: Trainer, pl_module: LightningModule) -> None:
         self.faults = Faults(trainer, "RobustnessMonitor")
         self.epoch = 0
+        self.has_seen_data = False
         self._settings = settings
         self._trainer = trainer
         self._module = pl_module
@@ -103,11 +115,6 @@ class MonitorRun:
         return f"test_{self._settings.prefix}" if self._trainer.testing else self._settings.prefix
 
     @property
-    def has_seen_data(self) -> bool:
-        """Whether a batch of validation was seen."""
-        return self._inspection is not None
-
-    @property
     def has_sample(self) -> bool:
         """Whether there are samples to attack."""
         return self._sample is not None
@@ -120,6 +127,7 @@ class MonitorRun:
 
     def before_batch(self, batch: Any) -> None:
         """See a batch before validation does."""
+        self.has_seen_data = True
         if self.faults.error is not None:
             return
         with self.faults.guard():
@@ -145,32 +153,52 @@ class MonitorRun:
 
     def end_sanity_check(self) -> None:
         """End the epoch without measuring anything."""
-        self._check_for_batches()
+        if self._watch is None:
+            self._check_loader()
         self.close_epoch()
+
+    def find_collisions(self) -> set[str]:
+        """Return our keys that someone else has logged in this validation epoch.
+
+        Raises:
+            MisconfigurationException: If there are some and training has not begun.
+
+        """
+        collisions = {key for key in logged_in_this_epoch(self._trainer) if is_tag(self.prefix, key)}
+        if collisions:
+            self.faults.refuse(
+                f"expected to be alone in logging {', '.join(sorted(collisions))} but the module or another callback "
+                f"logs it too. Pass another `prefix` than {self._settings.prefix!r}.",
+                consequence="Ours is left out.",
+            )
+        return collisions
 
     def end_epoch(self, attacks: Sequence[str]) -> dict[str, float] | None:
         """Measure everything at the end of a validation epoch; None if the epoch was left out."""
-        self._check_for_batches()
-        watch = self._watch
-        left_out = f"left epoch {self.epoch} out"
-        is_complete = self.faults.agree(left_out)
+        left_out, watch = f"left epoch {self.epoch} out", self._watch
+        is_complete, num_classes = self.faults.agree(left_out), self._agree_on_classes()
         self.close_epoch()
-        if not is_complete or watch is None:
+        if not is_complete:
             return None
-        values = self.faults.compute(left_out, watch.meter.compute)
+        if not num_classes:
+            self._check_loader()
+            self.faults.report(left_out, f"no batch came from loader {self._settings.dataloader_idx}")
+            return None
+        # A process to which no batch came takes part with zero samples
+        meter = self._feature_meter(num_classes, self._module.device) if watch is None else watch.meter
+        values = self.faults.compute(left_out, meter.compute)
         if values is None:
             return None
-        values["seconds/features"] = watch.meter.seconds
-        if watch.sample is not None:
-            self._keep(watch.sample)
-        meters = self._settings.make_meters()
+        values["seconds/features"] = meter.seconds
+        if self._sample is None:
+            self._keep(SpreadSample(0, None) if watch is None or watch.sample is None else watch.sample)
+        meters, attack_meter = self._settings.make_meters(), self._attack_meter()
         values |= self._measure(meters)
-        attack_meter = self._attack_meter()
         values |= self._attack(attack_meter, attacks)
         start = perf_counter()
-        histograms = {f"distances/{name}": distances for name, distances in watch.meter.distances.items()}
-        for meter in meters:
-            histograms |= meter.histograms()
+        histograms = {f"distances/{name}": distances for name, distances in meter.distances.items()}
+        for sample_meter in meters:
+            histograms |= sample_meter.histograms()
         self._show(attack_meter, histograms)
         return {**values, "seconds/figures": perf_counter() - start, "skipped": 0.0}
 
@@ -190,7 +218,8 @@ class MonitorRun:
             if settings.fim_samples or settings.attacks:
                 settings.input_space.check(x)
             found = inspect_model(self._module, subject, x, settings.head, settings.num_classes)
-            rehearse(subject, x, settings.make_meters(), settings.attacks)
+            if not has_trained(self._trainer):  # later, what fails is left out when it does
+                rehearse(subject, x, settings.make_meters(), settings.attacks)
             rank_zero_info(
                 f"RobustnessMonitor listens to the head {found.head!r}: {found.num_features} features, "
                 f"{found.num_classes} classes."
@@ -198,11 +227,19 @@ class MonitorRun:
             self._inspection = found
         return self._inspection
 
-    def _check_for_batches(self) -> None:
+    def _check_loader(self) -> None:
+        """Check that there is a loader of this index, where no batch came from it."""
         with self.faults.guard():
-            if self._watch is None and self.faults.error is None:
-                evaluation_loader(self._trainer, self._settings.dataloader_idx)  # raises if there is no such loader
-                self.faults.error = f"no batch came from loader {self._settings.dataloader_idx}"
+            evaluation_loader(self._trainer, self._settings.dataloader_idx)
+
+    def _agree_on_classes(self) -> int:
+        """Return the number of classes that any process has found out in this epoch, 0 if none has."""
+        found = 0 if self._watch is None or self._inspection is None else self._inspection.num_classes
+        number = torch.tensor(found, device=self._module.device)
+        return int(self._trainer.strategy.reduce(number, reduce_op="max"))
+
+    def _feature_meter(self, num_classes: int, device: torch.device) -> FeatureMeter:
+        return FeatureMeter(num_classes, self._settings.mode, device)
 
     def _open(self, inspection: Inspection, device: torch.device) -> ValidationWatch:
         settings, trainer = self._settings, self._trainer
@@ -213,7 +250,7 @@ class MonitorRun:
             # Without a distributed sampler, each process draws its own part: it does not know what others see
             self._num_parts = trainer.world_size if share.num_replicas == 1 else 1
             sample = SpreadSample(-(-max(sizes) // self._num_parts), share.total, settings.seed)
-        meter = FeatureMeter(inspection.num_classes, settings.mode, device)
+        meter = self._feature_meter(inspection.num_classes, device)
         return ValidationWatch(self._module, self._forward(), inspection.head, meter, share, sample)
 
     def _keep(self, sample: SpreadSample) -> None:

@@ -5,6 +5,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_robustness.callbacks.trainer_access import logged_in_this_epoch
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -83,7 +84,6 @@ class RobustEarlyStopping(EarlyStopping):
 
     @override
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
-        # `callback_metrics` keeps old values; what was logged in this validation is in the results alone
-        if self.monitor in trainer._logger_connector.metrics["callback"]:
+        if self.monitor in logged_in_this_epoch(trainer):
             self._has_seen_value = True
             super()._run_early_stopping_check(trainer)

@@ -211,17 +211,20 @@ class RobustnessMonitor(Callback):
             self._run.end_sanity_check()
             return
         self._run.epoch = trainer.current_epoch
-        values = self._evaluate(self._run, trainer)
-        for key, value in values.items():
+        values, collisions = self._evaluate(self._run, trainer), self._run.find_collisions()
+        for name, value in values.items():
+            key = tag(self._run.prefix, name)
+            if key in collisions:
+                continue
             # All processes have the same values, except for the times
-            pl_module.log(
-                tag(self._run.prefix, key),
-                value,
-                prog_bar=key in _HEADLINES,
-                sync_dist=True,
-                reduce_fx="max",
-                batch_size=1,
-            )
+            shown = name in _HEADLINES
+            pl_module.log(key, value, prog_bar=shown, sync_dist=True, reduce_fx="max", batch_size=1)
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # The module's own hook for the end of the epoch, in which it may log, comes after ours
+        if self._run is not None and trainer.sanity_checking:
+            self._run.find_collisions()
 
     on_test_epoch_start = on_validation_epoch_start
     on_test_batch_start = on_validation_batch_start
@@ -245,9 +248,7 @@ class RobustnessMonitor(Callback):
             return
         self._remember(run, trainer, values, missing)
         logged = {tag(run.prefix, key): value for key, value in values.items()}
-        for logger in trainer.loggers:
-            logger.log_metrics(logged, step=log_step(trainer))
-            logger.save()
+        run.faults.tolerate("the last values could not be logged", partial(_log_to_all, trainer, logged))
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
 
     @override
@@ -275,3 +276,9 @@ class RobustnessMonitor(Callback):
         self.history.append({"epoch": run.epoch, "step": log_step(trainer), **values})
         if attacks:
             self._schedule.record(trainer, run.epoch)
+
+
+def _log_to_all(trainer: Trainer, values: dict[str, float]) -> None:
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=log_step(trainer))
+        logger.save()

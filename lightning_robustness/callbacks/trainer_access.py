@@ -119,6 +119,14 @@ def evaluation_loader(trainer: Trainer, dataloader_idx: int) -> tuple[Any, float
     return leaves[dataloader_idx], numbers[dataloader_idx]
 
 
+def logged_in_this_epoch(trainer: Trainer) -> set[str]:
+    """Return the keys that were logged in the validation epoch under way, by anyone.
+
+    ``trainer.callback_metrics`` would also have those of earlier epochs, and none during the sanity check.
+    """
+    return set(trainer._logger_connector.metrics["callback"])
+
+
 def log_step(trainer: Trainer) -> int:
     """Step that Lightning logs the values of a validation epoch with; it may run before the step is counted."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped

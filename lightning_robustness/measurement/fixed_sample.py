@@ -20,6 +20,8 @@ class FixedSample:
 
     def __init__(self, sample: SpreadSample, num_parts: int = 1) -> None:
         x, y = sample.collect()
+        if len(x) == 0:  # of a process to which no batch came, whether there are labels is not known
+            y = torch.zeros(0, dtype=torch.long)
         self.samples = Samples(x, y, torch.as_tensor(sample.indices))
         self._sample = sample
         self._num_parts = num_parts

@@ -1,5 +1,6 @@
 """The one table of all values that the monitor and ``evaluate`` produce; reports, charts and docs are made from it."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -150,6 +151,19 @@ def logged_keys(parts: Collection[Part], attacks: Sequence[str]) -> list[str]:
 def tag(prefix: str, name: str) -> str:
     """Return the tag under which a value, or a family of values, is logged."""
     return f"{prefix}/{name}"
+
+
+def is_tag(prefix: str, text: str) -> bool:
+    """Return whether a value of the table is logged under this tag.
+
+    Example:
+        >>> from lightning_robustness.measurement.keys import is_tag
+        >>> is_tag("val", "val/acc"), is_tag("val", "val/loss")
+        (True, False)
+
+    """
+    name = text.removeprefix(tag(prefix, ""))
+    return name != text and any(re.fullmatch(re.sub("<.*>", ".+", key.name), name) for key in KEYS)
 
 
 def charts(parts: Collection[Part], attacks: Sequence[str]) -> dict[str, list[str]]:

@@ -54,18 +54,40 @@ class Share(IterableDataset):
         yield from digits_data(1200, 1240) if self.rank == 0 else digits_data(1240, 1200 + NUM_SAMPLES)
 
 
-def validate_streams(rank, path):
+class Everything(IterableDataset):
+    """The second process reads nothing."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __iter__(self):
+        yield from digits_data(1200, 1200 + NUM_SAMPLES) if self.rank == 0 else ()
+
+
+def validate_streams(rank, path, kind):
     as_torchrun_would(rank)
-    return validate(path, loader=DataLoader(Share(rank), batch_size=16), strategy="ddp", devices=2)
+    return validate(path, loader=DataLoader(kind(rank), batch_size=16), strategy="ddp", devices=2)
 
 
 def test_streams_of_unequal_length(tmp_path, two_processes):
     expected = validate(tmp_path)
-    first, second = two_processes(validate_streams, tmp_path)
+    first, second = two_processes(validate_streams, tmp_path, Share)
     assert first == second
     for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
         assert first[f"robustness/{key}"] == pytest.approx(expected[f"robustness/{key}"], rel=1e-6), key
     assert first["robustness/samples_fim"] == 52  # half of the sample each, rounded up
+
+
+@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
+def test_a_process_without_samples_counts_as_none(tmp_path, two_processes):
+    expected = validate(tmp_path)
+    first, second = two_processes(validate_streams, tmp_path, Everything)
+    assert first == second
+    for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
+        assert first[f"robustness/{key}"] == pytest.approx(expected[f"robustness/{key}"], rel=1e-6), key
+    assert first["robustness/samples_fim"] == 26  # its half of the sample
+    assert first["robustness/samples_attacks"] == 52
+    assert first["robustness/skipped"] == 0
 
 
 def test_two_torchrun_nodes_log_the_values_of_one_process(tmp_path):

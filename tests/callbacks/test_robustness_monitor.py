@@ -1,6 +1,7 @@
 import copy
 import gc
 import pickle
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -233,9 +234,9 @@ def test_the_sample_is_spread_over_a_sorted_loader_and_stays_the_same(tmp_path):
     monitor = small_monitor(attacks={"spy": spy}, attack_samples=100, fim_samples=50, attack_every_n_epochs=1)
     trainer = make_trainer(tmp_path, monitor, max_epochs=2, num_sanity_val_steps=0)
     trainer.fit(Perfect(x, y), train_loader(), loader)
-    assert [len(x) for x, _ in seen] == [2, 100, 100]  # it is tried on two samples first
-    assert torch.equal(seen[1][0], seen[2][0])
-    assert torch.bincount(seen[1][1], minlength=10).tolist() == pytest.approx([10] * 10, abs=2)
+    assert [len(x) for x, _ in seen] == [100, 100]
+    assert torch.equal(seen[0][0], seen[1][0])
+    assert torch.bincount(seen[0][1], minlength=10).tolist() == pytest.approx([10] * 10, abs=2)
     assert monitor.history[0]["samples_attacks"] == 100
     assert monitor.history[0]["samples_fim"] == 50
 
@@ -713,6 +714,104 @@ def test_errors_after_training_has_begun_do_not_end_it(tmp_path):
     assert trainer.global_step == 20
     assert [("rdi" in entry, entry["epoch"]) for entry in monitor.history] == [(True, 0), (False, 1)]
     assert count_hooks(module) == 0
+
+
+class Raw(Classifier):
+    """Steps its optimizer by itself, past Lightning: ``global_step`` stays 0."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers().optimizer
+        optimizer.zero_grad()
+        super().training_step(batch, batch_idx).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [(Raw, {}), (Classifier, {"accumulate_grad_batches": 100, "val_check_interval": 5})],
+    ids=["raw optimizer", "long accumulation"],
+)
+def test_a_run_without_optimizer_steps_has_begun_all_the_same(tmp_path, kind, kwargs):
+    def broken(model, x, y):
+        raise RuntimeError("no luck")
+
+    monitor = small_monitor(attacks={"broken": broken, "fgsm": "fgsm"}, attack_every_n_epochs=1, attack_samples=101)
+    trainer = make_trainer(tmp_path, monitor, num_sanity_val_steps=0, **kwargs)
+    with pytest.warns(
+        UserWarning, match="the attack 'broken' failed and is left out of epoch 0: RuntimeError: no luck"
+    ):
+        trainer.fit(kind(), train_loader(), val_loader())
+    assert all({"rdi", "fim", "asr/fgsm"} <= entry.keys() for entry in monitor.history)
+    assert not any("asr/broken" in entry for entry in monitor.history)
+
+
+class BadLogger(CSVLogger):
+    def log_metrics(self, metrics, step=None):
+        if "robustness/asr/fgsm" in metrics and "robustness/rdi" not in metrics:
+            raise OSError("disk full")
+        super().log_metrics(metrics, step)
+
+
+def test_a_logger_that_fails_at_the_end_keeps_nobody_from_ending(tmp_path):
+    class Last(L.Callback):
+        ended = False
+
+        def on_train_end(self, trainer, pl_module):
+            self.ended = True
+
+    last, stop = Last(), EarlyStopping("val_acc", mode="min", patience=1)
+    monitor = small_monitor()
+    trainer = make_trainer(tmp_path, monitor, stop, last, max_epochs=10, logger=BadLogger(tmp_path))
+    with pytest.warns(UserWarning, match="the last values could not be logged: OSError: disk full"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert last.ended
+    assert 1 < trainer.current_epoch < 9
+    assert "asr/fgsm" in monitor.history[-1]
+
+
+class LogsAccuracy(Classifier):
+    def validation_step(self, batch, batch_idx):
+        self(batch[0])
+        self.log("val/acc", 0.5)
+
+
+class LogsAccuracyAtTheEnd(Classifier):
+    def on_validation_epoch_end(self):
+        self.log("val/acc", 0.5)
+
+
+@pytest.mark.parametrize("kind", [LogsAccuracy, LogsAccuracyAtTheEnd])
+def test_keys_of_the_module_are_not_overwritten(tmp_path, kind):
+    trainer = make_trainer(tmp_path, small_monitor(prefix="val"))
+    with pytest.raises(MisconfigurationException, match=r"alone in logging val/acc .* another `prefix` than 'val'"):
+        trainer.fit(kind(), train_loader(), val_loader())
+    trainer = make_trainer(tmp_path, small_monitor(prefix="val_robustness"))
+    trainer.fit(kind(), train_loader(), val_loader())
+    assert trainer.callback_metrics["val/acc"] == 0.5
+
+
+def test_keys_of_the_module_are_left_to_it_where_there_was_no_sanity_check(tmp_path):
+    trainer = make_trainer(tmp_path, small_monitor(prefix="val"), num_sanity_val_steps=0)
+    with pytest.warns(UserWarning, match=r"alone in logging val/acc .* Ours is left out\."):
+        trainer.fit(LogsAccuracy(), train_loader(), val_loader())
+    assert trainer.callback_metrics["val/acc"] == 0.5
+    assert "val/rdi" in trainer.callback_metrics
+
+
+def test_warnings_that_are_errors_do_not_end_training(tmp_path):
+    def batch_fn(batch):
+        if monitor.history:
+            raise KeyError("label")
+        return batch
+
+    monitor = small_monitor(batch_fn=batch_fn, attack_every_n_epochs=1)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="RobustnessMonitor")
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert trainer.global_step == 20
 
 
 def test_masked_gradients_are_a_key_and_a_warning_once(tmp_path):

@@ -1,0 +1,22 @@
+import pytest
+
+from lightning_robustness.measurement.sample_meters import make_sample_meters
+from lightning_robustness.utilities.input_space import InputSpace
+
+
+def test_meters_in_their_order():
+    meters = make_sample_meters(InputSpace(), fim_samples=8, clever_samples=2)
+    assert [(meter.name, meter.size) for meter in meters] == [("fim", 8), ("clever", 2)]
+
+
+@pytest.mark.parametrize("name", ["fim_samples", "clever_samples", "seed"])
+def test_numbers_are_checked(name):
+    with pytest.raises(ValueError, match=f"`{name}` to be an integer of at least 0 but got -1"):
+        make_sample_meters(InputSpace(), **{name: -1})
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="`method` to be one of"):
+        make_sample_meters(InputSpace(), fim_method="guess")
+    with pytest.raises(ValueError, match="`radius`"):
+        make_sample_meters(InputSpace(), clever_radius=0.0)
