@@ -23,7 +23,7 @@ class InputJacobian:
     Args:
         model: Callable from inputs of shape ``(N, ...)`` to logits of shape ``(N, K)``.
         x: Inputs as the model sees them.
-        input_space: Range and normalisation of the inputs; derivatives are divided by its ``std``.
+        space: Range and normalisation of the inputs; derivatives are divided by its ``std``.
         create_graph: Whether ``logits``, ``rows`` and ``transposed_product`` can be differentiated themselves, for a
             training loss. ``gram_product`` never can.
         twice: Whether ``gram_product`` will be used, which differentiates twice.
@@ -34,14 +34,9 @@ class InputJacobian:
     """
 
     def __init__(
-        self,
-        model: Callable[..., Any],
-        x: Tensor,
-        input_space: InputSpace,
-        create_graph: bool = False,
-        twice: bool = False,
+        self, model: Callable[..., Any], x: Tensor, space: InputSpace, create_graph: bool = False, twice: bool = False
     ) -> None:
-        scale = input_space.scale(x)
+        scale = space.scale(x)
         self._function = lambda perturbation: compute_logits(model, x + perturbation / scale)
         self._perturbation = torch.zeros_like(x).requires_grad_()
         self._create_graph = create_graph
