@@ -1,5 +1,7 @@
 """Agreement of series and of rankings, on tensors; tied values share the mean of their ranks."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torchmetrics.functional.regression import kendall_rank_corrcoef, pearson_corrcoef
@@ -64,7 +66,7 @@ def kendall(x: Tensor, y: Tensor) -> float:
         0.6667
 
     """
-    return torch.nan if _is_undefined(x) or _is_undefined(y) else kendall_rank_corrcoef(x, y).item()
+    return torch.nan if _is_undefined(x) or _is_undefined(y) else cast(Tensor, kendall_rank_corrcoef(x, y)).item()
 
 
 def _is_undefined(values: Tensor) -> bool:

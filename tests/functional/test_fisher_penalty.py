@@ -1,14 +1,17 @@
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_robustness import InputSpace
-from lightning_robustness.functional import fisher_penalty, fisher_spectral_norm
-from tests.functional.test_fisher_spectral_norm import information
-from tests.functional.test_jacobian import MODELS
+from lightning_robustness import InputSpace, functional
+from tests.functional.dense import information
+from tests.functional.models import MODELS, UNBOUNDED
 from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
+
+fisher_penalty = partial(functional.fisher_penalty, input_space=UNBOUNDED)
+fisher_spectral_norm = partial(functional.fisher_spectral_norm, input_space=UNBOUNDED)
 
 
 def network(num_classes=3):
@@ -178,7 +181,7 @@ def test_only_gradients_are_left(kind, num_products):
         (torch.ones(2, 2), {"kind": "norm"}, r"`kind` to be one of \('spectral', 'trace'\) but got 'norm'"),
         (torch.ones(2, 2), {"num_products": 0}, "`num_products` to be an integer of at least 1 but got 0"),
         (torch.ones(2, 2), {"num_products": 1.5}, "`num_products` to be an integer of at least 1 but got 1.5"),
-        (torch.full((2, 2), 3.0), {"input_space": InputSpace()}, r"range \[0.0, 1.0\] but observed \[3, 3\]"),
+        (torch.full((2, 2), 3.0), {"input_space": None}, r"range \[0.0, 1.0\] but observed \[3, 3\]"),
     ],
 )
 def test_bad_input(x, options, match):
