@@ -149,6 +149,15 @@ def test_probabilities_that_underflow_have_no_information(kind, num_products):
         assert fisher_penalty(model, x, kind, num_products=num_products).item() == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("num_products", [None, 3])
+def test_half_precision_models(num_products):
+    model, x = network(), inputs()
+    expected = fisher_penalty(model, x, num_products=num_products).item()
+    penalty = fisher_penalty(model.bfloat16(), x.bfloat16(), num_products=num_products)
+    assert penalty.dtype == torch.float32
+    assert penalty.item() == pytest.approx(expected, rel=0.05)
+
+
 def test_values_are_in_unnormalised_units():
     model, x = network(), torch.rand(4, 5, dtype=torch.float64)
     space = InputSpace(mean=0.25, std=0.5)
