@@ -23,6 +23,7 @@ from networks import train
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from lightning_robustness import InputSpace
 from lightning_robustness.functional import clever_score
 
 
@@ -58,16 +59,12 @@ def main(num_samples: int, seeds: int, num_batches: int, batch_size: int) -> Non
     data = load_digits()
     images, labels = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1), torch.tensor(data.target)
     network = trained_network(images[:1200], labels[:1200])
-    x = images[1200 : 1200 + num_samples]
+    x, space = images[1200 : 1200 + num_samples], InputSpace(low=None, high=None)  # the toolbox does not clamp points
     for p, radius in ((2, 1.0), (math.inf, 0.2), (1, 5.0)):
         print(f"\np = {p}, radius {radius}, {num_batches} batches of {batch_size} points, {seeds} seeds")
         start = time.perf_counter()
-        ours = np.stack(
-            [
-                clever_score(network, x, radius, p=p, num_batches=num_batches, batch_size=batch_size, seed=s).numpy()
-                for s in range(seeds)
-            ]
-        )
+        options = {"p": p, "num_batches": num_batches, "batch_size": batch_size, "input_space": space}
+        ours = np.stack([clever_score(network, x, radius, seed=s, **options).numpy() for s in range(seeds)])
         show("lightning-robustness", ours, time.perf_counter() - start)
         for pool_factor in (5 * num_batches, 10):
             start = time.perf_counter()

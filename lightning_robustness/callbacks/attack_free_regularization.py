@@ -38,7 +38,7 @@ class AttackFreeRegularization(TrainingStepCallback):
         fisher_kind: ``"spectral"`` for its largest eigenvalue, ``"trace"`` for its trace.
         num_products: Steps of power iteration, or random vectors for the trace. None for exact values, which take a
             product with the Jacobian for each class.
-        input_space: What the loader does to inputs; by default, they are taken as they are.
+        input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.

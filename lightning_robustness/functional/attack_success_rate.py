@@ -4,16 +4,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_robustness.utilities.checks import check_labels
+
 
 class AttackSuccessComponents(NamedTuple):
-    """Attack success with the rates that it is easily mistaken for.
+    """Attack success rate, with the rates that are easily mistaken for it.
 
     Args:
-        asr: Samples that the attack flipped, of those that were correct before it.
+        asr: Share of the samples that were correct before the attack that it flipped.
         asr_low: Lower end of the Wilson confidence interval of ``asr``.
         asr_high: Upper end of it.
-        error_rate: Samples that are wrong after the attack, of all.
-        adv_acc: Samples that are correct after the attack, of all: 1 - ``error_rate``.
+        error_rate: Share of all samples that are wrong after the attack.
+        adv_acc: Share of all samples that are correct after the attack, 1 - ``error_rate``.
 
     """
 
@@ -25,25 +27,16 @@ class AttackSuccessComponents(NamedTuple):
 
 
 def _attack_success_rate_update(preds: Tensor, adv_preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether each sample was correct before the attack, and whether it is wrong after it."""
+    """Return whether each sample was correct before the attack, and whether it is wrong after it."""
     for name, labels in {"preds": preds, "adv_preds": adv_preds, "target": target}.items():
-        if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise TypeError(
-                f"Expected `{name}` to be an integer tensor of labels but got dtype {labels.dtype}. "
-                "If these are logits, pass `logits.argmax(dim=1)`."
-            )
-        if labels.ndim != 1 or len(labels) != len(preds):
-            raise ValueError(
-                f"Expected `{name}` to have shape (N,), with one label for each sample, but got "
-                f"{tuple(labels.shape)} next to `preds` of shape {tuple(preds.shape)}."
-            )
+        check_labels(name, labels, preds.numel())
     return preds == target, adv_preds != target
 
 
 def _attack_success_rate_compute(
     flipped: Tensor, correct: Tensor, wrong: Tensor, count: Tensor, confidence: float
 ) -> AttackSuccessComponents:
-    """Rates from the numbers of samples that were flipped, correct before, wrong after, and of all."""
+    """Compute the rates from the numbers of flipped, initially correct, finally wrong, and all samples."""
     asr = flipped / correct.clamp(min=1)
     error_rate = wrong / count.clamp(min=1)
     low, high = wilson_interval(flipped, correct, confidence)
@@ -63,7 +56,7 @@ def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95)
     Args:
         successes: Numbers of successes, of any shape.
         trials: Numbers of trials, of the same shape.
-        confidence: Probability that the interval holds the rate.
+        confidence: Probability with which the interval contains the rate.
 
     Returns:
         Lower and upper end.
@@ -76,7 +69,7 @@ def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95)
 
     """
     squared = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
-    denominator = trials + squared  # the formula times n, which has a value also for n = 0
+    denominator = trials + squared  # the formula multiplied by n is also defined for n = 0
     center = (successes + squared / 2) / denominator
     spread = (squared * (successes * (trials - successes) / trials.clamp(min=1) + squared / 4)).sqrt() / denominator
     return (center - spread).clamp(min=0.0), (center + spread).clamp(max=1.0)
@@ -89,8 +82,8 @@ def attack_success_rate(preds: Tensor, adv_preds: Tensor, target: Tensor) -> Ten
         \text{ASR} = \frac{|\{i : k(x_i) = y_i \text{ and } k(x_i') \neq y_i\}|}{|\{i : k(x_i) = y_i\}|}
 
     Where :math:`k` is the predicted class, :math:`y` the label and :math:`x'` the attacked input. The denominator is
-    the number of samples that were classified correctly before the attack; samples that were wrong before it don't
-    count. It is 0 where there is no correct sample. The share of *all* samples that are wrong after the attack is
+    the number of samples that were classified correctly before the attack; the others don't count. The rate is 0 if
+    there is no correct sample. The share of *all* samples that are wrong after the attack is
     another number, the error rate; :class:`~lightning_robustness.metrics.AttackSuccessRate` has both.
 
     Args:

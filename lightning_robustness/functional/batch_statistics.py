@@ -1,4 +1,4 @@
-"""BatchNorm in train mode, without its coupling of samples."""
+"""BatchNorm in train mode without the coupling of samples."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,21 +12,21 @@ from lightning_robustness.utilities.sandbox import find_modules
 
 
 def find_training_layers(model: Callable[..., Any]) -> list[_BatchNorm]:
-    """Find the BatchNorm layers of a model that are in train mode, and so normalise by the statistics of the batch."""
+    """Find the BatchNorm layers of a model that are in train mode, which normalise by the statistics of the batch."""
     modules = dict.fromkeys(module for root in find_modules(model) for module in root.modules())
     return [module for module in modules if isinstance(module, _BatchNorm) and module.training]
 
 
 @contextmanager
 def held_batch_statistics(layers: list[_BatchNorm], run: Callable[[], Any]) -> Iterator[None]:
-    """Let BatchNorm layers normalise by the statistics that they have in one pass of a network, in the next one too.
+    """Let BatchNorm layers normalise the next pass by the statistics of a first one, which is run here.
 
-    The statistics are functions of the weights, and derivatives with respect to the weights go through them; they are
-    no functions of what the next pass is differentiated by, so that each sample has derivatives of its own.
+    Derivatives with respect to the weights go through the statistics. Derivatives with respect to the inputs of the
+    next pass do not, so each sample has its own.
 
     Args:
         layers: The layers, in eval mode.
-        run: Runs the network on the batch. In the block, the network may be run once.
+        run: Callable that runs the network on the batch. In the block, the network may be run once.
 
     """
     statistics: list[tuple[Tensor, Tensor]] = []
@@ -38,7 +38,7 @@ def held_batch_statistics(layers: list[_BatchNorm], run: Callable[[], Any]) -> I
             statistics.append(torch.var_mean(x, dim=[0, *range(2, x.ndim)], correction=0))
             variance, mean = statistics[-1]
         else:
-            variance, mean = statistics.pop(0)  # layers are called in the same order, some perhaps twice
+            variance, mean = statistics.pop(0)  # layers are called in the same order, perhaps some twice
         scale = torch.rsqrt(variance + layer.eps)
         scale = scale if layer.weight is None else scale * layer.weight
         shift = -mean * scale if layer.bias is None else layer.bias - mean * scale

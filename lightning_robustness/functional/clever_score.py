@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_robustness.functional.jacobian import Jacobian, check_samples_are_independent
+from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
 from lightning_robustness.functional.reverse_weibull import fit_reverse_weibull
-from lightning_robustness.utilities.checks import check_integer
+from lightning_robustness.utilities.checks import check_integer, check_integer_tensor, check_number
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_finite, compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
@@ -37,23 +37,24 @@ def clever_score(
         L_j = \max_{\|y - x\|_p \leq R} \|\nabla g_j(y)\|_q
 
     Where :math:`z` are the logits, :math:`c` the predicted class, :math:`j` a target class, :math:`R` the radius and
-    :math:`1/p + 1/q = 1`. No perturbation of a p-norm below :math:`g_j / L_j` reaches class :math:`j`, if
-    :math:`L_j` is right. It is estimated as Weng et al. (2018) do: the largest gradient norm of a batch of points drawn
-    uniformly from the ball, for many batches, and the location of a reverse Weibull distribution fitted to these
-    maxima. So the score is an estimate, no certificate. The points are the same for each sample, so that scores don't
-    depend on how data is cut into batches.
+    :math:`1/p + 1/q = 1`. If :math:`L_j` is right, no perturbation with a p-norm below :math:`g_j / L_j` reaches class
+    :math:`j`. It is estimated as by Weng et al. (2018): take the largest gradient norm over a batch of points drawn
+    uniformly from the ball, repeat this for many batches, and fit a reverse Weibull distribution to the maxima; its
+    location is the estimate. So the score is an estimate, not a certificate. The points are the same for all samples,
+    so scores don't depend on how the data is split into batches.
 
     Args:
         model: Callable from inputs to logits, or to an output that holds them.
         x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
         radius: Radius R of the ball, in un-normalised units: no score is larger.
         p: Order of the norm of perturbations: 1, 2 or infinity.
-        targets: Integer tensor of shape ``(N,)`` or ``(N, T)`` with target classes for each sample. By default, all
-            classes but the predicted one, of which the lowest score is returned.
-        num_batches: Number of maxima that the distribution is fitted to; the paper uses 500.
-        batch_size: Number of points that each is taken over; the paper uses 1024.
-        input_space: What the inputs mean; points are kept in its range. By default inputs are taken as they are.
-        chunk_size: Number of points to work on at a time, which bounds memory; at least a batch for one sample.
+        targets: Integer tensor of shape ``(N,)`` or ``(N, T)`` with the target classes of each sample. By default, the
+            lowest score over all classes but the predicted one is returned.
+        num_batches: Number of maxima to which the distribution is fitted; the paper uses 500.
+        batch_size: Number of points per maximum; the paper uses 1024.
+        input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised. Points
+            are clamped to the range.
+        chunk_size: Number of points to process at a time, which bounds memory; at least one batch of one sample.
         seed: Seed of the points.
 
     Returns:
@@ -70,15 +71,15 @@ def clever_score(
         >>> from lightning_robustness.functional import clever_score
         >>> model = torch.nn.Linear(2, 3, bias=False)
         >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0], [0.0, 0.0], [-3.0, 4.0]]))
-        >>> x = torch.tensor([[1.0, 0.5], [4.0, 0.0]])
+        >>> x = torch.tensor([[1.0, 0.5], [0.25, 1.0]])
         >>> clever_score(model, x, radius=2.0)
-        tensor([1., 2.])
+        tensor([1.0000, 0.2500])
         >>> clever_score(model, x, radius=2.0, p=float("inf"), targets=torch.tensor([1, 0]))
         tensor([0.7143, 0.0000])
 
     """
     _check_arguments(radius, p, num_batches, batch_size, chunk_size)
-    space = InputSpace(low=None, high=None) if input_space is None else input_space
+    space = input_space or InputSpace()
     space.check(x)
     dtype = at_least_float32(x.dtype)
     with sandbox(model, x, seed=seed) as (x,):
@@ -105,8 +106,7 @@ def clever_score(
 
 
 def _check_arguments(radius: float, p: float, num_batches: int, batch_size: int, chunk_size: int) -> None:
-    if not 0 < radius < math.inf:
-        raise ValueError(f"Expected argument `radius` to be a positive number but got {radius}.")
+    check_number("radius", radius, exclusive=True)
     if p not in _DUAL_ORDERS:
         raise ValueError(f"Expected argument `p` to be 1, 2 or infinity but got {p}.")
     for name, value in {"num_batches": num_batches, "batch_size": batch_size, "chunk_size": chunk_size}.items():
@@ -115,8 +115,7 @@ def _check_arguments(radius: float, p: float, num_batches: int, batch_size: int,
 
 def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:
     """Return targets in the shape ``(N, T)``."""
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise TypeError(f"Expected `targets` to be an integer tensor of target classes but got dtype {targets.dtype}.")
+    check_integer_tensor("targets", targets)
     if targets.ndim not in (1, 2) or len(targets) != len(logits) or targets.numel() == 0:
         raise ValueError(
             f"Expected `targets` to have shape ({len(logits)},) or ({len(logits)}, T), target classes for each sample, "
@@ -131,18 +130,18 @@ def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:
 
 
 def _other_classes(preds: Tensor, num_classes: int) -> Tensor:
-    """All classes but one for each sample, shape ``(N, num_classes - 1)``."""
+    """List all classes but the predicted one for each sample, shape ``(N, num_classes - 1)``."""
     classes = torch.arange(num_classes - 1, device=preds.device)
     return classes + (classes >= preds)
 
 
 def _uniform_in_unit_ball(shape: tuple[int, ...], p: float) -> Tensor:
-    """Points drawn uniformly from the unit ball of a p-norm in all but the first dimension."""
+    """Draw points uniformly from the unit ball of the p-norm; the first dimension counts the points."""
     num_points, num_dims = shape[0], math.prod(shape[1:])
     if p == math.inf:
         return torch.empty(shape).uniform_(-1, 1)
     if p == 1:
-        # Exponential numbers divided by the sum of one more of them are uniform in the corner of the ball
+        # Exponential variables, divided by their sum with one more, are uniform in the positive part of the ball
         lengths = torch.empty(num_points, num_dims + 1).exponential_()
         signs = torch.randint(2, (num_points, num_dims)) * 2 - 1
         return (signs * lengths[:, :-1] / lengths.sum(dim=1, keepdim=True)).reshape(shape)
@@ -153,11 +152,11 @@ def _uniform_in_unit_ball(shape: tuple[int, ...], p: float) -> Tensor:
 def _largest_gradients(
     model: Callable[..., Any], x: Tensor, preds: Tensor, classes: Tensor, offsets: Tensor, p: float, space: InputSpace
 ) -> Tensor:
-    """Largest gradient norm of each margin over the points around each sample, shape ``(N, T)``."""
+    """Compute the largest gradient norm of each margin over the points around each sample, shape ``(N, T)``."""
     points = (x.unsqueeze(1) + offsets / space.scale(x)).flatten(0, 1)
     if space.low is not None or space.high is not None:
         points = space.normalize(space.unnormalize(points).clamp(space.low, space.high))
-    jacobian = Jacobian(model, points, space)
+    jacobian = InputJacobian(model, points, space)
     predicted = functional.one_hot(preds.squeeze(1), jacobian.logits.shape[1])
     largest = []
     for target in classes.unbind(dim=1):

@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Complex numbers of the transform that are held at a time
+# Complex numbers of the transform that are held in memory at a time
 _CHUNK = 2**22
 
 Pads = list[tuple[int, int]]
 
 
 def convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
-    """Spectral norm of a convolution in 1, 2 or 3 dimensions.
+    """Compute the spectral norm of a convolution in 1, 2 or 3 dimensions.
 
-    Exact for circular padding that keeps the size, and for kernels of size 1. Otherwise an upper bound: zero padding
-    leaves out rows and columns of a larger circular convolution, and padding by copies stretches the input first.
+    It is exact for circular padding that keeps the size, and for kernels of size 1. Otherwise it is an upper bound:
+    zero padding selects rows and columns of a larger circular convolution, and padding by copies stretches the input.
 
     Args:
-        options: What holds weight, stride, padding, dilation, groups and maybe padding_mode as attributes.
-        x: An input, of shape ``(..., C, *sizes)``.
-        y: The output for it.
+        options: Object with the attributes weight, stride, padding, dilation, groups and perhaps padding_mode.
+        x: An input of shape ``(..., C, *sizes)``.
+        y: The output for this input.
 
     Returns:
         The norm, and whether it is exact.
@@ -45,7 +45,7 @@ def convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
 
 
 def transposed_convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
-    """Spectral norm of a transposed convolution: that of its adjoint, the convolution from its output to its input."""
+    """Compute the spectral norm of a transposed convolution as that of its adjoint, a convolution."""
     weight, stride, dilation, reach = _geometry(options)
     outputs, inputs = list(x.shape[-len(reach) :]), list(y.shape[-len(reach) :])
     sizes = _embedding_sizes(reach, inputs, outputs, _pads(options.padding, reach), stride)
@@ -53,13 +53,13 @@ def transposed_convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[flo
 
 
 def padding_norm(size: int, pads: tuple[int, int], mode: str) -> float:
-    """Spectral norm of padding one dimension by copies: the root of how often a position is repeated at most."""
+    """Compute the spectral norm of padding one dimension by copies: the root of the largest number of copies."""
     positions = functional.pad(torch.arange(size).double().reshape(1, 1, -1), pads, mode=mode)
     return math.sqrt(positions.long().flatten().bincount().max().item())
 
 
 def _geometry(options: Any) -> tuple[Tensor, list[int], list[int], list[int]]:
-    """Weight, stride, dilation, and how far a kernel reaches beyond its first tap."""
+    """Return weight, stride, dilation, and how far the kernel reaches beyond its first tap."""
     weight = options.weight.detach().cpu().double()
     num_dims = weight.ndim - 2
     stride, dilation = per_dimension(options.stride, num_dims), per_dimension(options.dilation, num_dims)
@@ -67,7 +67,7 @@ def _geometry(options: Any) -> tuple[Tensor, list[int], list[int], list[int]]:
 
 
 def per_dimension(value: int | Sequence[int], num_dims: int) -> list[int]:
-    """One number for each dimension, of what may be a single one for all."""
+    """Return one number per dimension, where a single one may be given for all."""
     values = [value] if isinstance(value, int) else list(value)
     return values * num_dims if len(values) == 1 else values
 
@@ -81,10 +81,10 @@ def _pads(padding: str | int | Sequence[int], reach: list[int]) -> Pads:
 def _embedding_sizes(
     reach: list[int], inputs: list[int], outputs: list[int], pads: Pads, stride: list[int]
 ) -> list[int]:
-    """Sizes of a circular convolution whose matrix has that of a zero-padded one as a part.
+    """Find sizes of a circular convolution whose matrix contains that of the zero-padded one.
 
-    What lies beyond the input must not wrap around into it, no two outputs coincide, and the stride divide the size.
-    Where the kernel has size 1 all frequencies are alike, so that the smallest size does.
+    The padding must not wrap around into the input, no two outputs may coincide, and the stride must divide the size.
+    With a kernel of size 1 all frequencies are alike, so the smallest size is enough.
     """
     return [
         math.ceil(max(n + max(p), (m - 1) * s + 1) / s) * s if r else s
@@ -93,9 +93,9 @@ def _embedding_sizes(
 
 
 def _circular_norm(weight: Tensor, groups: int, sizes: list[int], stride: list[int], dilation: list[int]) -> float:
-    """Largest singular value of a circular convolution whose stride divides its sizes.
+    """Compute the largest singular value of a circular convolution whose stride divides its sizes.
 
-    The Fourier transform makes it block-diagonal: one matrix of output by input channels for each frequency. A stride
+    The Fourier transform makes it block-diagonal, with one matrix of output by input channels per frequency. A stride
     of s adds up the s frequencies that are size / s apart: their matrices stand side by side, divided by sqrt(s).
     """
     num_outputs, num_inputs = weight.shape[:2]
@@ -117,5 +117,5 @@ def _circular_norm(weight: Tensor, groups: int, sizes: list[int], stride: list[i
 
 
 def _grid(sizes: list[int]) -> Tensor:
-    """All combinations of indices, shape ``(product of sizes, number of sizes)``."""
+    """List all combinations of indices, shape ``(product of sizes, number of sizes)``."""
     return torch.cartesian_prod(*(torch.arange(n, dtype=torch.double) for n in sizes)).reshape(-1, len(sizes))

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -8,35 +8,33 @@ from lightning_robustness.functional.fisher_estimators import (
     FisherComponents,
     blackbox,
     exact,
-    hutchinson,
     lanczos,
     power,
+    rayleigh,
 )
-from lightning_robustness.functional.jacobian import Jacobian, check_samples_are_independent
-from lightning_robustness.utilities.checks import check_integer
+from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
+from lightning_robustness.utilities.checks import check_integer, check_number, check_option
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
 
-FisherMethod = Literal["auto", "exact", "lanczos", "power", "hutchinson", "blackbox"]
+FisherMethod = Literal["auto", "exact", "lanczos", "power", "rayleigh", "blackbox"]
+Distribution = Literal["gaussian", "rademacher"]
 
-# Up to so many classes, a vector-Jacobian product for each is cheaper than the iteration
+# Up to this many classes, one vector-Jacobian product per class is cheaper than the iteration
 _EXACT_UP_TO_CLASSES = 12
-# Numbers of a Jacobian that are held at a time
+# Entries of Jacobians that are held in memory at a time
 _JACOBIAN_NUMBERS = 2**25
 
 
 def _check_arguments(method: FisherMethod, tolerance: float, counts: dict[str, int | None], distribution: str) -> None:
-    if method not in get_args(FisherMethod):
-        raise ValueError(f"Expected argument `method` to be one of {get_args(FisherMethod)} but got {method!r}.")
-    if not tolerance >= 0:
-        raise ValueError(f"Expected argument `tolerance` to be non-negative but got {tolerance}.")
+    check_option("method", method, FisherMethod)
+    check_option("distribution", distribution, Distribution)
+    check_number("tolerance", tolerance)
     for name, count in counts.items():
         if count is not None:
             check_integer(name, count, minimum=1)
-    if distribution not in ("gaussian", "rademacher"):
-        raise ValueError(f"Expected argument `distribution` to be 'gaussian' or 'rademacher' but got {distribution!r}.")
 
 
 @overload
@@ -61,7 +59,7 @@ def fisher_spectral_norm(
 ) -> FisherComponents: ...
 
 
-def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the options, which would stand there thrice
+def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the options rather than repeat them
     model: Callable[..., Any],
     x: Tensor,
     method: FisherMethod = "auto",
@@ -70,7 +68,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
     tolerance: float = 1e-6,
     max_steps: int = 100,
     num_directions: int = 20,
-    distribution: Literal["gaussian", "rademacher"] = "gaussian",
+    distribution: Distribution = "gaussian",
     rayleigh_ritz: bool = True,
     chunk_size: int | None = None,
     seed: int = 0,
@@ -89,36 +87,36 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
 
     Args:
         model: Callable from inputs of shape ``(N, ...)`` to logits of shape ``(N, K)``.
-        x: Floating point tensor of inputs, of any shape ``(N, ...)``.
-        method: ``"exact"`` takes K vector-Jacobian products, for all samples at once, and an eigenvalue problem of
-            size K. ``"lanczos"`` takes one product with :math:`J` and one with :math:`J^T` a step, few of which are
-            needed, whatever K is. ``"power"`` is power iteration with the same products. ``"hutchinson"``, the largest
-            Rayleigh quotient of random vectors, is a lower bound that is often far too low.
-            ``"blackbox"`` is a lower bound from forward passes alone. ``"auto"`` is exact for up to 12 classes, and
-            Lanczos above.
-        input_space: What the inputs mean; values are in un-normalised units, and inputs outside of its range are
-            refused. By default inputs are taken as they are.
-        tolerance: Relative error at which ``"lanczos"`` stops for a sample, by its estimate from the residual, and
-            relative change still to come at which ``"power"`` stops.
+        x: Floating point tensor of inputs as the model sees them, of any shape ``(N, ...)``.
+        method: ``"exact"`` takes K vector-Jacobian products, for all samples at once, and solves an eigenvalue problem
+            of size K. ``"lanczos"`` takes one product with :math:`J` and one with :math:`J^T` per step, and needs few
+            steps regardless of K. ``"power"`` is power iteration with the same products, the paper's Algorithm 1.
+            ``"rayleigh"`` is the paper's Algorithm 2, the largest Rayleigh quotient of random vectors, a lower bound
+            that is often far too low. ``"blackbox"`` is a lower bound from forward passes alone. ``"auto"`` is exact
+            for up to 12 classes, and Lanczos above.
+        input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
+            Results are in un-normalised units.
+        tolerance: Relative error, estimated from the residual, at which ``"lanczos"`` stops for a sample, and relative
+            change still to come at which ``"power"`` stops.
         max_steps: Largest number of their steps.
-        num_directions: Number of random vectors of ``"hutchinson"`` and ``"blackbox"``.
-        distribution: What the random vectors of ``"hutchinson"`` are drawn from.
+        num_directions: Number of random vectors of ``"rayleigh"`` and ``"blackbox"``.
+        distribution: Distribution of the random vectors of ``"rayleigh"``.
         rayleigh_ritz: Whether ``"blackbox"`` takes the largest value on the span of its directions, instead of the
             largest of their values, from the same forward passes. It is never lower.
-        chunk_size: Number of samples to work on at a time, which bounds memory. By default, all for the matrix-free
-            methods, and for ``"exact"`` so many that their Jacobians hold at most 2^25 numbers.
-        seed: Seed of the random vectors, which are the same for each sample.
-        return_components: Whether to return the error bound and the number of products too, and what the method has
-            besides: with ``"exact"``, the trace of G, the norm of J and the local Lipschitz constant.
+        chunk_size: Number of samples to process at a time, which bounds memory. By default, all for the matrix-free
+            methods, and for ``"exact"`` as many as have Jacobians of at most 2^25 entries together.
+        seed: Seed of the random vectors, which are the same for all samples.
+        return_components: Whether to also return the error bound, the number of products and the by-products of the
+            method: with ``"exact"``, the trace of G, the norm of J and the local Lipschitz constant.
 
     Returns:
-        Tensor of shape ``(N,)``, float64 for float64 inputs and float32 otherwise; or :class:`FisherComponents`, with
+        Tensor of shape ``(N,)``, float64 for float64 inputs and float32 otherwise; or :class:`FisherComponents` of
         such tensors.
 
     Raises:
         TypeError: If the inputs are not floating point.
-        ValueError: If the logits are not finite or not of shape ``(N, K)``, a sample's depend on other samples, inputs
-            are outside the range, or an argument is not as described.
+        ValueError: If the logits are not finite, not of shape ``(N, K)`` or depend on other samples, inputs are outside
+            the range, or an argument is not as described.
         RuntimeError: If the model can be differentiated neither twice nor in forward mode, which ``"lanczos"`` and
             ``"power"`` need.
 
@@ -127,7 +125,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         >>> from lightning_robustness.functional import fisher_spectral_norm
         >>> model = torch.nn.Linear(2, 2, bias=False)
         >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0], [0.0, 0.0]]))
-        >>> fisher_spectral_norm(model, torch.tensor([[0.0, 0.0], [1.0, 5.0]]))
+        >>> fisher_spectral_norm(model, torch.tensor([[0.0, 0.0], [1.0, 0.5]]))
         tensor([1.0000, 0.4200])
         >>> fisher_spectral_norm(model, torch.zeros(1, 2), return_components=True).jacobian_norm
         tensor([2.])
@@ -135,13 +133,13 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
     """
     counts = {"max_steps": max_steps, "num_directions": num_directions, "chunk_size": chunk_size}
     _check_arguments(method, tolerance, counts, distribution)
-    space = InputSpace(low=None, high=None) if input_space is None else input_space
+    space = input_space or InputSpace()
     space.check(x)
     estimators: dict[str, Callable[[Tensor], FisherComponents]] = {
-        "exact": lambda x: exact(Jacobian(model, x, space)),
-        "lanczos": lambda x: lanczos(lambda x: Jacobian(model, x, space, twice=True), x, tolerance, max_steps),
-        "power": lambda x: power(Jacobian(model, x, space, twice=True), tolerance, max_steps),
-        "hutchinson": lambda x: hutchinson(Jacobian(model, x, space), num_directions, distribution, seed),
+        "exact": lambda x: exact(InputJacobian(model, x, space)),
+        "lanczos": lambda x: lanczos(lambda x: InputJacobian(model, x, space, twice=True), x, tolerance, max_steps),
+        "power": lambda x: power(InputJacobian(model, x, space, twice=True), tolerance, max_steps),
+        "rayleigh": lambda x: rayleigh(InputJacobian(model, x, space), num_directions, distribution, seed),
         "blackbox": lambda x: blackbox(model, x, space, num_directions, rayleigh_ritz, seed),
     }
     with sandbox(model, x, seed=seed) as (x,):
@@ -161,7 +159,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
 
 
 def _join(values: tuple[Any, ...], dtype: torch.dtype) -> Any:
-    """Join what the chunks have of one component, if they have it."""
+    """Join the chunks of one component, or return None where the method does not have it."""
     if values[0] is None:
         return None
     joined = torch.cat(values)

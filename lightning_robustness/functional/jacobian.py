@@ -10,75 +10,86 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.logits import check_finite, compute_logits
+from lightning_robustness.utilities.logits import check_differentiable, check_finite, compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
 
 
-class Jacobian:
-    """Jacobian J of the logits with respect to the un-normalised inputs, as an operator; use it in the sandbox.
+class InputJacobian:
+    """Jacobian J of the logits with respect to the un-normalised inputs, one K x n matrix per sample.
+
+    One object holds one forward pass, so everything that is computed from it shares that pass, and everything that
+    needs all of J shares the K backward passes of ``rows``. To be used inside the sandbox.
 
     Args:
         model: Callable from inputs of shape ``(N, ...)`` to logits of shape ``(N, K)``.
         x: Inputs as the model sees them.
-        input_space: What they mean; with its ``std`` s, the chain rule divides derivatives by s.
+        space: Range and normalisation of the inputs; derivatives are divided by its ``std``.
+        create_graph: Whether ``logits``, ``rows`` and ``transposed_product`` can be differentiated themselves, for a
+            training loss. ``gram_product`` never can.
         twice: Whether ``gram_product`` will be used, which differentiates twice.
 
     Raises:
-        ValueError: If the logits are not finite, do not depend on the inputs, or depend on those of other samples.
+        ValueError: If the logits do not depend on the inputs or, unless ``create_graph``, are not finite.
 
     """
 
-    def __init__(self, model: Callable[..., Any], x: Tensor, input_space: InputSpace, twice: bool = False) -> None:
-        scale = input_space.scale(x)
+    def __init__(
+        self, model: Callable[..., Any], x: Tensor, space: InputSpace, create_graph: bool = False, twice: bool = False
+    ) -> None:
+        scale = space.scale(x)
         self._function = lambda perturbation: compute_logits(model, x + perturbation / scale)
         self._perturbation = torch.zeros_like(x).requires_grad_()
-        # The fused kernels of attention cannot be differentiated twice
-        with sdpa_kernel(SDPBackend.MATH) if twice else nullcontext():
+        self._create_graph = create_graph
+        # The fused attention kernels cannot be differentiated twice
+        with sdpa_kernel(SDPBackend.MATH) if twice or create_graph else nullcontext():
             self._logits = self._function(self._perturbation)
-            if not self._logits.requires_grad:
-                raise ValueError(
-                    "Expected logits that can be differentiated but the model cuts the graph, by `detach`, `no_grad` "
-                    "or another framework. `fisher_spectral_norm(..., method='blackbox')` needs forward passes only."
-                )
+        check_differentiable(self._logits, "use `fisher_spectral_norm(..., method='blackbox')`, without gradients")
+        if not create_graph:  # in training, a NaN is a matter for the loss
             check_finite(self._logits)
+        self._rows: Tensor | None = None
         self._transposed: tuple[Tensor, Tensor] | None = None
         self._ways = [self._product_by_double_backward, self._product_by_forward_mode]
 
     @property
     def rounding(self) -> float:
-        """Relative error of products, roughly."""
+        """Approximate relative error of the products."""
         return 10 * torch.finfo(self._logits.dtype).eps
 
     @property
     def logits(self) -> Tensor:
-        """Logits of shape ``(N, K)``, float32 or wider, without a graph."""
-        return self._logits.detach().to(at_least_float32(self._logits.dtype))
+        """Logits of shape ``(N, K)``, float32 or wider."""
+        logits = self._logits if self._create_graph else self._logits.detach()
+        return logits.to(at_least_float32(logits.dtype))
+
+    def rows(self) -> Tensor:
+        """Return J itself, shape ``(N, K, n)``, from one backward pass per class; computed once and kept."""
+        if self._rows is None:
+            rows = [self._gradient(logit.sum(), None, self._create_graph) for logit in self._logits.unbind(dim=1)]
+            self._rows = torch.stack(rows, dim=1).to(self.logits.dtype)
+        return self._rows
 
     def transposed_product(self, u: Tensor) -> Tensor:
         """Compute J^T u for u of shape ``(N, K)``, as a tensor of shape ``(N, n)``."""
-        # A scale for each sample, since half precision cannot hold the tiny weights of confident samples
-        size = u.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(u.dtype).tiny)
-        (product,) = torch.autograd.grad(
-            self._logits, self._perturbation, (u / size).to(self._logits.dtype), retain_graph=True
-        )
-        return product.flatten(1).to(u.dtype) * size
+        return self._transposed_product(u, self._create_graph)
 
     def gram_product(self, u: Tensor) -> Tensor:
-        """Compute J J^T u for u of shape ``(N, K)``, as a tensor of the same shape.
+        """Compute J J^T u for u of shape ``(N, K)``, as a tensor of the same shape, without a graph.
 
         Raises:
             RuntimeError: If the model can be differentiated neither twice nor in forward mode.
 
         """
-        v = self.transposed_product(u)
+        v = self._transposed_product(u.detach(), create_graph=False)
         squared_norm = v.square().sum(dim=1)
-        size = v.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
+        size = _size(v)
         direction = (v / size).to(self._perturbation.dtype).view_as(self._perturbation)
+        if self._create_graph:
+            return self._product_by_double_backward(direction).to(v.dtype) * size
         cause: Exception | None = None
         while self._ways:
             try:
                 result = self._ways[0](direction).to(v.dtype) * size
-                # An operation may drop, without an error, what it cannot differentiate. u J J^T u shows it.
+                # Some operations silently drop derivatives that they do not support; u^T J J^T u reveals it
                 tolerance = 10 * torch.finfo(self._logits.dtype).eps ** 0.5
                 if (((u * result).sum(dim=1) - squared_norm).abs() <= tolerance * squared_norm).all():
                     return result
@@ -89,30 +100,37 @@ class Jacobian:
             del self._ways[0]
         raise RuntimeError(
             "The model has operations that can be differentiated neither twice nor in forward mode. Use "
-            "`method='exact'` or `method='hutchinson'`, which need first derivatives only."
+            "`method='exact'` or `method='rayleigh'`, which need first derivatives only."
         ) from cause
 
-    def rows(self) -> Tensor:
-        """Compute J itself, shape ``(N, K, n)``."""
-        rows = []
-        for k in range(self._logits.shape[1]):
-            (row,) = torch.autograd.grad(self._logits[:, k].sum(), self._perturbation, retain_graph=True)
-            rows.append(row.flatten(1))
-        return torch.stack(rows, dim=1).to(self.logits.dtype)
+    def _gradient(self, outputs: Tensor, weights: Tensor | None, create_graph: bool) -> Tensor:
+        (gradient,) = torch.autograd.grad(
+            outputs, self._perturbation, weights, retain_graph=True, create_graph=create_graph
+        )
+        return gradient.flatten(1)
+
+    def _transposed_product(self, u: Tensor, create_graph: bool) -> Tensor:
+        # Scaled per sample, since half precision cannot hold the tiny weights of confident samples
+        size = _size(u)
+        return self._gradient(self._logits, (u / size).to(self._logits.dtype), create_graph).to(u.dtype) * size
 
     def _product_by_double_backward(self, v: Tensor) -> Tensor:
         # J^T u is linear in u, and its derivative with respect to u, transposed, is J
         if self._transposed is None:
             u = torch.zeros_like(self._logits).requires_grad_()
-            (product,) = torch.autograd.grad(self._logits, self._perturbation, u, create_graph=True)
-            self._transposed = u, product
+            self._transposed = u, self._gradient(self._logits, u, create_graph=True)
         u, product = self._transposed
-        return torch.autograd.grad(product, u, v, retain_graph=True)[0]
+        return torch.autograd.grad(product, u, v.flatten(1), retain_graph=True)[0]
 
     def _product_by_forward_mode(self, v: Tensor) -> Tensor:
         with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
             dual = forward_ad.unpack_dual(self._function(forward_ad.make_dual(self._perturbation.detach(), v)))
             return torch.zeros_like(self._logits) if dual.tangent is None else dual.tangent
+
+
+def _size(vectors: Tensor) -> Tensor:
+    """Largest absolute entry of each row, to divide by."""
+    return vectors.detach().abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
 
 
 def check_samples_are_independent(model: Callable[..., Any], x: Tensor) -> None:
@@ -130,7 +148,7 @@ def check_samples_are_independent(model: Callable[..., Any], x: Tensor) -> None:
         return
     weights = torch.arange(1, len(first) + 1, device=first.device, dtype=first.dtype)
     (gradient,) = torch.autograd.grad((first * weights).sum(), pair, allow_unused=True)
-    if gradient is not None and gradient[1].nan_to_num().any():  # NaN is found with the logits
+    if gradient is not None and gradient[1].nan_to_num().any():  # NaN is reported by the check of the logits
         raise ValueError(
             "Expected a model that treats each sample by itself but the logits of one depend on another. Does a "
             "BatchNorm use the statistics of the batch (in train mode, or with `track_running_stats=False`)? If the "

@@ -4,7 +4,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_robustness.functional.jacobian import Jacobian, check_samples_are_independent
+from lightning_robustness.functional.fisher_operator import FisherOperator
+from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
@@ -18,15 +19,17 @@ def lipschitz_constant(
     .. math::
         L(x) = \max_k \|\nabla_x p_k(x)\|_2 \quad p = \operatorname{softmax}(z(x))
 
-    Where :math:`z` are the logits and :math:`k` runs over the classes. It takes one forward pass and a backward pass
-    for each class, for the whole batch at once, in eval mode. A saturated sample has a value near 0, which says that
-    probabilities don't change nearby, not that no adversarial example exists.
+    Where :math:`z` are the logits and :math:`k` runs over the classes. It takes one forward pass and one backward pass
+    per class, for the whole batch at once, in eval mode. A saturated sample has a value near 0, which says that
+    probabilities don't change nearby, not that no adversarial example exists. The exact method of
+    :func:`~lightning_robustness.functional.fisher_spectral_norm` returns the same values as a by-product.
 
     Args:
         model: Callable from inputs to logits, or to an output that holds them.
         x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
-        input_space: What the inputs mean; values are in un-normalised units. By default inputs are taken as they are.
-        seed: Seed of the random state, for models that draw numbers also in eval mode.
+        input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
+            Results are in un-normalised units.
+        seed: Seed of the random state, for models that draw random numbers even in eval mode.
 
     Returns:
         Tensor of shape ``(N,)``, float64 for float64 logits and float32 otherwise.
@@ -41,23 +44,21 @@ def lipschitz_constant(
         >>> from lightning_robustness.functional import lipschitz_constant
         >>> model = torch.nn.Linear(3, 2, bias=False)
         >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
-        >>> lipschitz_constant(model, torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]]))
-        tensor([5.0000e-01, 3.0460e-08])
+        >>> lipschitz_constant(model, torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+        tensor([0.5000, 0.2100])
 
     """
-    space = InputSpace(low=None, high=None) if input_space is None else input_space
+    space = input_space or InputSpace()
     space.check(x)
     with sandbox(model, x, seed=seed) as (x,):
         if len(x) == 0:
             return torch.zeros(0, dtype=at_least_float32(x.dtype), device=x.device)
         check_samples_are_independent(model, x)
-        jacobian = Jacobian(model, x, space)
-        p = jacobian.logits.softmax(dim=1)
+        jacobian = InputJacobian(model, x, space)
+        operator = FisherOperator(jacobian)
         norms = []
-        for k in range(p.shape[1]):
-            # Derivative of p_k by the logits, p_k (e_k - p), with 1 - p_k as a sum that does not cancel
-            others = p.index_fill(1, torch.tensor([k], device=p.device), 0.0)
-            derivative = (-others).index_copy(1, torch.tensor([k], device=p.device), others.sum(dim=1, keepdim=True))
-            gradient = jacobian.transposed_product(derivative)
-            norms.append(torch.linalg.vector_norm(gradient, dim=1) * p[:, k])
-    return torch.stack(norms).amax(dim=0)
+        for k, root in enumerate(operator.sqrt_p.unbind(dim=1)):
+            unit = torch.zeros_like(operator.p).index_fill(1, torch.tensor([k], device=x.device), 1.0)
+            # (L J)^T e_k = sqrt(p_k) grad log p_k, and p_k grad log p_k is the gradient of p_k
+            norms.append(root * torch.linalg.vector_norm(operator.transposed_product(unit), dim=1))
+    return torch.stack(norms).amax(dim=0).to(jacobian.logits.dtype)

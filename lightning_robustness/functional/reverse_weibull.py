@@ -1,4 +1,4 @@
-"""Maximum likelihood fit of the reverse Weibull distribution, the law of maxima of bounded values."""
+"""Maximum likelihood fit of the reverse Weibull distribution, that of maxima of bounded values."""
 
 import math
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Below a shape of 1 the likelihood has no maximum. Towards infinity the law becomes one without an end: fits to less
-# than some hundred values often run away there, and the location with them.
+# Below a shape of 1 the likelihood has no maximum. As the shape grows, the distribution approaches one without an end
+# point: fits to fewer than a few hundred values often diverge that way, and the location with them.
 _SHAPES = (1.0, 20.0)
-# Distances from the largest value to the end of the law that are tried first, in standard deviations
+# Grid of distances from the largest value to the end point, in standard deviations
 _DISTANCES = (1e-4, 1e3, 24)
 
 
@@ -18,7 +18,7 @@ class ReverseWeibull(NamedTuple):
     r"""Parameters of :math:`F(v) = \exp(-((a - v) / b)^c)` for :math:`v < a`.
 
     Args:
-        location: The end a of the law, which no value exceeds.
+        location: The end point a, which no value exceeds.
         scale: The scale b.
         shape: The shape c.
 
@@ -30,11 +30,11 @@ class ReverseWeibull(NamedTuple):
 
 
 def fit_reverse_weibull(values: Tensor) -> ReverseWeibull:
-    """Fit the law to the last dimension of a tensor, for all others at once, in float64 on the CPU.
+    """Fit the distribution along the last dimension of a tensor, for all others at once, in float64 on the CPU.
 
-    For a given location the likelihood has one maximum over shape and scale, so that a search over locations remains:
-    on a grid, then by golden sections. The shape is kept between 1 and 20. Where the values are equal up to
-    rounding, they are the location.
+    For a given location the likelihood has one maximum over shape and scale, so only the location is searched: on a
+    grid, then by golden sections. The shape is kept between 1 and 20. If the values are equal up to rounding, they are
+    the location.
 
     Args:
         values: Floating point tensor of shape ``(..., n)``.
@@ -65,7 +65,7 @@ def fit_reverse_weibull(values: Tensor) -> ReverseWeibull:
 
 
 def _profile(depths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Largest mean log likelihood of a Weibull distribution, and the scale and shape where it is attained."""
+    """Maximise the mean log likelihood of a Weibull distribution, and return it with the scale and shape."""
     logs = depths.log()
     mean = logs.mean(dim=-1, keepdim=True)
     # Newton's method for 1 / c = E_c[log] - E[log], where E_c weights values by their c-th power; the start is the
@@ -81,7 +81,7 @@ def _profile(depths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _golden_section(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
-    """Where a function is largest between two ends."""
+    """Find the maximum of a function between two ends."""
     ratio = (math.sqrt(5) - 1) / 2
     for _ in range(20):
         left, right = high - ratio * (high - low), low + ratio * (high - low)

@@ -1,4 +1,4 @@
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,22 +13,16 @@ from lightning_robustness.functional.class_statistics import (
     pairwise_distances,
     warn_if_unseparated,
 )
-from lightning_robustness.utilities.checks import check_features_and_preds
+from lightning_robustness.utilities.checks import check_features_and_preds, check_option
 
 
 class ROBYComponents(NamedTuple):
-    """ROBY, FSA, FSD, and the value of each pair of populated classes, not normalised, as in ``torch.triu_indices``."""
+    """ROBY, FSA, FSD, and the unnormalised values of the pairs of populated classes, as in ``torch.triu_indices``."""
 
     roby: Tensor
     fsa: Tensor
     fsd: Tensor
     pairs: Tensor
-
-
-def _check_normalization(normalization: Normalization) -> None:
-    allowed = get_args(Normalization)
-    if normalization not in allowed:
-        raise ValueError(f"Expected argument `normalization` to be one of {allowed} but got {normalization!r}.")
 
 
 def _roby_compute(statistics: ClassStatistics, p: float, normalization: Normalization) -> ROBYComponents:
@@ -49,7 +43,7 @@ def _roby_compute(statistics: ClassStatistics, p: float, normalization: Normaliz
 
 def _components(features: Tensor, preds: Tensor, p: float, normalization: Normalization) -> ROBYComponents:
     check_p(p)
-    _check_normalization(normalization)
+    check_option("normalization", normalization, Normalization)
     features = check_features_and_preds(features, preds)
     statistics = class_statistics(features, preds, p)
     return ROBYComponents(*(value.to(statistics.dtype) for value in _roby_compute(statistics, p, normalization)))
@@ -68,18 +62,18 @@ def roby(features: Tensor, preds: Tensor, p: float = 2.0, normalization: Normali
         \text{FSD}_{ij} = \|c_i - c_j\|_p
 
     Where :math:`N_k` are the features of the samples that are predicted as class :math:`k`, :math:`c_k` is their mean,
-    and norm maps the values of all pairs to [0, 1] by their minimum and maximum (to 0 where they are equal, as with
-    two classes, for which ``normalization="none"`` is the one that tells something). Classes that no sample is
-    predicted as do not count. With fewer than two others, ROBY is 1, its worst.
+    and norm maps the values of all pairs to [0, 1] by their minimum and maximum, or to 0 if they are all equal. That is
+    always so with two classes, for which only ``normalization="none"`` is informative. Classes without samples
+    predicted as them do not count. With fewer than two populated classes, ROBY is 1, its worst value.
 
     Args:
-        features: Floating point tensor of shape ``(N, D)``, what enters the classifier head; dimensions after the
+        features: Floating point tensor of shape ``(N, D)``, the input of the classifier head; dimensions after the
             first are flattened. Half precision is accumulated in float64.
         preds: Integer tensor of shape ``(N,)`` with the predicted labels, never the true ones.
         p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
         normalization: ``"pairs"`` normalises :math:`\text{ROBY}_{ij}`, as Algorithm 1 of the ROBY paper does;
-            ``"all"`` normalises :math:`\text{FSA}_k` and :math:`\text{FSD}_{ij}` before, as the RDI paper writes it;
-            ``"none"`` nothing, so that values of different networks have different scales.
+            ``"all"`` also normalises :math:`\text{FSA}_k` and :math:`\text{FSD}_{ij}` first, as the RDI paper does;
+            ``"none"`` normalises nothing, so values of different networks have different scales.
 
     Returns:
         Scalar tensor, float64 for float64 features and float32 otherwise.

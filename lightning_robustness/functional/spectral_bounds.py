@@ -21,12 +21,12 @@ from lightning_robustness.utilities.sandbox import sandbox
 
 @dataclass(frozen=True, repr=False)
 class SpectralBounds:
-    """Spectral norms of the layers of a network and the bound that they give for the whole; its text is a table.
+    """Spectral norms of the layers of a network and the resulting bound of the whole; prints as a table.
 
     Args:
-        rows: The layers, in the order in which they are run.
+        rows: The layers, in the order in which they run.
         bound: Upper bound of the network's Lipschitz constant, or None where it is unknown.
-        missing: What has no rule: names of layers, or why the network could not be followed.
+        missing: Names of layers without a rule, or the reason why the network could not be traced.
 
     """
 
@@ -56,11 +56,11 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
     .. math::
         \|z(x) - z(x')\|_2 \leq L \|x - x'\|_2 \quad \text{for all } x, x'
 
-    Where :math:`z` is the output of the network and :math:`L` the bound. It follows the network from the input, where
-    it is 1: a layer multiplies it by its spectral norm, a sum of branches, as in a residual block, adds up theirs, a
-    concatenation, as in a dense block, takes the root of the sum of their squares. A layer or function that has no
-    rule, such as attention, which is not Lipschitz at all, is named in the table; the bound is then unknown from there
-    on, never guessed. The model is in eval mode while it is followed.
+    Where :math:`z` is the output of the network and :math:`L` the bound. It is propagated from the input, where it is
+    1: a layer multiplies it by its spectral norm, a sum of branches, as in a residual block, adds their bounds, and a
+    concatenation, as in a dense block, takes the root of the sum of their squares. A layer or function without a rule,
+    such as attention, which is not Lipschitz at all, is named in the table; the bound is then unknown from there on,
+    never guessed. The model is evaluated in eval mode.
 
     Spectral norms are exact for dense layers, batch norm, average pooling, common activations, and convolutions with
     circular padding that keeps the size or kernels of size 1. They are upper bounds for other convolutions (that of a
@@ -72,7 +72,8 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
         model: The network; ``torch.fx`` must be able to trace it for a bound of the whole.
         x: Floating point tensor of shape ``(N, ...)``, an example of an input: sizes matter to convolutions, values
             don't.
-        input_space: What the input means; with a standard deviation, the bound is in un-normalised units.
+        input_space: Normalisation of the input, by default none; the bound is in un-normalised units. The range does
+            not matter.
 
     Returns:
         A table with ``rows``, the ``bound`` of the network and ``missing``, which can be printed.
@@ -104,13 +105,13 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
         raise TypeError(f"Expected `x` to be a floating point tensor but got dtype {x.dtype}.")
     if x.ndim == 0 or len(x) == 0:
         raise ValueError(f"Expected `x` to hold at least one example but got shape {tuple(x.shape)}.")
-    model = nn.Sequential(model) if is_layer(model) else model  # torch.fx would look into a single layer
+    model = nn.Sequential(model) if is_layer(model) else model  # torch.fx would trace into a single layer
     scale = 1.0 if input_space is None else 1 / input_space.scale(x).min().item()
     with sandbox(model, x[:1]) as (example,), torch.no_grad():
-        expected = find_logits(model(example.clone()))  # what it raises is the model's own
+        expected = find_logits(model(example.clone()))  # errors here are the model's own
         try:
             propagation = propagate(model, example.clone(), scale)
-        except Exception as error:  # whatever a model does with the stand-ins of a trace
+        except Exception as error:  # a model may do anything with the proxies of a trace
             reason = str(error).strip().splitlines() or [type(error).__name__]
             return _untraced(model, example, f"a network that torch.fx cannot trace ({reason[0]})")
         if not _same(expected, find_logits(propagation.result)):
@@ -125,7 +126,7 @@ def _same(expected: Tensor | None, result: Tensor | None) -> bool:
 
 
 def _untraced(model: nn.Module, x: Tensor, reason: str) -> SpectralBounds:
-    """Norms of the layers alone, as they are run."""
+    """Compute the norms of the layers in the order in which they run, without a bound of the network."""
     rows: list[SpectralRow] = []
 
     def hook(name: str) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Spectral norms of layers: one rule for each kind of layer that has one."""
+"""Spectral norms of layers, with one rule per kind of layer."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class SpectralNorm(NamedTuple):
 
     Args:
         value: The factor, or an upper bound of it.
-        exact: Whether inputs come as close to it as one likes.
+        exact: Whether it is the factor, rather than a bound.
 
     """
 
@@ -33,13 +33,13 @@ Rule = Callable[[Any, Tensor, Tensor], "SpectralNorm | None"]
 
 
 def layer_spectral_norm(kind: str, options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
-    """Spectral norm of a layer, or None where there is no rule for it.
+    """Compute the spectral norm of a layer, or None if there is no rule for it.
 
     Args:
         kind: Name of a module's class or of a function, in lower case, without underscores and dimensions: ``conv``.
-        options: What holds the layer's arguments as attributes, a module or a namespace, or None.
+        options: Module or namespace with the layer's arguments as attributes, or None.
         x: An input of shape ``(N, ...)``.
-        y: The output for it.
+        y: The output for this input.
 
     """
     if kind in _LIPSCHITZ_CONSTANTS:
@@ -48,7 +48,7 @@ def layer_spectral_norm(kind: str, options: Any, x: Tensor, y: Tensor) -> Spectr
 
 
 def matrix_spectral_norm(matrix: Tensor) -> float:
-    """Largest singular value of a matrix."""
+    """Compute the largest singular value of a matrix."""
     return torch.linalg.matrix_norm(_wide(matrix), ord=2).item() if matrix.numel() else 0.0
 
 
@@ -81,7 +81,7 @@ def _running_scale(options: Any) -> SpectralNorm:
 
 
 def _layer_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
-    """For all inputs: what they are divided by can be as small as sqrt(eps)."""
+    """Bound the norm over all inputs: the divisor can be as small as sqrt(eps)."""
     weight = options.weight
     eps = torch.finfo(x.dtype).eps if options.eps is None else options.eps
     scale = 1.0 if weight is None else _wide(weight).abs().max().item()
@@ -95,7 +95,7 @@ def _instance_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
 
 
 def _max_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
-    """The root of the number of windows that an input lies in: each of them can pass its change on."""
+    """Take the root of the number of windows that an input is in: each of them can pass on its change."""
     num_dims = x.ndim - 2
     windows = 1
     for k, s, d, m in zip(
@@ -110,7 +110,7 @@ def _max_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
 
 
 def _avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
-    """Average pooling is a Kronecker product of matrices, one for each dimension."""
+    """Multiply the norms of all dimensions: average pooling is a Kronecker product of one matrix per dimension."""
     num_dims = x.ndim - 2
     if getattr(options, "divisor_override", None):
         return None
@@ -161,7 +161,7 @@ def _dropout(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
 
 
 def _log_softmax(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
-    """The Jacobian 1 - 1 p^T is a projection, of the norm of 1 p^T, which is at most the root of the classes."""
+    """Bound the Jacobian I - 1 p^T, a projection with the norm of 1 p^T, at most the root of the number of classes."""
     return SpectralNorm(math.sqrt(max(x.shape)), exact=False)
 
 

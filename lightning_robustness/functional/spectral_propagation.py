@@ -1,4 +1,4 @@
-"""A bound that follows a traced network from its input: products along layers, rules where branches meet."""
+"""Propagate a bound through a traced network: products along layers, rules where branches meet."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _EXTREMES = {"maximum", "minimum"}
 _PRODUCTS = {"mul", "multiply", "div", "truediv", "matmul", "mm"}
 _COPIES = {"expand", "expandas", "repeat", "tile", "broadcastto"}
 _REDUCTIONS = {"mean", "sum", "amax", "amin"}
-# Rearranging or leaving out numbers does not increase a distance, and is not worth a row
+# Rearranging or dropping numbers does not increase a distance, and is not worth a row
 _SHAPES = {
     *("view", "reshape", "permute", "transpose", "t", "adjoint", "squeeze", "unsqueeze", "movedim", "swapaxes"),
     *("contiguous", "clone", "detach", "to", "float", "double", "half", "bfloat16", "flip", "roll"),
@@ -51,25 +51,25 @@ class SpectralRow(NamedTuple):
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether a module is one of torch's own; a subclass with a ``forward`` of its own is followed instead."""
+    """Return whether a module is one of torch's own; a subclass with its own ``forward`` is traced instead."""
     written_in = getattr(type(module).forward, "__module__", None) or ""
     return written_in.startswith("torch.nn.") and not isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
 
 
 def module_kind(module: nn.Module) -> tuple[str, str]:
-    """Kind and class name of a layer: torch's class, where a parametrization or a user derived another from it."""
+    """Return kind and class name of a layer, those of torch's class if it is derived from one."""
     own = (c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules."))
     name = next(own, type(module)).__name__
     return _kind(name), name
 
 
 def rule_text(exact: bool) -> str:
-    """What the table says about the norm of a layer."""
+    """Describe the norm of a layer for the table."""
     return "exact" if exact else "upper bound"
 
 
 def propagate(model: nn.Module, x: Tensor, scale: float) -> "Propagation":
-    """Trace a network and follow it for an input of one sample, from a bound of ``scale`` there."""
+    """Trace a network and propagate a bound through it for one sample, starting from ``scale`` at the input."""
     propagation = Propagation(fx.GraphModule(model, _Tracer().trace(model)), scale)
     propagation.result = propagation.run(x)
     return propagation
@@ -89,7 +89,7 @@ class _Branch(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What an operation does to the bound."""
+    """Effect of an operation on the bound."""
 
     norm: float | None
     rule: str
@@ -161,11 +161,11 @@ class Propagation(fx.Interpreter):
             return _kind(str(n.target)), str(n.target)
         name = getattr(n.target, "__name__", str(n.target))
         source = (getattr(n.target, "__module__", None) or "torch").split(".")[0]
-        # A function of the user's that is not followed can have any name
+        # A user's function that is not traced can have any name
         return _kind(name) if source in ("torch", "_operator", "builtins") else "", name
 
     def _overwrite(self, changed: Tensor, bound: float) -> None:
-        """Give the bound of an in-place operation to all that look at the same memory."""
+        """Give the bound of an in-place operation to all values that share its memory."""
         storage = changed.untyped_storage()
         whole = changed.numel() * changed.element_size() == storage.nbytes()
         for node, value in self.env.items():
@@ -182,15 +182,15 @@ def _kind(name: str) -> str:
 
 
 def _keeps_numbers(kind: str, args: tuple, value: Any) -> bool:
-    """Whether an operation that usually rearranges numbers neither repeats nor rounds any here."""
-    if kind == "getitem":  # an index of a tensor could name a number twice
+    """Return whether an operation that usually rearranges numbers neither repeats nor rounds any here."""
+    if kind == "getitem":  # a tensor as index could select a number twice
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         return all(i is None or i is Ellipsis or isinstance(i, (int, slice)) for i in index)
     return not isinstance(value, Tensor) or value.is_floating_point()
 
 
 def _options(target: Any, args: tuple, kwargs: dict[str, Any]) -> SimpleNamespace | None:
-    """Arguments of a function of torch, by name."""
+    """Return the arguments of a torch function by name."""
     types: Any = tuple(map(type, args))
     keyword_types = {name: type(value) for name, value in kwargs.items()}
     try:
@@ -206,7 +206,7 @@ def _layer(kind: str, options: Any, branch: _Branch, value: Tensor) -> _Step | N
 
 
 def _meet(kind: str, branches: list[_Branch], args: tuple, kwargs: dict[str, Any], value: Tensor) -> _Step | None:
-    """Rules of operations with several arguments, with constants, and of those that repeat or sum up numbers."""
+    """Apply the rules for several arguments, for constants, and for operations that repeat or sum up numbers."""
     first = branches[0]
     if kind in _JOINS | _EXTREMES:
         bounds = [b.bound * (_repeats(b, value) if kind in _EXTREMES else 1.0) for b in branches]
@@ -228,7 +228,7 @@ def _meet(kind: str, branches: list[_Branch], args: tuple, kwargs: dict[str, Any
 
 
 def _product(kind: str, branch: _Branch, args: tuple, value: Tensor) -> _Step | None:
-    """Product with a constant, a quotient by one."""
+    """Apply the rule for a product with a constant, or a quotient by one."""
     constant = args[1] if args[0] is branch.value else args[0]
     if kind in ("matmul", "mm"):
         if constant.ndim != 2 or branch.value.ndim < 2:
@@ -245,5 +245,5 @@ def _product(kind: str, branch: _Branch, args: tuple, value: Tensor) -> _Step | 
 
 
 def _repeats(branch: _Branch, value: Tensor) -> float:
-    """Spectral norm of broadcasting: the root of how often each number is repeated."""
+    """Compute the spectral norm of broadcasting, the root of the number of copies."""
     return math.sqrt(value.numel() / max(1, branch.value.numel()))

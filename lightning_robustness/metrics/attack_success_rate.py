@@ -19,7 +19,7 @@ class AttackSuccessRate(RobustnessMetric):
         \text{adversarial accuracy} = 1 - \text{error rate}
 
     Where *correct* samples are classified correctly before the attack, *flipped* ones are correct before it and wrong
-    after, *wrong* ones are wrong after it, whatever they were before, and :math:`N` is the number of all samples.
+    after, *wrong* ones are wrong after it regardless of before, and :math:`N` is the number of all samples.
 
     As input to ``forward`` and ``update`` the metric accepts the following input:
 
@@ -37,11 +37,11 @@ class AttackSuccessRate(RobustnessMetric):
 
     ``compute_components`` returns a dictionary with ``asr``; ``asr_low`` and ``asr_high``, its Wilson confidence
     interval; ``error_rate`` and ``adv_acc``; ``distortion``, the mean over the flipped samples whose distortion was
-    given, NaN where there is none; and the numbers of samples ``flipped``, ``correct``, ``wrong`` and ``count``. Rates
-    of nothing are 0; their count tells.
+    given, NaN if there is none; and the numbers of samples ``flipped``, ``correct``, ``wrong`` and ``count``. A rate
+    whose denominator is 0 is 0.
 
     Args:
-        confidence: Probability that the confidence interval holds the rate.
+        confidence: Probability with which the confidence interval contains the rate.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -81,14 +81,14 @@ class AttackSuccessRate(RobustnessMetric):
         self._add_float_state("distortion", torch.zeros(()))
 
     def update(self, preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None = None) -> None:
-        """Add the samples of a batch, and how far the attack moved each of them."""
+        """Add the samples of a batch, with the distortion of each if it is known."""
         correct, wrong = _attack_success_rate_update(preds, adv_preds, target)
         flipped = correct & wrong
         if distortion is not None:
             if distortion.shape != preds.shape or not distortion.is_floating_point():
                 raise ValueError(
-                    f"Expected `distortion` to be a floating point tensor of shape {tuple(preds.shape)}, one value for "
-                    f"each sample, but got dtype {distortion.dtype} and shape {tuple(distortion.shape)}."
+                    f"Expected `distortion` to be a floating point tensor of shape {tuple(preds.shape)}, one value per "
+                    f"sample, but got dtype {distortion.dtype} and shape {tuple(distortion.shape)}."
                 )
             self.distortion = self.distortion + distortion[flipped].to(self.distortion).sum()
             self.distorted = self.distorted + flipped.sum()

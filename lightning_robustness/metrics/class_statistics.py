@@ -1,7 +1,7 @@
 """State of the metrics that are computed from class statistics: everything, or a fixed-size sketch."""
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from lightning_robustness.functional.class_statistics import (
     sum_distances_by_class,
 )
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.checks import check_features_and_preds, check_integer
+from lightning_robustness.utilities.checks import check_features_and_preds, check_integer, check_option
 from lightning_robustness.utilities.precision import accumulation_dtype, at_least_float32
 
 Mode = Literal["exact", "streaming"]
@@ -55,8 +55,7 @@ class ClassStatisticsMetric(RobustnessMetric):
     def __init__(self, num_classes: int, p: float, mode: Mode, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_integer("num_classes", num_classes, minimum=2)
-        if mode not in get_args(Mode):
-            raise ValueError(f"Expected argument `mode` to be one of {get_args(Mode)} but got {mode!r}.")
+        check_option("mode", mode, Mode)
         check_p(p)
         self.num_classes = num_classes
         self.p = float(p)

@@ -10,7 +10,7 @@ from lightning_robustness.utilities.input_space import InputSpace
 
 
 class CleverScore(RobustnessMetric):
-    r"""Compute the mean CLEVER score, an estimate of what a prediction withstands, higher is more robust.
+    r"""Compute the mean CLEVER score, an estimate of the smallest successful perturbation, higher is more robust.
 
     .. math::
         \frac{1}{N} \sum_x \min_{j \neq c} \min\left(\frac{z_c(x) - z_j(x)}{L_j(x)}, R\right)
@@ -35,11 +35,12 @@ class CleverScore(RobustnessMetric):
     Args:
         radius: Radius R of the ball, in un-normalised units: no score is larger.
         p: Order of the norm of perturbations: 1, 2 or infinity.
-        num_batches: Number of maxima that the distribution of the largest gradient is fitted to.
-        batch_size: Number of points that each is taken over.
-        input_space: What the inputs mean; points are kept in its range. By default inputs are taken as they are.
-        chunk_size: Number of points to work on at a time, which bounds memory; at least a batch for one sample.
-        seed: Seed of the points, which are the same for each sample.
+        num_batches: Number of maxima to which the distribution of the largest gradient is fitted.
+        batch_size: Number of points per maximum.
+        input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised. Points
+            are clamped to the range.
+        chunk_size: Number of points to process at a time, which bounds memory; at least one batch of one sample.
+        seed: Seed of the points, which are the same for all samples.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -51,11 +52,11 @@ class CleverScore(RobustnessMetric):
         >>> model = torch.nn.Linear(2, 3, bias=False)
         >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0], [0.0, 0.0], [-3.0, 4.0]]))
         >>> metric = CleverScore(radius=2.0)
-        >>> metric.update(model, torch.tensor([[1.0, 0.5], [4.0, 0.0]]))
+        >>> metric.update(model, torch.tensor([[1.0, 0.5], [0.25, 1.0]]))
         >>> metric.compute()
-        tensor(1.5000)
+        tensor(0.6250)
         >>> metric.compute_components()["min"]
-        tensor(1.)
+        tensor(0.2500)
 
     """
 

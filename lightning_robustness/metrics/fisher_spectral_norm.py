@@ -1,15 +1,21 @@
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_robustness.functional.fisher_estimators import FisherComponents
-from lightning_robustness.functional.fisher_spectral_norm import FisherMethod, _check_arguments, fisher_spectral_norm
+from lightning_robustness.functional.fisher_spectral_norm import (
+    Distribution,
+    FisherMethod,
+    _check_arguments,
+    fisher_spectral_norm,
+)
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
+from lightning_robustness.utilities.checks import check_number
 from lightning_robustness.utilities.input_space import InputSpace
 
-# Of these, the methods that have them give a value for each sample
+# Components that only some methods have
 _PARTS = ("trace", "jacobian_norm", "lipschitz")
 
 
@@ -38,22 +44,22 @@ class FisherSpectralNorm(RobustnessMetric):
     - ``mean`` of lambda; ``inverse``, the mean of 1 / lambda (higher is more robust, dominated by saturated samples);
       ``geometric``, the geometric mean, which no sample dominates; ``max``;
     - ``saturated``, the share of samples whose lambda is below ``floor`` and counts as ``floor`` in the two means;
-      ``count``, the number of samples; ``products``, the mean number of Jacobian products of a sample;
+      ``count``, the number of samples; ``products``, the mean number of Jacobian products per sample;
     - with the method ``"exact"``, means of ``trace``, ``jacobian_norm`` and ``lipschitz``, the local Lipschitz
       constant, all lower when more robust.
 
-    ``last_values`` are the values of lambda of the samples of the last update.
+    ``last_values`` holds lambda of each sample of the last update.
 
     Args:
-        method: ``"exact"``, ``"lanczos"``, ``"power"``, ``"hutchinson"``, ``"blackbox"`` or ``"auto"``.
-        input_space: What the inputs mean; values are in un-normalised units, and inputs outside of its range are
-            refused. By default inputs are taken as they are.
+        method: ``"exact"``, ``"lanczos"``, ``"power"``, ``"rayleigh"``, ``"blackbox"`` or ``"auto"``.
+        input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
+            Results are in un-normalised units.
         tolerance: Relative error at which ``"lanczos"`` and ``"power"`` stop.
         max_steps: Largest number of their steps.
-        num_directions: Number of random vectors of ``"hutchinson"`` and ``"blackbox"``.
-        distribution: What the random vectors of ``"hutchinson"`` are drawn from.
+        num_directions: Number of random vectors of ``"rayleigh"`` and ``"blackbox"``.
+        distribution: Distribution of the random vectors of ``"rayleigh"``.
         rayleigh_ritz: Whether ``"blackbox"`` takes the largest value on the span of its directions.
-        chunk_size: Number of samples to work on at a time, which bounds memory.
+        chunk_size: Number of samples to process at a time, which bounds memory.
         seed: Seed of the random vectors.
         floor: Smallest lambda that counts in the inverse and the geometric mean.
         kwargs: Further arguments of ``torchmetrics.Metric``.
@@ -67,7 +73,7 @@ class FisherSpectralNorm(RobustnessMetric):
         >>> model = torch.nn.Linear(2, 2, bias=False)
         >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0], [0.0, 0.0]]))
         >>> metric = FisherSpectralNorm()
-        >>> metric.update(model, torch.tensor([[0.0, 0.0], [1.0, 5.0]]))
+        >>> metric.update(model, torch.tensor([[0.0, 0.0], [1.0, 0.5]]))
         >>> metric.compute()
         tensor(0.7100)
         >>> metric.compute_components()["geometric"]
@@ -98,7 +104,7 @@ class FisherSpectralNorm(RobustnessMetric):
         tolerance: float = 1e-6,
         max_steps: int = 100,
         num_directions: int = 20,
-        distribution: Literal["gaussian", "rademacher"] = "gaussian",
+        distribution: Distribution = "gaussian",
         rayleigh_ritz: bool = True,
         chunk_size: int | None = None,
         seed: int = 0,
@@ -108,8 +114,7 @@ class FisherSpectralNorm(RobustnessMetric):
         super().__init__(**kwargs)
         counts = {"max_steps": max_steps, "num_directions": num_directions, "chunk_size": chunk_size}
         _check_arguments(method, tolerance, counts, distribution)
-        if not floor > 0:
-            raise ValueError(f"Expected argument `floor` to be positive but got {floor}.")
+        check_number("floor", floor, exclusive=True)
         self.method: FisherMethod = method
         self.floor = floor
         self.last_values = torch.zeros(0)

@@ -32,8 +32,9 @@ class LipschitzConstant(RobustnessMetric):
     ``count``, the number of samples; all are 0 without samples.
 
     Args:
-        input_space: What the inputs mean; values are in un-normalised units. By default inputs are taken as they are.
-        seed: Seed of the random state, for models that draw numbers also in eval mode.
+        input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
+            Results are in un-normalised units.
+        seed: Seed of the random state, for models that draw random numbers even in eval mode.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Example:
@@ -42,9 +43,9 @@ class LipschitzConstant(RobustnessMetric):
         >>> model = torch.nn.Linear(3, 2, bias=False)
         >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
         >>> metric = LipschitzConstant()
-        >>> metric.update(model, torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0]]))
+        >>> metric.update(model, torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
         >>> metric.compute()
-        tensor(0.2500)
+        tensor(0.3550)
         >>> metric.compute_components()["max"]
         tensor(0.5000)
 

@@ -14,13 +14,13 @@ class RobustnessDifferenceIndex(ClassStatisticsMetric):
 
     Where IntraD is the distance of a sample to the centre of the class that it is predicted as, averaged over the
     samples of each class and then over the classes, and InterD the distance of a class centre to the mean of the
-    centres, averaged over the classes. Classes that no sample is predicted as do not count; with fewer than two
+    centres, averaged over the classes. Classes without samples predicted as them do not count; with fewer than two
     others, RDI is -1. See :func:`~lightning_robustness.functional.robustness_difference_index`.
 
     As input to ``forward`` and ``update`` the metric accepts the following input:
 
     - ``features`` (:class:`~torch.Tensor`): A floating point tensor of shape ``(N, D)``: the logits, for the value that
-      this package reports as ``rdi``, or what enters the classifier head. Dimensions after the first are flattened.
+      this package reports as ``rdi``, or the input of the classifier head. Dimensions after the first are flattened.
     - ``preds`` (:class:`~torch.Tensor`): An integer tensor of shape ``(N,)`` with the predicted labels, never the true
       ones.
 

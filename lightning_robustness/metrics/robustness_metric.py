@@ -1,4 +1,4 @@
-"""What all metrics of the package have beyond torchmetrics': named parts."""
+"""Base class of the metrics: a headline value with named parts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 
 class RobustnessMetric(Metric):
-    """Metric whose ``compute`` returns a headline and leaves its parts in ``_components``.
+    """Base of the metrics: ``compute`` returns a headline value and stores its parts in ``_components``.
 
     Args:
         kwargs: Arguments of ``torchmetrics.Metric``.
@@ -27,7 +27,7 @@ class RobustnessMetric(Metric):
         return dict(self._components)
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Plot one value, or several, for instance one for each epoch.
+        """Plot one value or several, for instance one per epoch.
 
         Args:
             val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
@@ -50,7 +50,7 @@ class RobustnessMetric(Metric):
         return self._plot(val, ax)
 
     def _add_float_state(self, name: str, default: Tensor, dist_reduce_fx: str = "sum") -> None:
-        """Add a state in float64; Apple's GPUs have none, and get float32."""
+        """Add a state in float64, or in float32 with Apple GPUs, which do not support float64."""
         dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
         self.add_state(name, default=default.to(dtype), dist_reduce_fx=dist_reduce_fx)
 

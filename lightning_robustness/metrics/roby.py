@@ -5,8 +5,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_robustness.functional.class_statistics import Normalization, min_max
-from lightning_robustness.functional.roby import _check_normalization, _roby_compute
+from lightning_robustness.functional.roby import _roby_compute
 from lightning_robustness.metrics.class_statistics import ClassStatisticsMetric, Mode
+from lightning_robustness.utilities.checks import check_option
 
 
 class ROBY(ClassStatisticsMetric):
@@ -17,12 +18,12 @@ class ROBY(ClassStatisticsMetric):
 
     Where :math:`\text{FSA}_k` is the mean distance of the samples that are predicted as class :math:`k` to their
     centre, :math:`\text{FSD}_{ij}` the distance of two centres, and norm maps the values of all pairs to [0, 1] by
-    their minimum and maximum (to 0 where they are equal, as with two classes). Classes that no sample is predicted as
-    do not count; with fewer than two others, ROBY is 1. See :func:`~lightning_robustness.functional.roby`.
+    their minimum and maximum, or to 0 if they are all equal, as with two classes. Classes without samples predicted as
+    them do not count; with fewer than two others, ROBY is 1. See :func:`~lightning_robustness.functional.roby`.
 
     As input to ``forward`` and ``update`` the metric accepts the following input:
 
-    - ``features`` (:class:`~torch.Tensor`): A floating point tensor of shape ``(N, D)``, what enters the classifier
+    - ``features`` (:class:`~torch.Tensor`): A floating point tensor of shape ``(N, D)``, the input of the classifier
       head; logits work too. Dimensions after the first are flattened.
     - ``preds`` (:class:`~torch.Tensor`): An integer tensor of shape ``(N,)`` with the predicted labels, never the true
       ones.
@@ -32,16 +33,16 @@ class ROBY(ClassStatisticsMetric):
     - ``roby`` (:class:`~torch.Tensor`): A scalar, in [0, 1] unless ``normalization="none"``.
 
     ``compute_components`` returns it in a dictionary with ``fsa`` and ``fsd`` (both higher when more robust), ``pairs``
-    (the symmetric K x K matrix of what is averaged, NaN on the diagonal and for classes without samples),
+    (the symmetric K x K matrix of the averaged values, NaN on the diagonal and for classes without samples),
     ``distances`` (:math:`\text{FSA}_k` for each class, NaN for those without samples) and ``counts``.
 
     Args:
         num_classes: Number of classes.
         p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
         normalization: ``"pairs"`` normalises the values of the pairs, as Algorithm 1 of the ROBY paper does; ``"all"``
-            normalises FSA and FSD before, as the RDI paper writes it; ``"none"`` nothing.
+            also normalises FSA and FSD first, as the RDI paper does; ``"none"`` normalises nothing.
         mode: ``"exact"`` keeps all features until ``compute`` (with ``compute_on_cpu=True``, on the CPU);
-            ``"streaming"`` keeps a state of fixed size, for an approximation that is within about 5e-3.
+            ``"streaming"`` keeps a state of fixed size, for an approximation to within about 5e-3.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -73,7 +74,7 @@ class ROBY(ClassStatisticsMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_classes, p=p, mode=mode, **kwargs)
-        _check_normalization(normalization)
+        check_option("normalization", normalization, Normalization)
         self.normalization: Normalization = normalization
 
     @property

@@ -1,12 +1,13 @@
-"""Inputs and labels of a batch, whatever its type."""
+"""Inputs and labels of a batch of any common type."""
 
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from lightning_robustness.utilities.checks import check_integer_tensor
 
 _INPUT_NAMES = ("image", "images", "pixel_values", "input", "inputs", "x")
 _LABEL_NAMES = ("label", "labels", "target", "targets", "y")
@@ -25,7 +26,7 @@ def read_batch(
 
     Returns:
         Inputs of shape ``(N, ...)`` and labels of shape ``(N,)``, None if there are none. Both are tensors of the batch
-        itself: whoever changes them changes the batch.
+        itself: changing them in place changes the batch.
 
     Raises:
         TypeError: If the batch is of another form, or inputs or labels are not of the right type.
@@ -48,12 +49,12 @@ def read_batch(
 def read_labelled_batch(
     batch: Any, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None, needed_by: str
 ) -> tuple[Tensor, Tensor]:
-    """Find the inputs and the labels of a batch that has to have both.
+    """Find the inputs and the labels of a batch that must have both.
 
     Args:
-        batch: See ``read_batch``.
-        batch_fn: See ``read_batch``.
-        needed_by: What needs the labels.
+        batch: A batch, as for ``read_batch``.
+        batch_fn: A callable, as for ``read_batch``.
+        needed_by: Name of the feature that needs the labels, for the message.
 
     Raises:
         ValueError: If there are no labels.
@@ -86,16 +87,17 @@ def require_labels(y: Tensor | None, needed_by: str, otherwise: str | None = Non
 def replace_in_batch(
     batch: Any, x: Tensor, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
 ) -> Any:
-    """Make a batch with other inputs, of the same type, and leave the one that was given as it is.
+    """Make a batch of the same type with other inputs, and leave the given one unchanged.
 
     Args:
         batch: A batch that ``read_batch`` reads. Containers are copied, tensors are not.
-        x: The new inputs: as many as the batch has, or a multiple, ``torch.cat([x, x_adv])`` for instance. The labels
-            and every other tensor, list or tuple with one entry a sample are then repeated as a whole as often.
-        batch_fn: What ``read_batch`` was given. The inputs that it returns must be a tensor of the batch itself.
+        x: The new inputs: as many as the batch has, or a multiple, such as ``torch.cat([x, x_adv])``. The labels and
+            every other tensor, list or tuple with one entry per sample are then repeated to match.
+        batch_fn: The callable that ``read_batch`` was given. It must return inputs that are a tensor of the batch
+            itself.
 
     Raises:
-        ValueError: If the number of new inputs is no multiple, or the old ones are not part of the batch.
+        ValueError: If the number of new inputs is not a multiple of the old, or the old ones are not in the batch.
 
     Example:
         >>> import torch
@@ -170,14 +172,10 @@ def _check_labels(x: Tensor, y: Any) -> None:
         "One-hot or soft labels, and those of other forms, can be turned into class indices by `batch_fn=`, a callable "
         "that takes the batch and returns inputs and labels: `lambda batch: (batch[0], batch[1].argmax(dim=1))`."
     )
-    if not isinstance(y, Tensor):
-        raise TypeError(f"Expected the labels of a batch to be an integer tensor but got {type(y).__name__}. {remedy}")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise TypeError(f"Expected the labels of a batch to be an integer tensor but got dtype {y.dtype}. {remedy}")
+    check_integer_tensor("y", y, remedy)
     if y.shape != x.shape[:1]:
         raise ValueError(
-            f"Expected the labels of a batch to have shape ({len(x)},), one for each input, but got {tuple(y.shape)}. "
-            f"{remedy}"
+            f"Expected `y` to have shape ({len(x)},), one label per sample, but got {tuple(y.shape)}. {remedy}"
         )
 
 
@@ -198,15 +196,15 @@ def _replace(value: Any, old: Tensor, new: Tensor, times: int) -> Any:
         has_entries = value.ndim > 0 and len(value) == len(old)
         return value.repeat(times, *[1] * (value.ndim - 1)) if has_entries else value
     if isinstance(value, (tuple, list)):
-        if _is_one_entry_a_sample(value, old):
+        if _has_entry_per_sample(value, old):
             return value * times
         return _rebuild_sequence(value, [_replace(part, old, new, times) for part in value])
     entries = _named_entries(value)
     return _rebuild(value, {name: _replace(part, old, new, times) for name, part in entries.items()})
 
 
-def _is_one_entry_a_sample(value: tuple[Any, ...] | list[Any], old: Tensor) -> bool:
-    # A pair of tensors is not two samples, when both have an entry for each of the two
+def _has_entry_per_sample(value: tuple[Any, ...] | list[Any], old: Tensor) -> bool:
+    # A pair of tensors with two entries each is a pair of columns, not two samples
     are_columns = all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == len(old) for part in value)
     return len(value) == len(old) and not (are_columns or hasattr(value, "_fields") or _holds(value, old))
 

@@ -52,20 +52,24 @@ def check_features_and_preds(features: Tensor, preds: Tensor, num_classes: int |
     return features
 
 
-def check_integer_tensor(name: str, value: Any) -> None:
+def check_integer_tensor(
+    name: str, value: Any, remedy: str = "If these are logits, pass `logits.argmax(dim=1)`."
+) -> None:
     """Check that an argument is a tensor of integers, such as labels.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        remedy: Advice that ends the message.
 
     Raises:
         TypeError: If it is not.
 
     """
     if not isinstance(value, Tensor):
-        raise TypeError(f"Expected `{name}` to be an integer tensor of labels but got {type(value).__name__}.")
+        raise TypeError(f"Expected `{name}` to be an integer tensor of labels but got {type(value).__name__}. {remedy}")
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        raise TypeError(
-            f"Expected `{name}` to be an integer tensor of labels but got dtype {value.dtype}. "
-            "If these are logits, pass `logits.argmax(dim=1)`."
-        )
+        raise TypeError(f"Expected `{name}` to be an integer tensor of labels but got dtype {value.dtype}. {remedy}")
 
 
 def check_labels(name: str, labels: Tensor, num_samples: int) -> int:

@@ -1,4 +1,4 @@
-"""The head of a classifier, and what enters and leaves it while others use the network."""
+"""Find the head of a classifier, and record its inputs and outputs during passes that somebody else runs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,19 +16,19 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class HeadCall(NamedTuple):
-    """What entered the head, shape ``(N, M)``, and what left it, shape ``(N, K)``."""
+    """Input of the head, shape ``(N, M)``, and its output, shape ``(N, K)``."""
 
     embedding: Tensor
     logits: Tensor
 
 
 class HeadTap:
-    """Listen to the head of a model while somebody else runs it, without a forward pass of its own.
+    """Record the embedding and the logits of a forward pass that somebody else runs, without one of its own.
 
-    Between ``attach`` and ``detach`` forward hooks keep what the head computes. Of several passes through the network,
-    the first one on the inputs that were announced counts: hooks around all modules see which call takes them, and
-    what the head computes within it, the last time if it is called more than once, or next after it. Where it cannot
-    be told whether these inputs reached the head, it is taken that they did not.
+    Between ``attach`` and ``detach``, forward hooks record the calls of the head. ``listen`` announces a batch, and the
+    first pass on that batch counts: hooks on all modules find the outermost call that receives it, and the last call of
+    the head inside it is recorded, or else the next one after it. If it is unclear whether the batch reached the head,
+    nothing is recorded.
 
     Args:
         model: The module that holds the head.
@@ -55,9 +55,9 @@ class HeadTap:
         self._handles: list[RemovableHandle] = []
         self._x: Tensor | None = None
         self._call: HeadCall | None = None
-        self._root: nn.Module | None = None  # outermost module that is at work on the inputs
+        self._root: nn.Module | None = None  # outermost module that is processing the inputs
         self._is_own = False
-        self._others_are_pending = False  # other inputs entered the network, and have not reached the head yet
+        self._others_are_pending = False  # other inputs entered the network but have not reached the head yet
 
     def attach(self) -> None:
         """Register the hooks."""
@@ -75,15 +75,15 @@ class HeadTap:
         self._forget()
 
     def listen(self, x: Tensor) -> None:
-        """Announce the inputs whose pass through the network counts."""
+        """Announce the inputs whose pass through the network is to be recorded."""
         self._forget()
         self._x = x
 
     def run(self, forward: Callable[..., Any], x: Tensor) -> HeadCall:
-        """Make a forward pass in the sandbox and return what the head made of it, the last time that it was called.
+        """Run a forward pass in the sandbox and return the last call of the head.
 
         Raises:
-            ValueError: If the pass does not reach the head with a tensor of one row for each sample.
+            ValueError: If the pass does not reach the head with a tensor of one row per sample.
 
         """
         was_attached = bool(self._handles)
@@ -92,7 +92,7 @@ class HeadTap:
             with sandbox(partial(forward, self._model), x) as (x,), torch.no_grad():
                 self.listen(x)
                 self._is_own = True
-                self._root = nn.Identity()  # which nobody leaves, so that all calls count
+                self._root = nn.Identity()  # never called, so never left: all calls count
                 forward(x)
                 call = self.take()
         finally:
@@ -101,13 +101,13 @@ class HeadTap:
                 self.detach()
         if call is None:
             raise ValueError(
-                f"Expected the forward pass to reach the head {self.name!r}, with a tensor of one row for each sample "
+                f"Expected the forward pass to reach the head {self.name!r}, with a tensor of one row per sample "
                 "in and out, but it did not. Does `forward` use it?"
             )
         return call
 
     def take(self) -> HeadCall | None:
-        """Return what the head made of the announced inputs, or None if they did not get there, and forget it."""
+        """Return the recorded call of the head, or None if the inputs did not reach it, and clear it."""
         call = self._call
         self._forget()
         return call
@@ -130,14 +130,14 @@ class HeadTap:
         if any(_is_same(value, self._x) for value in values):
             self._root, self._is_own = module, True
         elif any(_is_alike(value, self._x) for value in values):
-            # What the inputs passed through before, augmentation for instance, was not on their way to the head
+            # The modules that took the inputs before, augmentation for instance, did not lead to the head
             self._is_own, self._others_are_pending = False, True
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._x is None:
             return
         if module is self._head and self._root is None and self._others_are_pending:
-            self._is_own = self._others_are_pending = False  # it may be theirs
+            self._is_own = self._others_are_pending = False  # the call may belong to the other inputs
         if module is self._head and self._is_own:
             call = _read(module, args, kwargs, output)
             if call is not None and len(call.logits) == len(self._x):
@@ -156,21 +156,22 @@ def find_head(
 ) -> str:
     """Find the classifier head of a model: the last linear layer, or 1x1 convolution, whose output is the logits.
 
-    Outputs with positions are pooled by their mean, and the logits may be their softmax or log-softmax. Where the
-    network does something else behind the layer, as the ReLU of SqueezeNet, the head is the module that does both.
+    Outputs with positions are averaged over them, and the logits may be the softmax or log-softmax of the output. If
+    the network applies something else after the layer, such as the ReLU of SqueezeNet, the head is the module that
+    contains both.
 
     Args:
-        model: The module to look in.
+        model: The module to search.
         x: A few inputs, for a forward pass in the sandbox.
-        forward: What computes the logits, if not the model itself.
-        head: The head, by name or as a module, instead of looking for it.
+        forward: Callable that computes the logits, if not the model itself.
+        head: The head, by name or as a module, if it is known.
 
     Returns:
         Name of the head in the model.
 
     Raises:
-        ValueError: If the head cannot be found, is not part of the model, or takes no part in its forward pass; the
-            message has the candidates. If the logits are not finite.
+        ValueError: If the head cannot be found, is not part of the model or not of its forward pass, with the
+            candidates in the message, or the logits are not finite.
 
     Example:
         >>> import torch
@@ -199,7 +200,7 @@ def find_head(
         return _best(calls, logits)
     if given not in calls:
         raise ValueError(
-            f"Expected the head {given!r} to take part in the forward pass, with a tensor of one row for each sample "
+            f"Expected the head {given!r} to take part in the forward pass, with a tensor of one row per sample "
             "in and out, but it did not. Does `forward` use it?"
         )
     width = calls[given].call.logits.shape[1]
@@ -211,7 +212,7 @@ def find_head(
 
 
 class _Output(NamedTuple):
-    """What a module computed the last time that it was called, also without copying or pooling."""
+    """Last call of a module, also with its output before copying and pooling."""
 
     call: HeadCall
     output: Tensor
@@ -219,11 +220,11 @@ class _Output(NamedTuple):
 
 
 def _best(calls: dict[str, _Output], logits: Tensor) -> str:
-    """Name of the module that computed the logits."""
+    """Return the name of the module that computed the logits."""
 
     def rank(name: str) -> tuple[bool, float, bool]:
         difference = _difference(calls[name].call.logits, logits)
-        # Two heads may agree in every bit: those that start at zero, those of a network and of its moving average
+        # Two heads may have equal outputs: if they start at zero, or belong to a network and its moving average
         is_other = calls[name].output.data_ptr() != logits.data_ptr()
         return difference > tolerance or not calls[name].is_linear, difference, is_other
 
@@ -239,7 +240,7 @@ def _best(calls: dict[str, _Output], logits: Tensor) -> str:
 
 
 def _difference(output: Tensor, logits: Tensor) -> float:
-    """Relative difference of logits from the output of a layer, its log-softmax or its softmax."""
+    """Compute the relative difference of the logits from the output of a layer, its log-softmax or its softmax."""
     if output.shape != logits.shape:
         return torch.inf
     output, logits = output.float(), logits.float()
@@ -261,7 +262,7 @@ def _name_of(model: nn.Module, head: str | nn.Module) -> str:
 
 
 def _hookable(model: nn.Module) -> list[nn.Module]:
-    """Modules to put hooks on: scripted ones take none, and encoder layers would give up their fused kernels."""
+    """List the modules to hook: scripted ones accept no hooks, and with them encoder layers lose their fast path."""
     closed = (torch.jit.ScriptModule, nn.TransformerEncoderLayer)
     left_out = {part for module in model.modules() if isinstance(module, closed) for part in module.modules()}
     return [module for module in model.modules() if module not in left_out]
@@ -282,13 +283,13 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _may_be_head(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, or has no other parameters than those of one."""
+    """Return whether a module is a linear layer, or has the parameters of one and no others."""
     owners = [part for part in module.modules() if next(part.parameters(recurse=False), None) is not None]
     return _is_linear(module) or (len(owners) == 1 and _is_linear(owners[0]))
 
 
 def _read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> HeadCall | None:
-    """Copies of what entered and left, since the network may go on to change them; None where that is no head."""
+    """Copy input and output, which the network may go on to change; None if they cannot be those of a head."""
     entered = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if entered is None or not isinstance(output, Tensor) or min(entered.ndim, output.ndim) < 2:
         return None
@@ -296,9 +297,9 @@ def _read(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
 
 
 def _pool(module: nn.Module, value: Tensor) -> Tensor:
-    """Mean over positions: behind the channels of images and signals, before the features of tokens.
+    """Average over positions, which come after the channels of images and signals but before the features of tokens.
 
-    A linear map of the mean is the mean of the linear map, so that the logits are those of the pooled embedding.
+    A linear map commutes with the mean, so the pooled logits are those of the pooled embedding.
     """
     value = value.detach()
     if value.ndim == 2:
@@ -310,7 +311,7 @@ def _pool(module: nn.Module, value: Tensor) -> Tensor:
 
 
 def _is_same(value: Tensor, x: Tensor) -> bool:
-    """Whether a value is the inputs, a view of all of them, or a copy, flattened or in another precision."""
+    """Return whether a value is the inputs, a view of all of them, or a copy, flattened or in another precision."""
     if value.shape[:1] != x.shape[:1] or value.numel() != x.numel() or value.device != x.device:
         return False
     if not value.is_floating_point():  # a mask, for instance
@@ -324,6 +325,6 @@ def _is_same(value: Tensor, x: Tensor) -> bool:
 
 
 def _is_alike(value: Tensor, x: Tensor) -> bool:
-    """Whether a value could be other inputs, perhaps of another size, or flattened."""
+    """Return whether a value could be other inputs, perhaps of another size or flattened."""
     is_as_large = value.ndim > 1 and value.shape[1:].numel() == x.shape[1:].numel()
     return is_as_large or (value.ndim == x.ndim and value.shape[1:2] == x.shape[1:2])

@@ -7,15 +7,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class InputSpace:
-    """What the tensors that a model sees mean: a range of values, and how the loader normalised them.
+    """Range of the inputs, and the normalisation that the loader applied to them.
 
     Perturbation budgets, distortions and Fisher information are in un-normalised units, those of ``low`` and ``high``.
+    Wherever an ``input_space`` is None, it means ``InputSpace()``: values in [0, 1] that are not normalised. For
+    unbounded data, such as audio features or tables, pass ``InputSpace(low=None, high=None)``.
 
     Args:
         low: Smallest un-normalised value, or None for no bound.
         high: Largest un-normalised value, or None for no bound.
-        mean: What the loader subtracted: a number, or one for each channel (dimension 1 of a batch).
-        std: What the loader divided by, likewise.
+        mean: Mean that the loader subtracted: a number, or one per channel (dimension 1 of a batch).
+        std: Standard deviation that the loader divided by, in the same form.
 
     Raises:
         ValueError: If the range is empty, or a standard deviation is not positive.
@@ -42,33 +44,33 @@ class InputSpace:
             raise ValueError(f"Expected `low` to be smaller than `high` but got {self.low} and {self.high}.")
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if isinstance(value, Sequence):  # hashable, whatever was given
+            if isinstance(value, Sequence):  # a list is not hashable
                 object.__setattr__(self, name, tuple(float(v) for v in value))
         if self.std is not None and not (torch.as_tensor(self.std) > 0).all():
             raise ValueError(f"Expected `std` to be positive but got {self.std}.")
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Map un-normalised values to what the model sees."""
+        """Map un-normalised values to inputs of the model."""
         return (x - self._per_channel("mean", x, 0.0)) / self.scale(x)
 
     def unnormalize(self, x: Tensor) -> Tensor:
-        """Map what the model sees to un-normalised values."""
+        """Map inputs of the model to un-normalised values."""
         return x * self.scale(x) + self._per_channel("mean", x, 0.0)
 
     def scale(self, x: Tensor) -> Tensor:
-        """Standard deviations in a shape that broadcasts with a batch: un-normalised units in one unit of the model."""
+        """Return the standard deviation, in a shape that broadcasts with a batch."""
         return self._per_channel("std", x, 1.0)
 
     def check(self, x: Tensor) -> None:
-        """Check that a batch as the model sees it lies in the range, to rounding.
+        """Check that a batch lies in the range, up to rounding.
 
         Args:
-            x: Floating point tensor of shape ``(N, ...)``.
+            x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
 
         Raises:
             TypeError: If the batch is not floating point.
-            ValueError: If it has fewer than two dimensions, or holds values outside, NaN or infinity. The message gives
-                the observed range.
+            ValueError: If it has fewer than two dimensions, or contains NaN, infinity or values outside the range. The
+                message gives the observed range and a remedy.
 
         """
         if not x.is_floating_point():
@@ -100,13 +102,12 @@ class InputSpace:
 
     def _remedy(self, low: float, high: float) -> str:
         if self.mean is not None or self.std is not None:
-            return f"Are mean={self.mean} and std={self.std} what the loader normalises with?"
-        if low >= 0 and 1 < high <= 255:
-            return "For pixels from 0 to 255, use `InputSpace(high=255)`, with budgets in the same units."
-        return (
-            "If the loader normalises, pass what it uses: `InputSpace(mean=..., std=...)`. For other ranges pass "
-            "`low` and `high`, None for no bound."
-        )
+            remedy = f"Does the loader normalise with mean={self.mean} and std={self.std}?"
+        elif low >= 0 and 1 < high <= 255:
+            remedy = "For pixels from 0 to 255, pass `InputSpace(high=255)`, with budgets in the same units."
+        else:
+            remedy = "If the loader normalises its inputs, pass `InputSpace(mean=..., std=...)`."
+        return f"{remedy} For unbounded data, pass `InputSpace(low=None, high=None)`, with mean and std if it has them."
 
     def _per_channel(self, name: str, x: Tensor, default: float) -> Tensor:
         value = getattr(self, name)
@@ -115,7 +116,7 @@ class InputSpace:
             return tensor.reshape(())
         if x.ndim < 2 or x.shape[1] != len(tensor):
             raise ValueError(
-                f"Expected `{name}` to have one value, or one for each channel (dimension 1) of inputs of shape "
+                f"Expected `{name}` to have one value, or one per channel (dimension 1) of inputs of shape "
                 f"{tuple(x.shape)}, but got {len(tensor)}."
             )
         return tensor.reshape(-1, *[1] * (x.ndim - 2))

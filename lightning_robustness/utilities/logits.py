@@ -18,7 +18,7 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
         x: Inputs of shape ``(N, ...)``.
 
     Raises:
-        ValueError: If there are no logits in the output, they have the wrong shape, or there is one class only.
+        ValueError: If there are no logits in the output, they have the wrong shape, or there is only one class.
 
     """
     output = model(x)
@@ -30,7 +30,7 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
         )
     if logits.ndim != 2 or len(logits) != len(x):
         raise ValueError(
-            f"Expected logits of shape ({len(x)}, K), one row for each input, but got {tuple(logits.shape)}. {_REMEDY}"
+            f"Expected logits of shape ({len(x)}, K), one row per input, but got {tuple(logits.shape)}. {_REMEDY}"
         )
     if logits.shape[1] < 2:
         raise ValueError(
@@ -41,7 +41,7 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
 
 
 def find_logits(output: Any) -> Tensor | None:
-    """Find the logits in what a model returned."""
+    """Find the logits in the output of a model."""
     if isinstance(output, Tensor):
         return output
     if isinstance(getattr(output, "logits", None), Tensor):
@@ -52,7 +52,7 @@ def find_logits(output: Any) -> Tensor | None:
         matrices = [value for value in output if isinstance(value, Tensor) and value.ndim == 2]
         widths = [matrix.shape[1] for matrix in matrices]
         if len(set(widths)) > 1:
-            rank_zero_warn(f"Of what the model returns, {widths} wide, the first is taken for the logits. {_REMEDY}")
+            rank_zero_warn(f"The model returns matrices of widths {widths}; the first is used as logits. {_REMEDY}")
         return matrices[0] if matrices else None
     return None
 
@@ -61,7 +61,7 @@ def check_finite(logits: Tensor) -> None:
     """Check that logits are finite.
 
     Raises:
-        ValueError: If they are not, with the number of samples that are concerned.
+        ValueError: If they are not, with the number of affected samples.
 
     """
     bad = int((~logits.isfinite()).any(dim=1).sum())
@@ -77,7 +77,7 @@ def check_differentiable(logits: Tensor, otherwise: str) -> None:
 
     Args:
         logits: Logits, computed from inputs that require a gradient.
-        otherwise: What to do instead of changing the model.
+        otherwise: Alternative to changing the model, for the message.
 
     Raises:
         ValueError: If they cannot.
@@ -91,6 +91,6 @@ def check_differentiable(logits: Tensor, otherwise: str) -> None:
 
 
 def are_probabilities(logits: Tensor) -> bool:
-    """Whether what should be logits looks like probabilities."""
+    """Return whether supposed logits look like probabilities."""
     sums = logits.sum(dim=1)
     return len(logits) > 0 and bool((logits >= 0).all() & torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all())

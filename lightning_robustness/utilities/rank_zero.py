@@ -7,9 +7,9 @@ def rank_zero_warn(message: str, category: type[Warning] = UserWarning, stacklev
     """Warn in the first process only; without ``torch.distributed`` that is every process.
 
     Args:
-        message: What happened, and what to do about it.
+        message: The problem and its remedy.
         category: The class of the warning.
-        stacklevel: How far above the caller of this function the warning is attributed, as in ``warnings.warn``.
+        stacklevel: Frame to which the warning is attributed, as in ``warnings.warn``, counted from the caller.
 
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:

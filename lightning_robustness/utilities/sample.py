@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 def spread_indices(size: int, total: int, seed: int = 0) -> np.ndarray:
-    """Draw indices that are spread evenly: one by chance from each of ``size`` equal parts.
+    """Draw evenly spread indices: one at random from each of ``size`` equal parts.
 
-    A loader that is sorted by class gives a sample of all classes; and so does one whose classes take turns, where
-    equal steps might meet the same class again and again.
+    So a loader that is sorted by class gives samples of all classes, and so does one whose classes alternate, where
+    equal steps could hit the same class every time.
 
     Args:
-        size: Number of indices; all where there are not as many.
+        size: Number of indices; all of them if there are fewer.
         total: Number of samples to draw from.
         seed: Seed of the choice, which depends on nothing else.
 
@@ -31,14 +31,14 @@ def spread_indices(size: int, total: int, seed: int = 0) -> np.ndarray:
 
 
 class SpreadSample:
-    """Collect a sample from batches that pass by.
+    """Collect a fixed sample from a stream of batches.
 
-    With a known number of samples, that of ``spread_indices``. Without, as for streams, every sample gets a number by
-    its index, as if by chance, and those with the smallest are kept.
+    If the number of samples is known, the sample is that of ``spread_indices``. Otherwise each index is hashed to a
+    pseudo-random key, and the samples with the smallest keys are kept.
 
     Args:
         size: Number of samples to keep.
-        total: Number of samples that will come, or None if it is not known.
+        total: Number of samples in the stream, or None if it is unknown.
         seed: Seed of the choice.
 
     Example:
@@ -68,10 +68,10 @@ class SpreadSample:
         self._nothing: tuple[Tensor, Tensor | None] = torch.zeros(0, 0), None
 
     def add(self, indices: np.ndarray, x: Tensor, y: Tensor | None) -> None:
-        """Keep those rows that belong to the sample, on the CPU.
+        """Keep the rows that belong to the sample, on the CPU.
 
         Args:
-            indices: Index of each row in the data set, larger than those before.
+            indices: Index of each row in the data set, larger than all before.
             x: Inputs.
             y: Labels, or None if there are none.
 
@@ -83,7 +83,7 @@ class SpreadSample:
             raise ValueError("Expected labels in all batches or in none but only some have them.")
         self._has_labels = y is not None
         chosen = self._chosen
-        wanted = _draw(indices, self._seed) <= self._limit if chosen is None else np.isin(indices, chosen)
+        wanted = _key(indices, self._seed) <= self._limit if chosen is None else np.isin(indices, chosen)
         rows = np.flatnonzero(wanted)
         self._indices = np.concatenate([self._indices, indices[rows]])
         self._x += _rows(x, rows)
@@ -91,22 +91,22 @@ class SpreadSample:
         self._nothing = x[:0].detach().cpu(), None if y is None else y[:0].detach().cpu()
         if len(self._x) > 2 * self._size:
             self._keep(self.rows(self._size))
-            self._limit = _draw(self._indices, self._seed).max(initial=0)
+            self._limit = _key(self._indices, self._seed).max(initial=0)
 
     @property
     def indices(self) -> np.ndarray:
-        """Index in the data set of each row that is kept."""
+        """Indices in the data set of the rows kept so far."""
         return self._indices
 
     def rows(self, size: int) -> np.ndarray:
-        """Rows, of those kept, that make up a smaller sample, which is as evenly spread."""
+        """Select a smaller sample, as evenly spread, from the rows kept so far."""
         if self._chosen is None:
-            return np.sort(np.argsort(_draw(self._indices, self._seed), kind="stable")[:size])
+            return np.sort(np.argsort(_key(self._indices, self._seed), kind="stable")[:size])
         chosen = self._chosen[spread_indices(size, len(self._chosen), self._seed)]
         return np.flatnonzero(np.isin(self._indices, chosen))
 
     def collect(self) -> tuple[Tensor, Tensor | None]:
-        """Return inputs and labels, in the order of the data set; of nothing, what has their shapes.
+        """Return inputs and labels in the order of the data set; empty tensors if there are none.
 
         Raises:
             ValueError: If the inputs differ in shape.
@@ -119,8 +119,8 @@ class SpreadSample:
         if len(shapes) > 1:
             raise ValueError(
                 f"Expected samples of one shape but got {len(shapes)}, from {shapes[0]} to {shapes[-1]}. Pass "
-                "`batch_fn=`, a callable that pads or cuts inputs and returns them with the labels, or do without "
-                "Fisher information and attacks: `fim_samples=0, attacks=()`."
+                "`batch_fn=`, a callable that pads or cuts inputs and returns them with the labels, or turn off Fisher "
+                "information and attacks: `fim_samples=0, attacks=()`."
             )
         return torch.stack(self._x), torch.stack(self._y) if self._y else None
 
@@ -131,12 +131,12 @@ class SpreadSample:
 
 
 def _rows(tensor: Tensor, rows: np.ndarray) -> list[Tensor]:
-    """Copies on the CPU: a row that is a view would keep all those that it was cut from."""
+    """Copy rows to the CPU one by one: a view would keep the whole batch in memory."""
     return [row.clone() for row in tensor[torch.as_tensor(rows, device=tensor.device)].detach().cpu()]
 
 
-def _draw(indices: np.ndarray, seed: int) -> np.ndarray:
-    """Number in the order of which indices are as if drawn by chance (SplitMix64)."""
+def _key(indices: np.ndarray, seed: int) -> np.ndarray:
+    """Hash each index to a pseudo-random 64-bit key (SplitMix64); the smallest are kept."""
     z = (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

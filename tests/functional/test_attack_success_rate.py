@@ -61,8 +61,8 @@ def test_wilson_interval_solves_its_equation():
         ((torch.ones(2), labels(0, 1), labels(0, 1)), TypeError, "`preds` to be an integer tensor of labels"),
         ((labels(0, 1), torch.ones(2), labels(0, 1)), TypeError, r"`adv_preds`.*pass `logits.argmax\(dim=1\)`"),
         ((labels(0, 1), labels(0, 1), torch.ones(2) > 0), TypeError, "`target`.*but got dtype torch.bool"),
-        ((labels(0, 1), labels(0), labels(0, 1)), ValueError, r"`adv_preds` to have shape \(N,\).*but got \(1,\) next"),
-        ((labels(0), labels(0), labels(0)[None]), ValueError, r"`target` to have shape \(N,\).*but got \(1, 1\)"),
+        ((labels(0, 1), labels(0), labels(0, 1)), ValueError, r"`adv_preds` to have shape \(2,\).*but got \(1,\)"),
+        ((labels(0), labels(0), labels(0)[None]), ValueError, r"`target` to have shape \(1,\).*but got \(1, 1\)"),
     ],
 )
 def test_arguments_are_checked(arguments, error, match):

@@ -17,8 +17,7 @@ def distances_of(centers, p):
     return pairwise_distances(class_statistics(centers, torch.arange(len(centers)), p), p).double()
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, torch.inf])
-@pytest.mark.parametrize("num_centers", [2, 257, 600])
+@pytest.mark.parametrize(("p", "num_centers"), [(1.0, 257), (2.0, 2), (2.0, 257), (2.0, 600), (3.0, 2), (torch.inf, 2)])
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 def test_pairwise_distances_equal_scipy(p, num_centers, dtype, atol):
     centers = torch.randn(num_centers, 8, dtype=dtype) + 100

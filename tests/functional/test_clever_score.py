@@ -1,15 +1,16 @@
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_robustness import InputSpace
-from lightning_robustness.functional import clever_score
-from lightning_robustness.functional.clever_score import _uniform_in_unit_ball
+from lightning_robustness import InputSpace, functional
+from tests.functional.models import UNBOUNDED
 from tests.networks import perturb
 
+clever_score = partial(functional.clever_score, input_space=UNBOUNDED)
 FEW = {"num_batches": 8, "batch_size": 6}
 each_norm = pytest.mark.parametrize(("p", "dual"), [(1, math.inf), (2.0, 2), (math.inf, 1)])
 
@@ -70,12 +71,18 @@ def test_flat_margin_gives_the_radius_and_a_tie_zero():
     assert clever_score(flat, x, radius=0.7, **FEW).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-@pytest.mark.parametrize("shape", [(20_000, 3), (20_000, 2, 2, 1)])
+@pytest.mark.parametrize(("p", "shape"), [(1.0, (3,)), (2.0, (2, 2, 1)), (math.inf, (3,))])
 def test_points_are_uniform_in_the_ball(p, shape):
-    points = _uniform_in_unit_ball(shape, p)
-    assert points.shape == shape
-    num_dims = math.prod(shape[1:])
+    calls = []
+
+    def model(x):
+        calls.append(x.detach())
+        return x.flatten(1)
+
+    clever_score(model, torch.zeros(1, *shape), 2.0, p=p, num_batches=1, batch_size=20_000)
+    points = calls[-1] / 2.0
+    assert points.shape == (20_000, *shape)
+    num_dims = math.prod(shape)
     lengths = torch.linalg.vector_norm(points.flatten(1), ord=p, dim=1)
     assert lengths.max() <= 1 + 1e-6
     # Volume grows with the power of the number of dimensions: r^n is uniform
@@ -105,7 +112,7 @@ def test_points_stay_in_the_range_of_the_inputs():
         return torch.stack([margin, torch.zeros_like(margin)], dim=1)
 
     x = torch.tensor([[0.1, 0.95]])
-    inside = clever_score(steep_outside, x, 3.0, input_space=InputSpace(), **FEW)
+    inside = clever_score(steep_outside, x, 3.0, input_space=None, **FEW)
     assert inside.item() == pytest.approx(2.05 / math.sqrt(2), rel=1e-5)
     assert clever_score(steep_outside, x, 3.0, **FEW) < 0.01
 
@@ -185,19 +192,19 @@ def test_smaller_perturbations_than_the_score_hardly_ever_succeed(digits, digits
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"radius": 0.0}, ValueError, "`radius` to be a positive number but got 0.0"),
-        ({"radius": math.inf}, ValueError, "`radius` to be a positive number but got inf"),
+        ({"radius": 0.0}, ValueError, "`radius` to be a finite number above 0 but got 0.0"),
+        ({"radius": math.inf}, ValueError, "`radius` to be a finite number above 0 but got inf"),
         ({"p": 3}, ValueError, "`p` to be 1, 2 or infinity but got 3"),
         ({"num_batches": 0}, ValueError, "`num_batches` to be an integer of at least 1 but got 0"),
         ({"batch_size": 2.0}, ValueError, "`batch_size` to be an integer of at least 1 but got 2.0"),
         ({"chunk_size": True}, ValueError, "`chunk_size` to be an integer of at least 1 but got True"),
-        ({"targets": torch.ones(2)}, TypeError, "`targets` to be an integer tensor of target classes but got dtype"),
+        ({"targets": torch.ones(2)}, TypeError, "`targets` to be an integer tensor of labels but got dtype"),
         ({"targets": torch.ones(3).long()}, ValueError, r"`targets` to have shape \(2,\) or \(2, T\).*but got \(3,\)"),
         ({"targets": torch.ones(2, 0).long()}, ValueError, r"but got \(2, 0\)"),
         ({"targets": torch.tensor([0, 4])}, ValueError, "in the range 0 to 3 but got values from 0 to 4"),
         ({"x": torch.ones(5).double()}, ValueError, r"at least 2 dimensions but got \(5,\)"),
         ({"x": torch.ones(2, 5).long()}, TypeError, "inputs to be a floating point tensor"),
-        ({"x": 7 * torch.ones(2, 5), "input_space": InputSpace()}, ValueError, r"range \[0.0, 1.0\] but observed"),
+        ({"x": 7 * torch.ones(2, 5), "input_space": None}, ValueError, r"range \[0.0, 1.0\] but observed"),
     ],
 )
 def test_arguments_are_checked(arguments, error, match):

@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -12,20 +11,14 @@ from lightning_robustness.functional.convolution_norms import (
     padding_norm,
     transposed_convolution_norm,
 )
-
-
-def dense_norm(layer, shape):
-    """Largest singular value of the matrix that is made of what a layer does to each unit vector."""
-    units = torch.eye(math.prod(shape), dtype=torch.double).reshape(-1, *shape)
-    matrix = (layer(units) - layer(torch.zeros(1, *shape, dtype=torch.double))).flatten(1)
-    return np.linalg.svd(matrix.detach().numpy(), compute_uv=False)[0]
+from tests.functional import dense
 
 
 def norms(layer, shape):
     x = torch.zeros(1, *shape, dtype=torch.double)
     function = transposed_convolution_norm if "Transpose" in type(layer).__name__ else convolution_norm
     value, exact = function(layer, x, layer(x))
-    return value, exact, dense_norm(layer, shape)
+    return value, exact, dense.layer_norm(layer, shape)
 
 
 @pytest.mark.parametrize(

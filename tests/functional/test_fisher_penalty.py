@@ -1,14 +1,17 @@
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_robustness import InputSpace
-from lightning_robustness.functional import fisher_penalty, fisher_spectral_norm
-from tests.functional.test_fisher_spectral_norm import information
-from tests.functional.test_jacobian import MODELS
+from lightning_robustness import InputSpace, functional
+from tests.functional.dense import information
+from tests.functional.models import MODELS, UNBOUNDED
 from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
+
+fisher_penalty = partial(functional.fisher_penalty, input_space=UNBOUNDED)
+fisher_spectral_norm = partial(functional.fisher_spectral_norm, input_space=UNBOUNDED)
 
 
 def network(num_classes=3):
@@ -146,6 +149,15 @@ def test_probabilities_that_underflow_have_no_information(kind, num_products):
         assert fisher_penalty(model, x, kind, num_products=num_products).item() == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("num_products", [None, 3])
+def test_half_precision_models(num_products):
+    model, x = network(), inputs()
+    expected = fisher_penalty(model, x, num_products=num_products).item()
+    penalty = fisher_penalty(model.bfloat16(), x.bfloat16(), num_products=num_products)
+    assert penalty.dtype == torch.float32
+    assert penalty.item() == pytest.approx(expected, rel=0.05)
+
+
 def test_values_are_in_unnormalised_units():
     model, x = network(), torch.rand(4, 5, dtype=torch.float64)
     space = InputSpace(mean=0.25, std=0.5)
@@ -178,7 +190,7 @@ def test_only_gradients_are_left(kind, num_products):
         (torch.ones(2, 2), {"kind": "norm"}, r"`kind` to be one of \('spectral', 'trace'\) but got 'norm'"),
         (torch.ones(2, 2), {"num_products": 0}, "`num_products` to be an integer of at least 1 but got 0"),
         (torch.ones(2, 2), {"num_products": 1.5}, "`num_products` to be an integer of at least 1 but got 1.5"),
-        (torch.full((2, 2), 3.0), {"input_space": InputSpace()}, r"range \[0.0, 1.0\] but observed \[3, 3\]"),
+        (torch.full((2, 2), 3.0), {"input_space": None}, r"range \[0.0, 1.0\] but observed \[3, 3\]"),
     ],
 )
 def test_bad_input(x, options, match):

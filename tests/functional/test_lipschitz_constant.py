@@ -1,9 +1,14 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from lightning_robustness import InputSpace
-from lightning_robustness.functional import fisher_spectral_norm, lipschitz_constant
+from lightning_robustness import InputSpace, functional
+from tests.functional import dense
+from tests.functional.models import UNBOUNDED
+
+lipschitz_constant = partial(functional.lipschitz_constant, input_space=UNBOUNDED)
 
 
 def network(num_classes=4):
@@ -13,12 +18,8 @@ def network(num_classes=4):
 
 
 def reference(model, x):
-    """Row norms of the dense Jacobian of the probabilities, one sample at a time."""
-    values = []
-    for sample in x:
-        jacobian = torch.autograd.functional.jacobian(lambda s: model(s.unsqueeze(0)).softmax(dim=1)[0], sample)
-        values.append(jacobian.flatten(1).norm(dim=1).max())
-    return torch.stack(values)
+    """Largest row norm of the dense Jacobian of the probabilities."""
+    return dense.jacobian(lambda t: model(t).softmax(dim=1), x).norm(dim=2).amax(dim=1)
 
 
 @pytest.mark.parametrize("num_classes", [2, 3, 15])
@@ -30,8 +31,8 @@ def test_equals_the_dense_jacobian(num_classes, batch_size):
 
 def test_equals_what_comes_with_the_fisher_information(digits, digits_network):
     images = digits[0][1200:1264]
-    expected = fisher_spectral_norm(digits_network, images, method="exact", return_components=True).lipschitz
-    torch.testing.assert_close(lipschitz_constant(digits_network, images), expected, rtol=1e-3, atol=1e-7)
+    expected = functional.fisher_spectral_norm(digits_network, images, method="exact", return_components=True).lipschitz
+    torch.testing.assert_close(lipschitz_constant(digits_network, images), expected, rtol=1e-4, atol=0)
 
 
 def test_linear_model_with_two_classes_has_a_closed_form():
@@ -96,7 +97,7 @@ def test_no_samples():
         (nn.Linear(3, 2), torch.ones(1, 3).long(), TypeError, "inputs to be a floating point tensor"),
         (nn.Linear(3, 1), torch.ones(1, 3), ValueError, "at least 2 classes but got 1"),
         (lambda x: x.log(), torch.tensor([[1.0, -1.0], [1.0, 2.0]]), ValueError, "but 1 of 2 samples have NaN"),
-        (lambda x: x.detach(), torch.ones(1, 3), ValueError, "Expected logits that can be differentiated"),
+        (lambda x: x.detach(), torch.ones(1, 3), ValueError, "logits that autograd can differentiate"),
         (lambda x: x - x.mean(dim=0), torch.ones(2, 3), ValueError, "treats each sample by itself"),
     ],
 )
@@ -107,4 +108,4 @@ def test_arguments_are_checked(model, x, error, match):
 
 def test_inputs_outside_the_range_are_refused():
     with pytest.raises(ValueError, match=r"Expected inputs in the range \[0.0, 1.0\] but observed"):
-        lipschitz_constant(nn.Linear(3, 2), 5 * torch.ones(1, 3), input_space=InputSpace())
+        lipschitz_constant(nn.Linear(3, 2), 5 * torch.ones(1, 3), input_space=None)

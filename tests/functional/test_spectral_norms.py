@@ -6,7 +6,7 @@ from torch import nn
 
 from lightning_robustness.functional.spectral_norms import layer_spectral_norm
 from lightning_robustness.functional.spectral_propagation import module_kind
-from tests.functional.test_convolution_norms import dense_norm
+from tests.functional import dense
 
 
 def spectral_norm(layer, shape):
@@ -55,7 +55,7 @@ LINEAR = [
 def test_linear_layers_equal_their_dense_matrix(layer, shape):
     norm = spectral_norm(layer, shape)
     assert norm.exact
-    assert norm.value == pytest.approx(dense_norm(layer, shape), rel=1e-10)
+    assert norm.value == pytest.approx(dense.layer_norm(layer, shape), rel=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def inputs(number=31, dtype=torch.float32):
         ("auto", 4, torch.float64),
         ("auto", 2, torch.float32),
         ("lanczos", 4, torch.float64),
-        ("hutchinson", 4, torch.float64),
+        ("rayleigh", 4, torch.float64),
     ],
 )
 def test_fisher_information(batch_size, method, num_classes, dtype):

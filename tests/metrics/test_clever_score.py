@@ -15,7 +15,7 @@ FEW = {"num_batches": 3, "batch_size": 4}
 
 
 def data(num_samples=10):
-    return torch.randn(num_samples, 3, generator=torch.Generator().manual_seed(1))
+    return torch.rand(num_samples, 3, generator=torch.Generator().manual_seed(1))
 
 
 class OfTheModel(CleverScore):
@@ -89,7 +89,7 @@ def test_two_processes_equal_one(two_processes, shares):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"radius": -1.0}, "`radius` to be a positive number but got -1.0"),
+        ({"radius": -1.0}, "`radius` to be a finite number above 0 but got -1.0"),
         ({"radius": 1.0, "p": 0}, "`p` to be 1, 2 or infinity but got 0"),
         ({"radius": 1.0, "num_batches": 0}, "`num_batches` to be an integer of at least 1 but got 0"),
     ],

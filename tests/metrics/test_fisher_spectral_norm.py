@@ -3,7 +3,6 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torchmetrics.utilities.data import dim_zero_max, dim_zero_sum
 
 from lightning_robustness import InputSpace
 from lightning_robustness.functional import fisher_spectral_norm
@@ -17,11 +16,11 @@ def network(num_classes=4):
 
 
 def batches(batch_size):
-    return torch.randn(31, 6, generator=torch.Generator().manual_seed(1)).split(batch_size)
+    return torch.rand(31, 6, generator=torch.Generator().manual_seed(1)).split(batch_size)
 
 
-@pytest.mark.parametrize("method", ["auto", "exact", "lanczos", "power", "hutchinson", "blackbox"])
-@pytest.mark.parametrize("batch_size", [1, 7, 31])
+@pytest.mark.parametrize("method", ["auto", "exact", "lanczos", "power", "rayleigh", "blackbox"])
+@pytest.mark.parametrize("batch_size", [1, 7])
 def test_components_equal_those_of_the_whole(method, batch_size):
     model, metric = network(), FisherSpectralNorm(method)
     for x in batches(batch_size):
@@ -78,13 +77,9 @@ def test_the_model_is_left_alone_and_not_stored():
     torch.testing.assert_close(metric.clone().compute(), metric.compute())
 
 
-def test_states_reduce_by_sum_or_maximum():
-    assert set(FisherSpectralNorm()._reductions.values()) == {dim_zero_sum, dim_zero_max}
-
-
 def test_saturated_samples():
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    metric = FisherSpectralNorm()
+    metric = FisherSpectralNorm(input_space=InputSpace(low=None, high=None))
     metric.update(lambda x: x @ weight.T, torch.tensor([[0.0, 0.0], [1e4, 0.0], [40.0, 0.0]]))
     parts = metric.compute_components()
     assert all(value.isfinite() for value in parts.values())
@@ -107,11 +102,11 @@ def test_adversarial_training_lowers_it(digits, digits_network, robust_digits_ne
 
 def test_input_space_and_other_options_reach_the_function():
     space, (x,) = InputSpace(mean=0.5, std=0.25), batches(31)
-    x = space.normalize(x.sigmoid())
-    metric = FisherSpectralNorm("hutchinson", input_space=space, num_directions=3, distribution="rademacher", seed=5)
+    x = space.normalize(x)
+    metric = FisherSpectralNorm("rayleigh", input_space=space, num_directions=3, distribution="rademacher", seed=5)
     metric.update(network(), x)
     expected = fisher_spectral_norm(
-        network(), x, "hutchinson", input_space=space, num_directions=3, distribution="rademacher", seed=5
+        network(), x, "rayleigh", input_space=space, num_directions=3, distribution="rademacher", seed=5
     )
     torch.testing.assert_close(metric.compute(), expected.mean())
     with pytest.raises(ValueError, match="but observed"):
@@ -130,7 +125,7 @@ def test_compute_before_update():
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="`method` to be one of"):
         FisherSpectralNorm("fast")
-    with pytest.raises(ValueError, match="`floor` to be positive but got 0"):
+    with pytest.raises(ValueError, match="`floor` to be a finite number above 0 but got 0"):
         FisherSpectralNorm(floor=0)
 
 

@@ -12,7 +12,7 @@ MODEL = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8
 
 
 def data(num_samples=24):
-    return torch.randn(num_samples, 6, generator=torch.Generator().manual_seed(1))
+    return torch.rand(num_samples, 6, generator=torch.Generator().manual_seed(1))
 
 
 class OfTheModel(LipschitzConstant):

@@ -175,11 +175,15 @@ def test_batch_function():
         ({"x": "path"}, TypeError, r"tensor of shape \(N, \.\.\.\) but got str\. .*`batch_fn="),
         ([(X, Y), (X, Y)], TypeError, r"tensor of shape \(N, \.\.\.\) but got tuple"),
         (torch.tensor(1.0), TypeError, r"but got one of shape \(\)"),
-        ((X, ["a", "b", "c"]), TypeError, r"labels of a batch to be an integer tensor but got list\. One-hot or soft"),
-        ((X, torch.rand(3)), TypeError, r"integer tensor but got dtype torch\.float32\. One-hot or soft .*`batch_fn="),
-        ((X, Y.bool()), TypeError, r"integer tensor but got dtype torch\.bool"),
-        ((X, torch.eye(8).long()[Y]), ValueError, r"shape \(3,\), one for each input, but got \(3, 8\)\. One-hot"),
-        ((X, Y[:2]), ValueError, r"shape \(3,\), one for each input, but got \(2,\)"),
+        ((X, ["a", "b", "c"]), TypeError, r"`y` to be an integer tensor of labels but got list\. One-hot or soft"),
+        (
+            (X, torch.rand(3)),
+            TypeError,
+            r"integer tensor of labels but got dtype torch\.float32\. One-hot or soft .*`batch_fn=",
+        ),
+        ((X, Y.bool()), TypeError, r"integer tensor of labels but got dtype torch\.bool"),
+        ((X, torch.eye(8).long()[Y]), ValueError, r"shape \(3,\), one label per sample, but got \(3, 8\)\. One-hot"),
+        ((X, Y[:2]), ValueError, r"shape \(3,\), one label per sample, but got \(2,\)"),
     ],
 )
 def test_bad_batch(batch, error, match):

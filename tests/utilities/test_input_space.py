@@ -55,17 +55,21 @@ def test_no_bounds():
         (
             InputSpace(),
             torch.tensor([[-2.1, 2.6]]),
-            r"range \[0.0, 1.0\] but observed \[-2.1, 2.6\].*InputSpace\(mean=.*std=",
+            r"range \[0.0, 1.0\] but observed \[-2.1, 2.6\].*InputSpace\(mean=.*InputSpace\(low=None, high=None\)",
         ),
         (InputSpace(), torch.tensor([[0.0, 255.0]]), r"observed \[0, 255\]. For pixels from 0 to 255.*high=255"),
-        (InputSpace(mean=0.5, std=0.5), torch.tensor([[0.0, 2.0]]), r"observed \[0.5, 1.5\]. Are mean=0.5 and std=0.5"),
+        (
+            InputSpace(mean=0.5, std=0.5),
+            torch.tensor([[0.0, 2.0]]),
+            r"observed \[0.5, 1.5\]. Does .* mean=0.5 and std=0.5\?",
+        ),
         (InputSpace(), torch.tensor([[0.0, float("nan")]]), "inputs to be finite"),
         (InputSpace(), torch.rand(3), r"at least 2 dimensions but got \(3,\)\. For a single sample, pass `x.unsqueeze"),
         (InputSpace(low=None, high=None), torch.tensor([[0.0, float("inf")]]), "inputs to be finite"),
         (
             CIFAR,
             torch.zeros(2, 1, 4, 4),
-            r"`std` to have one value, or one for each channel.*\(2, 1, 4, 4\), but got 3",
+            r"`std` to have one value, or one per channel.*\(2, 1, 4, 4\), but got 3",
         ),
     ],
 )

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_robustness.utilities.logits import check_finite, compute_logits
+from lightning_robustness.utilities.logits import are_probabilities, check_differentiable, check_finite, compute_logits
 
 X, Z = torch.randn(4, 2), torch.randn(4, 3)
 
@@ -20,7 +20,7 @@ def test_logits_are_found(output):
     [
         ({"scores": Z}, r"logits of shape \(N, K\), or something.* but got dict. If they are elsewhere.*forward_fn"),
         ("text", r"but got str"),
-        (Z[:3], r"logits of shape \(4, K\), one row for each input, but got \(3, 3\)"),
+        (Z[:3], r"logits of shape \(4, K\), one row per input, but got \(3, 3\)"),
         (Z[:, :, None], r"but got \(4, 3, 1\)"),
         (Z[:, :1], r"at least 2 classes but got 1.*torch.cat"),
     ],
@@ -37,5 +37,20 @@ def test_finite():
 
 
 def test_of_several_matrices_the_first_is_taken_with_a_warning():
-    with pytest.warns(UserWarning, match=r"returns, \[3, 2\] wide, the first is taken for the logits.*forward_fn"):
+    with pytest.warns(UserWarning, match=r"matrices of widths \[3, 2\]; the first is used as logits.*forward_fn"):
         assert torch.equal(compute_logits(lambda x: (Z, X), X), Z)
+
+
+def test_differentiable():
+    check_differentiable(Z.clone().requires_grad_(), "use another model")
+    with pytest.raises(
+        ValueError, match=r"without a gradient\. Take `detach`.* out of the model, or use another model"
+    ):
+        check_differentiable(Z, "use another model")
+
+
+def test_probabilities():
+    assert are_probabilities(Z.softmax(dim=1))
+    assert not are_probabilities(Z)
+    assert not are_probabilities(2 * Z.softmax(dim=1))
+    assert not are_probabilities(Z[:0])

@@ -129,7 +129,7 @@ def test_streams_give_the_same_sample_whatever_the_batches(data, size, total, se
     batched = SpreadSample(size, None, seed)
     for batch in np.split(np.arange(total), data.draw(splits(total))):
         stream(batched, batch)
-        assert len(batched._x) == len(batched._y) == len(batched._indices) <= 2 * size
+        assert len(batched.indices) <= 2 * size
     if min(size, total) == 0:
         assert len(batched.collect()[0]) == len(whole.collect()[0]) == 0
         return
