@@ -1,4 +1,4 @@
-"""Imports point downwards: callbacks -> evaluation -> metrics, attacks -> functional -> utilities."""
+"""Imports point downwards: callbacks -> evaluation -> metrics, losses -> functional, attacks -> utilities."""
 
 import ast
 from pathlib import Path
@@ -13,8 +13,9 @@ BELOW = {
     "functional": {"functional", "utilities"},
     "attacks": {"attacks", "utilities"},
     "metrics": {"metrics", "functional", "utilities"},
+    "losses": {"losses", "attacks", "functional", "utilities"},
     "evaluation": {"evaluation", "metrics", "attacks", "functional", "utilities"},
-    "callbacks": {"callbacks", "evaluation", "metrics", "attacks", "functional", "utilities"},
+    "callbacks": {"callbacks", "evaluation", "metrics", "losses", "attacks", "functional", "utilities"},
 }
 FOREIGN = {
     "lightning": {"callbacks"},

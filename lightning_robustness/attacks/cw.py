@@ -7,6 +7,7 @@ from torch import Tensor
 from lightning_robustness.attacks.attack import Attack, Perturbation
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.objective import margin, margin_gradient
+from lightning_robustness.utilities.checks import check_integer, check_number
 
 # The change of variables maps onto a box that is wider than the range by this factor, and is clamped to the range:
 # with 1, pixels at the ends of the range would lie at infinity and never move.
@@ -32,11 +33,8 @@ class CW(Attack):
         lr: Learning rate.
         binary_search_steps: Number of weights that are tried for each sample: larger by a factor of 10 until one
             succeeds, then halfway between the largest that failed and the smallest that succeeded. 1 for no search.
-        targeted: Whether ``y`` holds labels that the model shall predict, instead of true ones that it shall not.
-        all_steps: Whether every sample goes through every step, also those that are wrong before.
-        progress: Whether to show a progress bar.
-        low: Smallest value of inputs, or None for no bound.
-        high: Largest value of inputs, or None for no bound.
+        targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
+        all_steps: Whether every sample goes through every step, also those that are misclassified before the attack.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -59,11 +57,11 @@ class CW(Attack):
     binary_search_steps: int = 1
 
     def __post_init__(self) -> None:
-        self._check_number("kappa")
+        check_number("kappa", self.kappa)
         for name in ("c", "lr"):
-            self._check_number(name, exclusive=True)
+            check_number(name, getattr(self, name), exclusive=True)
         for name in ("steps", "binary_search_steps"):
-            self._check_count(name)
+            check_integer(name, getattr(self, name), minimum=1)
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
@@ -94,13 +92,13 @@ class CW(Attack):
         return torch.where(succeeded == 1, x_adv, torch.lerp(x, x_adv, succeeded))
 
     def _descend(self, model: Classifier, x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Minimise for one weight a sample; return the closest images that succeed, their distances, and the cost."""
+        """Minimise for one weight per sample; return the closest successes, their distances, and the cost."""
         box, adam = _Box(model), _Adam(self.lr)
         w, index = box.inverse(x), torch.arange(len(x), device=x.device)
         closest, distance, queries = x.clone(), torch.full_like(c, torch.inf), torch.full_like(y, self.steps)
         loss, last_loss, window = distance, distance, max(self.steps // 10, 1)
         may_leave = self.binary_search_steps > 1 and not self.all_steps
-        for step in self._iterations(self.steps):
+        for step in range(self.steps):
             x_adv, derivative = box(w)
             logits, gradient = model.gradient(x_adv, partial(self._weights, y=y))
             deficit = self._deficit(model, logits, y)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
+from lightning_robustness.attacks.budget import Budget, budget_of
 from lightning_robustness.attacks.run import AttackResult
 
 
@@ -31,6 +32,10 @@ class _Tally:
     def rate(self) -> float:
         return self.success / max(self.eligible, 1)
 
+    @property
+    def budget(self) -> Budget | None:
+        return budget_of(self.attack)
+
     def setting(self, *left_out: str) -> tuple[Any, ...]:
         """Everything that distinguishes attacks but what is left out."""
         attack = self.attack
@@ -41,6 +46,11 @@ class _Tally:
 
     def has(self, **attributes: Any) -> bool:
         return all(getattr(self.attack, name, None) == value for name, value in attributes.items())
+
+    def is_rival(self, other: "_Tally") -> bool:
+        """Whether this is a white-box attack with the goal and the budget of another attack."""
+        targeted = getattr(other.attack, "targeted", None)
+        return self.has(white_box=True, targeted=targeted) and self.budget == other.budget
 
 
 def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> list[MaskingSign]:
@@ -99,9 +109,8 @@ def _tally(results: list[AttackResult]) -> list[_Tally]:
 
 def _black_box_beats_white_box(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
     for black in tallies:
-        budget = {name: getattr(black.attack, name, None) for name in ("eps", "norm", "targeted")}
-        rivals = [t for t in tallies if t.has(white_box=True, **budget)]
-        if not black.has(white_box=False) or budget["eps"] is None or not rivals:
+        rivals = [t for t in tallies if t.is_rival(black)]
+        if not black.has(white_box=False) or black.budget is None or not rivals:
             continue
         white = max(rivals, key=lambda t: t.rate)
         if black.rate > white.rate + tolerance:
@@ -130,8 +139,7 @@ def _zero_gradients(tallies: list[_Tally], tolerance: float) -> Iterator[Masking
 
 def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
     for one in tallies:
-        budget = {name: getattr(one.attack, name, None) for name in ("eps", "norm", "targeted")}
-        rivals = [t for t in tallies if t.has(white_box=True, **budget) and getattr(t.attack, "steps", 1) > 1]
+        rivals = [t for t in tallies if t.is_rival(one) and getattr(t.attack, "steps", 1) > 1]
         if not one.has(white_box=True, steps=1) or not rivals:
             continue
         many = max(rivals, key=lambda t: t.rate)
@@ -147,19 +155,19 @@ def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[Ma
 
 
 def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
-    groups: dict[tuple[Any, ...], list[_Tally]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[float, _Tally]]] = {}
     for tally in tallies:
-        if getattr(tally.attack, "eps", None) is not None and is_dataclass(tally.attack):
-            groups.setdefault(tally.setting("eps", "alpha", "options"), []).append(tally)
+        if tally.budget is not None and is_dataclass(tally.attack):
+            groups.setdefault(tally.setting("eps", "alpha", "options"), []).append((tally.budget.eps, tally))
     for group in groups.values():
-        group.sort(key=lambda t: t.attack.eps)
-        for small, large in itertools.pairwise(group):
-            doubled = large.attack.eps >= 2 * small.attack.eps and 0 < large.rate < 1 - tolerance
+        group.sort(key=lambda pair: pair[0])
+        for (small_eps, small), (large_eps, large) in itertools.pairwise(group):
+            doubled = large_eps >= 2 * small_eps and 0 < large.rate < 1 - tolerance
             if large.rate < small.rate - tolerance or (doubled and large.rate <= small.rate):
                 yield MaskingSign(
                     "not_rising_with_eps",
-                    f"{_name(small)} succeeds on {small.rate:.1%} with eps={small.attack.eps:g} and on "
-                    f"{large.rate:.1%} with eps={large.attack.eps:g}.",
+                    f"{_name(small)} succeeds on {small.rate:.1%} with eps={small_eps:g} and on "
+                    f"{large.rate:.1%} with eps={large_eps:g}.",
                     "What a small budget breaks, a larger one can break too: the attack does not find what is there.",
                     "Let alpha grow with eps, or leave it out; use more steps and restarts, and Square beside it.",
                 )

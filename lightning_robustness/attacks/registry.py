@@ -10,7 +10,7 @@ from lightning_robustness.attacks.cw import CW
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
-from lightning_robustness.attacks.torch_attack import TorchAttack
+from lightning_robustness.attacks.torchattacks_adapter import TorchattacksAdapter
 
 _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "fgsm": (PGD, {"steps": 1, "start": "clean"}),
@@ -105,7 +105,7 @@ def get_attack(
             raise ValueError(f"Expected no preset for {attack!r} but got {preset!r}. Pass its arguments one by one.")
         shared = {name: options.pop(name) for name in _shared() if name in options}
         options |= {} if eps is None else {"eps": eps}
-        return TorchAttack(attack=attack.removeprefix("torchattacks:"), options=options, **shared)
+        return TorchattacksAdapter(attack=attack.removeprefix("torchattacks:"), options=options, **shared)
     if attack == "worst":
         _check_options(attack, options, _shared())
         settings = {"eps": eps, "preset": preset, **options}
@@ -131,7 +131,7 @@ def _from_object(attack: Callable[..., Any], given: bool) -> Callable[..., Any]:
     if given:
         raise ValueError(f"Expected eps, preset and options for the name of an attack only but got {attack!r}.")
     is_foreign = any(parent.__module__.split(".")[0] == "torchattacks" for parent in type(attack).__mro__)
-    return TorchAttack(attack=attack) if is_foreign else attack
+    return TorchattacksAdapter(attack=attack) if is_foreign else attack
 
 
 def _preset(attack: str, preset: str | None) -> dict[str, Any]:

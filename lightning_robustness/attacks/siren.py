@@ -3,10 +3,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
+from lightning_robustness.attacks.attack import Attack, Perturbation
+from lightning_robustness.attacks.budget import Norm
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.objective import margin
 from lightning_robustness.attacks.pgd import PGD
+from lightning_robustness.utilities.checks import check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -22,18 +24,15 @@ class SirenAttack(Attack):
 
     Args:
         eps: Largest change of a coordinate, in the units of the range.
-        steps: Number of iterations of the swarm, each one query a particle.
+        steps: Number of iterations of the swarm, each one query per particle.
         num_particles: Number of particles for each sample.
         gradient_steps: Number of gradient steps after the swarm: 0 for the black-box form.
         alpha: Size of a gradient step.
         inertia: Weight :math:`\omega` of the velocity in the first and the last iteration.
         attraction: Weights :math:`c_1` and :math:`c_2`.
         patience: Iterations without progress after which a swarm starts anew.
-        targeted: Whether ``y`` holds labels that the model shall predict, instead of true ones that it shall not.
-        all_steps: Whether every sample goes through every step, also those that are wrong before or broken.
-        progress: Whether to show a progress bar.
-        low: Smallest value of inputs, or None for no bound.
-        high: Largest value of inputs, or None for no bound.
+        targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
+        all_steps: Whether every sample goes through every step, also those that are misclassified early.
 
     Raises:
         ValueError: If an argument is out of range, or inputs are not sequences.
@@ -60,10 +59,10 @@ class SirenAttack(Attack):
 
     def __post_init__(self) -> None:
         for name in ("eps", "alpha"):
-            self._check_number(name)
+            check_number(name, getattr(self, name))
         for name in ("steps", "num_particles", "patience"):
-            self._check_count(name)
-        self._check_count("gradient_steps", minimum=0)
+            check_integer(name, getattr(self, name), minimum=1)
+        check_integer("gradient_steps", self.gradient_steps, minimum=0)
         for name in ("inertia", "attraction"):
             value = tuple(getattr(self, name))
             object.__setattr__(self, name, value)
@@ -97,7 +96,6 @@ class SirenAttack(Attack):
                 steps=self.gradient_steps,
                 targeted=self.targeted,
                 all_steps=self.all_steps,
-                progress=self.progress,
             ).descend(model, x[rest], y[rest], x_adv[rest])
             x_adv[rest] = refinement.x_adv
             queries[rest] += refinement.queries
@@ -114,7 +112,7 @@ class SirenAttack(Attack):
             places.new_full(places.shape[:2], torch.inf),
         )
         best, lowest, idle = places[0], own_lowest[0], torch.zeros_like(y)
-        for step in self._iterations(self.steps):
+        for step in range(self.steps):
             values = torch.stack([self._objective(model, model.clamp(x + place), y) for place in places])
             better = values < own_lowest
             own_best = torch.where(_spread(better, places), places, own_best)

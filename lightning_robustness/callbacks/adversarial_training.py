@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -8,16 +8,16 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness.attacks import PGD, Attack, run
-from lightning_robustness.attacks.attack import perturb
-from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.attacks import PGD, Attack, budget_of, run
+from lightning_robustness.attacks.attack import craft
+from lightning_robustness.attacks.classifier import open_classifier
 from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
 from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.utilities.batch import read_labelled_batch, replace_in_batch
-from lightning_robustness.utilities.checks import check_integer
+from lightning_robustness.utilities.checks import check_integer, check_option
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
@@ -115,8 +115,7 @@ class AdversarialTraining(TrainingStepCallback):
         prefix: str = "adversarial_training",
     ) -> None:
         super().__init__()
-        if mode not in get_args(AdversarialMode):
-            raise ValueError(f"Expected argument `mode` to be one of {get_args(AdversarialMode)} but got {mode!r}.")
+        check_option("mode", mode, AdversarialMode)
         if not 0 < ratio <= 1:
             raise ValueError(f"Expected argument `ratio` to be above 0 and at most 1 but got {ratio}.")
         counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
@@ -188,9 +187,9 @@ class AdversarialTraining(TrainingStepCallback):
             return
         self._choose_attack(trainer)  # a run that is resumed at the end of an epoch has had no batch of it
         values: dict[str, Any] = self._means.compute(trainer.strategy)
-        eps = getattr(self.attack, "eps", None)
-        if eps is not None:
-            values["eps"] = float(eps)
+        budget = budget_of(self.attack, self.input_space)
+        if budget is not None:
+            values["eps"] = float(budget.eps)
         if self._probe:
             x, y = (torch.cat(tensors) for tensors in zip(*self._probe, strict=True))
             values |= self._look_for_overfitting(trainer, pl_module, x, y)
@@ -233,11 +232,9 @@ class AdversarialTraining(TrainingStepCallback):
         return torch.as_tensor(order[:number], device=x.device)
 
     def _perturb(self, pl_module: LightningModule, x: Tensor, y: Tensor, index: int) -> Tensor:
-        self.input_space.check(x)
         forward = self._forward(pl_module)
-        with sandbox(forward, x, y, seed=self.seed, index=index, eval_mode=self.eval_mode) as (x, y):
-            classifier = Classifier(forward, self.input_space, x, y)
-            return classifier.normalize(perturb(self.attack, classifier, classifier.unnormalize(x), y.long()).x_adv)
+        with open_classifier(forward, x, y, self.input_space, self.seed, index, self.eval_mode) as (classifier, x, y):
+            return craft(self.attack, classifier, x, y).x_adv
 
     def _combine(self, x: Tensor, x_adv: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:

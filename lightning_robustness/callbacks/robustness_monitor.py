@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_robustness.attacks import Attack, run
+from lightning_robustness.attacks import Attack, budget_of, run
 from lightning_robustness.callbacks.board import Board, describe_eps
 from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.trainer_access import (
@@ -546,9 +546,10 @@ class RobustnessMonitor(Callback):
 
     def _settings(self, pl_module: LightningModule) -> dict[str, str]:
         assert self._found is not None
+        budgets = [budget_of(attack, self.input_space) for attack in self.attacks.values()]
         return {
             "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in self.attacks.items()) or "none",
-            "eps": ", ".join(dict.fromkeys(describe_eps(a.eps) for a in self.attacks.values() if hasattr(a, "eps"))),
+            "eps": ", ".join(dict.fromkeys(describe_eps(budget.eps) for budget in budgets if budget)),
             "attacked": f"{self.attack_samples} samples, every {self.attack_every_n_epochs} epochs",
             "Fisher information": f"{self.fim_samples} samples, method {self.fim_method!r}",
             "input space": repr(self.input_space),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_robustness.attacks import run
+from lightning_robustness.attacks import budget_of, run
 from lightning_robustness.evaluation import figures
 from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.input_space import InputSpace
@@ -101,8 +101,8 @@ def project(
         embeddings.append(tap.run(forward, rows).embedding.flatten(1))
         adversarial.append(tap.run(forward, x_adv).embedding.flatten(1))
     points = reduce(torch.cat([*embeddings, *adversarial]))
-    eps = getattr(attack, "eps", None)
-    title = name if eps is None else f"{name}, $\\epsilon$ = {eps:.3g}"
+    budget = budget_of(attack, input_space)
+    title = name if budget is None else f"{name}, $\\epsilon$ = {budget.eps:.3g}"
     label = {"pca": "PCA", "tsne": "t-SNE"}[method]
     return DecisionSpace(label, title, y.tolist(), points[: len(x)].tolist(), points[len(x) :].tolist())
 

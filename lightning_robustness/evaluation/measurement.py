@@ -6,7 +6,6 @@ in ``compute``. Only ``compute`` talks to the other processes.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.utilities.distributed import gather_all_tensors
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from lightning_robustness.attacks import Attack, AttackResult, MaskingSign, get_attack, masking_signs, run
+from lightning_robustness.attacks import Attack, AttackResult, MaskingSign, budget_of, get_attack, masking_signs, run
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.metrics import ROBY, AttackSuccessRate, FisherSpectralNorm, RobustnessDifferenceIndex
 from lightning_robustness.metrics.class_statistics import Mode
@@ -256,7 +255,7 @@ class AttackMeter:
         if not tables:
             return tables
         y, preds, adv_preds, l2, linf = (_COLUMNS.index(name) for name in ("y", "preds", "adv_preds", "l2", "linf"))
-        budgets = [_budget(self._attacks[name], self._input_space) for name in tables]
+        budgets = [budget_of(self._attacks[name], self._input_space) for name in tables]
         stacked = torch.stack(list(tables.values()))
         has_budget = torch.tensor([budget is not None for budget in budgets], device=stacked.device).unsqueeze(1)
         within = torch.zeros_like(stacked[..., l2], dtype=torch.bool) | ~has_budget.any()
@@ -280,14 +279,6 @@ def _default_name(attack: AttackLike) -> str:
     if isinstance(attack, str):
         return attack.removeprefix("torchattacks:").lower()
     return str(getattr(attack, "name", getattr(attack, "__name__", type(attack).__name__))).lower()
-
-
-def _budget(attack: Callable[..., Any], input_space: InputSpace) -> tuple[Any, float] | None:
-    """Norm and size of what an attack may do, in the units of the input space, or None if it may do anything."""
-    if isinstance(attack, Attack):
-        attack = replace(attack, low=input_space.low, high=input_space.high)
-    eps = getattr(attack, "eps", None)
-    return None if eps is None else (getattr(attack, "norm", None), eps)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score
 from torch import nn
 
-from lightning_robustness.attacks import CW, PGD, Attack, Square, TorchAttack, get_attack, run
+from lightning_robustness.attacks import CW, PGD, Attack, Square, TorchattacksAdapter, get_attack, run
 from lightning_robustness.attacks.attack import Perturbation
 from lightning_robustness.evaluation.measurement import AttackMeter, FeatureMeter, FisherMeter, name_attacks
 from lightning_robustness.functional import fisher_spectral_norm, robustness_difference_index, roby
@@ -39,7 +39,7 @@ def test_attacks_by_name():
         "cw": CW(),
         "square": Square(eps=0.1, num_queries=200),
         "pgd_l2": PGD(eps=0.1, norm="l2"),
-        "deepfool": TorchAttack(attack="DeepFool"),
+        "deepfool": TorchattacksAdapter(attack="DeepFool"),
     }
     assert name_attacks(["pgd", "square"]) == {"pgd": PGD(), "square": Square(num_queries=200)}
     assert name_attacks([]) == {}

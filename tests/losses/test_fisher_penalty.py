@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from lightning_robustness import InputSpace
-from lightning_robustness.functional import fisher_penalty, fisher_spectral_norm
+from lightning_robustness.functional import fisher_spectral_norm
+from lightning_robustness.losses import fisher_penalty
 from tests.functional.test_fisher_spectral_norm import information
 from tests.functional.test_jacobian import MODELS
 from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
