@@ -2,6 +2,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -92,16 +93,7 @@ class Attack(ABC):
 def craft(
     attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor, active: Tensor | None = None
 ) -> Perturbation:
-    """Attack a batch as the model sees it, within a sandbox; adversarial inputs are as the model sees them too.
-
-    Args:
-        attack: See ``perturb``.
-        model: The model as attacks see it.
-        x: Inputs as the model sees them.
-        y: Labels.
-        active: Indices of the samples to attack, by default all. The others are returned unchanged.
-
-    """
+    """Attack a batch as ``perturb`` does, but with inputs and adversarial inputs as the model sees them."""
     rows = slice(None) if active is None else active
     perturbation = perturb(attack, model, model.unnormalize(x), y, active)
     x_adv = x.clone()
@@ -131,10 +123,8 @@ def perturb(
     active = torch.arange(len(x), device=x.device) if active is None else active
     if len(active) == 0:
         return Perturbation(x, torch.zeros_like(y))
-    if isinstance(attack, Attack):
-        perturbation = attack.perturb(model, x, y, active)
-    else:
-        perturbation = perturb_by_function(attack, model, x, y, active)
+    method = attack.perturb if isinstance(attack, Attack) else partial(perturb_by_function, attack)
+    perturbation = method(model, x, y, active)
     rows = all_or(active, len(x))
     _check_perturbation(attack, model, x[rows], perturbation.x_adv[rows])
     return perturbation

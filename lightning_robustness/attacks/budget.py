@@ -10,13 +10,7 @@ Norm = Literal["linf", "l2"]
 
 
 class Budget(NamedTuple):
-    """Largest perturbation that an attack may make.
-
-    Attributes:
-        norm: ``"linf"`` or ``"l2"``; another name, or None, for attacks from elsewhere that state it or do not.
-        eps: Size in this norm, in un-normalised units.
-
-    """
+    """Largest perturbation that an attack may make: a norm, None if it does not say, and a size in its units."""
 
     norm: str | None
     eps: float

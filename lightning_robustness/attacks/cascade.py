@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class Cascade(Attack):
     """
 
     attacks: tuple[Callable[..., Any], ...]
+    white_box: ClassVar[None] = None  # some members may be, others not
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attacks", tuple(self.attacks))
@@ -48,11 +49,6 @@ class Cascade(Attack):
                 raise ValueError(
                     f"Expected all attacks to have targeted={self.targeted} as the cascade has, but got {attack!r}."
                 )
-
-    @property
-    def white_box(self) -> None:
-        """Whether the attack uses gradients: some may, some may not."""
-        return
 
     def budgets_in(self, input_space: InputSpace) -> list[Budget | None]:
         """Return the budgets of all members."""

@@ -70,7 +70,7 @@ class Classifier(nn.Module):
 
         Args:
             x: Inputs.
-            weights: Gives the weights, from the logits.
+            weights: Callable from the logits to the weights.
 
         Returns:
             Logits, and the gradient with respect to the inputs.

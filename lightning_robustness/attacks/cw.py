@@ -93,8 +93,9 @@ class CW(Attack):
 
     def _descend(self, model: Classifier, x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Minimise for one weight per sample; return the closest successes, their distances, and the cost."""
-        box, adam = _Box(model), _Adam(self.lr)
-        w, index = box.inverse(x), torch.arange(len(x), device=x.device)
+        box, index = _Box(model), torch.arange(len(x), device=x.device)
+        w = box.inverse(x)
+        adam = _Adam(self.lr, w)
         closest, distance, queries = x.clone(), torch.full_like(c, torch.inf), torch.full_like(y, self.steps)
         loss, last_loss, window = distance, distance, max(self.steps // 10, 1)
         may_leave = self.binary_search_steps > 1 and not self.all_steps
@@ -126,7 +127,7 @@ class CW(Attack):
         return gradient if self.targeted else -gradient
 
     def _deficit(self, model: Classifier, logits: Tensor, y: Tensor) -> Tensor:
-        """By how much the attack is behind: the margin, and what rounding may take from it in another batch."""
+        """Return how far the attack is behind: the margin, and what rounding may take from it in another batch."""
         deficit = -margin(logits, y) if self.targeted else margin(logits, y)
         return deficit + 4 * torch.finfo(model.dtype).eps * logits.abs().amax(dim=1)
 
@@ -154,14 +155,11 @@ class _Box:
 class _Adam:
     """Adam for samples that may leave."""
 
-    def __init__(self, lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def __init__(self, lr: float, like: Tensor, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self.lr, self.betas, self.count = lr, betas, 0
-        self.mean: Tensor | None = None
-        self.square: Tensor | None = None
+        self.mean, self.square = torch.zeros_like(like), torch.zeros_like(like)
 
     def step(self, w: Tensor, gradient: Tensor) -> Tensor:
-        if self.mean is None or self.square is None:
-            self.mean, self.square = torch.zeros_like(w), torch.zeros_like(w)
         self.count += 1
         self.mean.lerp_(gradient, 1 - self.betas[0])
         self.square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
@@ -169,5 +167,4 @@ class _Adam:
         return w.addcdiv(self.mean, self.square.sqrt().div_(bias[1]).add_(1e-8), value=-self.lr / bias[0])
 
     def keep(self, index: Tensor) -> None:
-        if self.mean is not None and self.square is not None:
-            self.mean, self.square = self.mean[index], self.square[index]
+        self.mean, self.square = self.mean[index], self.square[index]

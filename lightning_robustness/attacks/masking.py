@@ -23,6 +23,7 @@ class _Tally:
     """Results of one attack, summed over batches."""
 
     attack: Any
+    budget: Budget | None
     success: int = 0
     eligible: int = 0
     zero_gradients: int = 0
@@ -32,17 +33,10 @@ class _Tally:
     def rate(self) -> float:
         return self.success / max(self.eligible, 1)
 
-    @property
-    def budget(self) -> Budget | None:
-        return budget_of(self.attack)
-
     def setting(self, *left_out: str) -> tuple[Any, ...]:
-        """Everything that distinguishes attacks but what is left out."""
-        attack = self.attack
-        if not is_dataclass(attack):
-            return (id(attack),)
-        values = ((field.name, getattr(attack, field.name)) for field in fields(attack) if field.name not in left_out)
-        return (type(attack), *values)
+        """Return all settings of the attack, a dataclass, but those that are left out."""
+        names = (field.name for field in fields(self.attack) if field.name not in left_out)
+        return (type(self.attack), *((name, getattr(self.attack, name)) for name in names))
 
     def has(self, **attributes: Any) -> bool:
         return all(getattr(self.attack, name, None) == value for name, value in attributes.items())
@@ -98,7 +92,7 @@ def _tally(results: list[AttackResult]) -> list[_Tally]:
     for result in results:
         tally = next((t for t in tallies if t.attack is result.attack or t.attack == result.attack), None)
         if tally is None:
-            tallies.append(tally := _Tally(result.attack))
+            tallies.append(tally := _Tally(result.attack, budget_of(result.attack)))
         tally.success += int(result.success.sum())
         tally.eligible += int(result.eligible.sum())
         if result.zero_gradients is not None:

@@ -144,9 +144,7 @@ class PGD(Attack):
                 gradient /= nonzero(gradient.abs().mean(dim=tuple(range(1, gradient.ndim)), keepdim=True))
                 velocity = gradient = gradient if velocity is None else gradient.add_(velocity, alpha=self.momentum)
             x_adv = self._project(model, self._move(x_adv, gradient), *ball)
-        if self.all_steps:
-            return Perturbation(x_adv, queries, zero_gradients)
-        final[index] = x_adv
+        final = x_adv if self.all_steps else final.index_copy_(0, index, x_adv)
         return Perturbation(final, queries, zero_gradients)
 
     def _start(self, model: Classifier, x: Tensor, ball: list[Tensor]) -> Tensor:

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ class SirenAttack(Attack):
     inertia: tuple[float, float] = (0.9, 0.1)
     attraction: tuple[float, float] = (1.4961, 1.4961)
     patience: int = 10
+    norm: ClassVar[Norm] = "linf"
 
     def __post_init__(self) -> None:
         for name in ("eps", "alpha"):
@@ -68,11 +70,6 @@ class SirenAttack(Attack):
             object.__setattr__(self, name, value)
             if len(value) != 2 or not all(isinstance(v, (int, float)) and v >= 0 for v in value):
                 raise ValueError(f"Expected argument `{name}` to be two non-negative numbers but got {value!r}.")
-
-    @property
-    def norm(self) -> Norm:
-        """Norm of the budget."""
-        return "linf"
 
     @property
     def white_box(self) -> bool:
@@ -89,14 +86,9 @@ class SirenAttack(Attack):
         x_adv, queries = x.clone(), torch.zeros_like(y)
         x_adv[active], queries[active], unbroken = self._swarm(model, x[active], y[active])
         rest = active if self.all_steps else active[unbroken]
-        if self.gradient_steps and len(rest):
-            refinement = PGD(
-                eps=self.eps,
-                alpha=self.alpha,
-                steps=self.gradient_steps,
-                targeted=self.targeted,
-                all_steps=self.all_steps,
-            ).descend(model, x[rest], y[rest], x_adv[rest])
+        if (steps := self.gradient_steps) and len(rest):
+            attack = PGD(eps=self.eps, alpha=self.alpha, steps=steps, targeted=self.targeted, all_steps=self.all_steps)
+            refinement = attack.descend(model, x[rest], y[rest], x_adv[rest])
             x_adv[rest] = refinement.x_adv
             queries[rest] += refinement.queries
         return Perturbation(x_adv, queries)
@@ -106,16 +98,13 @@ class SirenAttack(Attack):
         """Run the swarms; return the best inputs, the cost and the samples that are not broken."""
         final, queries = x.clone(), torch.full_like(y, self.steps * self.num_particles)
         index, places = torch.arange(len(x), device=x.device), self._scatter(x)
-        velocities, own_best, own_lowest = (
-            torch.zeros_like(places),
-            places,
-            places.new_full(places.shape[:2], torch.inf),
-        )
+        velocities, own_best = torch.zeros_like(places), places
+        own_lowest = places.new_full(places.shape[:2], torch.inf)
         best, lowest, idle = places[0], own_lowest[0], torch.zeros_like(y)
         for step in range(self.steps):
             values = torch.stack([self._objective(model, model.clamp(x + place), y) for place in places])
             better = values < own_lowest
-            own_best = torch.where(_spread(better, places), places, own_best)
+            own_best = torch.where(better.reshape(*better.shape, *[1] * (x.ndim - 1)), places, own_best)
             own_lowest = torch.minimum(own_lowest, values)
             value, particle = own_lowest.min(dim=0)
             idle = torch.where(value < lowest, 0, idle + 1)
@@ -155,7 +144,3 @@ class SirenAttack(Attack):
     def _objective(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
         value = margin(model(x), y)
         return -value if self.targeted else value
-
-
-def _spread(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.reshape(*mask.shape, *[1] * (like.ndim - mask.ndim))

@@ -1,8 +1,10 @@
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from lightning_robustness.attacks.attack import Attack, Perturbation
 from lightning_robustness.attacks.budget import Norm
@@ -51,6 +53,7 @@ class Square(Attack):
     norm: Norm = "linf"
     p: float = 0.8
     loss: Loss = "margin"
+    white_box: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_number("eps", self.eps)
@@ -60,11 +63,6 @@ class Square(Attack):
         check_integer("num_queries", self.num_queries, minimum=1)
         check_option("norm", self.norm, Norm)
         check_option("loss", self.loss, Loss)
-
-    @property
-    def white_box(self) -> bool:
-        """Whether the attack uses gradients."""
-        return False
 
     @torch.no_grad()
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
@@ -109,10 +107,7 @@ class Square(Attack):
     def _objective(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the value to be minimised, and which samples are broken."""
         logits = model(x)
-        if self.loss == "margin":
-            objective = margin(logits, y)
-        else:
-            objective = -torch.nn.functional.cross_entropy(logits, y, reduction="none")
+        objective = margin(logits, y) if self.loss == "margin" else -cross_entropy(logits, y, reduction="none")
         return (-objective if self.targeted else objective), self.reached(logits, y)
 
     def _start(self, model: Classifier, image: Tensor) -> Tensor:

@@ -43,17 +43,16 @@ class TorchattacksAdapter(Attack):
     options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", tuple(sorted(dict(self.options).items())))
-        if not isinstance(self.attack, str):
-            if self.options or self.targeted:
-                raise ValueError(
-                    f"Expected neither options nor targeted mode beside an instance of torchattacks but got "
-                    f"options={dict(self.options)}, targeted={self.targeted}. Set them on the instance."
-                )
-            return
-        parameters = inspect.signature(self._class()).parameters
-        options = {name: value for name, value in dict(self.options).items() if name != "eps" or "eps" in parameters}
+        options, is_name = dict(sorted(dict(self.options).items())), isinstance(self.attack, str)
+        parameters = dict(inspect.signature(self._class()).parameters) if is_name else {}
+        if is_name and "eps" not in parameters:
+            options.pop("eps", None)
         object.__setattr__(self, "options", tuple(options.items()))
+        if not is_name and (options or self.targeted):
+            raise ValueError(
+                f"Expected neither options nor targeted mode beside an instance of torchattacks but got "
+                f"options={options}, targeted={self.targeted}. Set them on the instance."
+            )
         unknown = [name for name in options if name not in parameters]
         if unknown:
             raise ValueError(

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, nll_loss
 
+from lightning_robustness.attacks import PGD
 from lightning_robustness.losses.log_probabilities import log_probabilities
 from lightning_robustness.utilities.checks import check_number
 from lightning_robustness.utilities.input_space import InputSpace
@@ -45,8 +46,7 @@ def mart_loss(
         steps: Number of its steps, each one gradient.
         x_adv: Adversarial inputs from elsewhere, as the model sees them, instead of the search.
         input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
-        seed: Seed of the noise; by default drawn from torch's random state, so that it differs from call to call and
-            the run is reproducible by its seed.
+        seed: Seed of the noise; by default drawn from torch's random state.
 
     Returns:
         Scalar tensor, differentiable in the weights of the model.
@@ -66,9 +66,8 @@ def mart_loss(
 
     """
     check_number("weight", weight)
-    log_p, adv_log_p = log_probabilities(
-        model, x, y, x_adv, loss="cross_entropy", eps=eps, alpha=alpha, steps=steps, input_space=input_space, seed=seed
-    )
+    attack = PGD(eps=eps, alpha=alpha, steps=steps, start="gaussian", loss="cross_entropy", all_steps=True)
+    log_p, adv_log_p = log_probabilities(model, x, y, x_adv, attack, input_space, seed)
     other = adv_log_p.scatter(1, y.unsqueeze(1), -torch.inf).argmax(dim=1, keepdim=True)
     # log(1 - p) from the other probabilities, which is finite where p rounds to 1
     complement = adv_log_p.scatter(1, other, -torch.inf).logsumexp(dim=1)

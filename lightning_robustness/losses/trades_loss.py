@@ -4,6 +4,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import kl_div, nll_loss
 
+from lightning_robustness.attacks import PGD
 from lightning_robustness.losses.log_probabilities import log_probabilities
 from lightning_robustness.utilities.checks import check_number
 from lightning_robustness.utilities.input_space import InputSpace
@@ -43,8 +44,7 @@ def trades_loss(
         steps: Number of its steps, each one gradient.
         x_adv: Adversarial inputs from elsewhere, as the model sees them, instead of the search.
         input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
-        seed: Seed of the noise; by default drawn from torch's random state, so that it differs from call to call and
-            the run is reproducible by its seed.
+        seed: Seed of the noise; by default drawn from torch's random state.
 
     Returns:
         Scalar tensor, differentiable in the weights of the model.
@@ -64,7 +64,6 @@ def trades_loss(
 
     """
     check_number("beta", beta)
-    log_p, adv_log_p = log_probabilities(
-        model, x, y, x_adv, loss="kl", eps=eps, alpha=alpha, steps=steps, input_space=input_space, seed=seed
-    )
+    attack = PGD(eps=eps, alpha=alpha, steps=steps, start="gaussian", loss="kl", all_steps=True)
+    log_p, adv_log_p = log_probabilities(model, x, y, x_adv, attack, input_space, seed)
     return nll_loss(log_p, y) + beta * kl_div(adv_log_p, log_p, reduction="batchmean", log_target=True)

@@ -13,7 +13,8 @@ from lightning_robustness import (
     AttackFreeRegularization,
     InputSpace,
 )
-from lightning_robustness.functional import fisher_penalty, fisher_spectral_norm, rdi_loss, trades_loss
+from lightning_robustness.functional import fisher_spectral_norm
+from lightning_robustness.losses import fisher_penalty, rdi_loss, trades_loss
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import digits_data, make_trainer
 from tests.callbacks.test_adversarial_training import (

@@ -1,15 +1,17 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from lightning_robustness import InputSpace
+from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
 from lightning_robustness.losses.log_probabilities import log_probabilities
 from tests.attacks.traces import assert_same, network_in_training, snapshot
 
-OPTIONS = {"loss": "kl", "eps": 0.1, "alpha": 0.03, "steps": 5, "input_space": None, "seed": 0}
+ATTACK = PGD(eps=0.1, alpha=0.03, steps=5, start="gaussian", loss="kl", all_steps=True)
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def network(digits_network):
     return copy.deepcopy(digits_network).double()
 
 
-def search(network, x, y, **options):
+def search(network, x, y, input_space=None, seed=0, **options):
     """Adversarial inputs that the search comes up with, and the log-probabilities."""
     seen = []
 
@@ -31,18 +33,18 @@ def search(network, x, y, **options):
         seen.append(inputs.detach())
         return network(inputs)
 
-    pair = log_probabilities(model, x, y, None, **OPTIONS | options)
+    pair = log_probabilities(model, x, y, None, replace(ATTACK, **options), input_space, seed)
     return seen[-1], pair
 
 
 def by_hand(network, x, start, objective):
     """The published loop, from a given start."""
     x_adv = start
-    for _ in range(OPTIONS["steps"]):
+    for _ in range(ATTACK.steps):
         x_adv.requires_grad_()
         (gradient,) = torch.autograd.grad(objective(network(x_adv)), x_adv)
-        x_adv = x_adv.detach() + OPTIONS["alpha"] * gradient.sign()
-        x_adv = torch.min(torch.max(x_adv, x - OPTIONS["eps"]), x + OPTIONS["eps"]).clamp(0, 1)
+        x_adv = x_adv.detach() + ATTACK.alpha * gradient.sign()
+        x_adv = torch.min(torch.max(x_adv, x - ATTACK.eps), x + ATTACK.eps).clamp(0, 1)
     return x_adv
 
 
@@ -80,7 +82,7 @@ def test_no_range(network):
 def test_the_search_leaves_no_trace(digits, digits_network):
     network, x, y = network_in_training(digits_network).eval(), digits[0][:5], digits[1][:5]
     before = snapshot(network)
-    log_probabilities(network, x, y, None, **OPTIONS)
+    log_probabilities(network, x, y, None, ATTACK, None, seed=0)
     assert_same(before, snapshot(network))
 
 
@@ -123,6 +125,7 @@ def test_a_model_without_a_graph(loss):
         ({"input_space": InputSpace(high=0.5)}, r"inputs in the range \[0.0, 0.5\] but observed"),
     ],
 )
-def test_bad_input(options, match):
+@pytest.mark.parametrize("loss", [trades_loss, mart_loss])
+def test_bad_input(loss, options, match):
     with pytest.raises(ValueError, match=match):
-        log_probabilities(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), None, **OPTIONS | options)
+        loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), **options)
