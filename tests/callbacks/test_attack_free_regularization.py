@@ -220,7 +220,7 @@ def test_pickle():
 
 
 def test_manual_optimization_is_refused(tmp_path):
-    with pytest.raises(MisconfigurationException, match=r"automatic optimization .*Add `functional\.rdi_loss` and"):
+    with pytest.raises(MisconfigurationException, match=r"automatic optimization .*Add `losses\.rdi_loss` and"):
         fit(tmp_path, AttackFreeRegularization(), module=Manual)
 
 
