@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from lightning_robustness import AdversarialTraining, AdversarialWeightPerturbation, AttackFreeRegularization
 from lightning_robustness.attacks import PGD
-from lightning_robustness.functional import trades_loss
+from lightning_robustness.losses import trades_loss
 
 EPS = 0.1
 Step = Callable[[nn.Module, Tensor, Tensor], Tensor]

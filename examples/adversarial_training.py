@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import AdversarialTraining, AttackFreeRegularization, RobustnessMonitor
-from lightning_robustness.functional import trades_loss
+from lightning_robustness.losses import trades_loss
 
 LOGS = "lightning_logs/adversarial_training"
 # Colours that differ for all kinds of sight, and dashes for print

@@ -1,4 +1,5 @@
 from lightning_robustness.attacks.attack import Attack
+from lightning_robustness.attacks.budget import Budget, budget_of
 from lightning_robustness.attacks.cascade import Cascade
 from lightning_robustness.attacks.cw import CW
 from lightning_robustness.attacks.masking import MaskingSign, masking_signs
@@ -7,18 +8,20 @@ from lightning_robustness.attacks.registry import get_attack
 from lightning_robustness.attacks.run import AttackResult, run
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
-from lightning_robustness.attacks.torch_attack import TorchAttack
+from lightning_robustness.attacks.torchattacks_adapter import TorchattacksAdapter
 
 __all__ = [
     "CW",
     "PGD",
     "Attack",
     "AttackResult",
+    "Budget",
     "Cascade",
     "MaskingSign",
     "SirenAttack",
     "Square",
-    "TorchAttack",
+    "TorchattacksAdapter",
+    "budget_of",
     "get_attack",
     "masking_signs",
     "run",

@@ -1,12 +1,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_robustness.attacks.attack import Attack, Perturbation, perturb
+from lightning_robustness.attacks.budget import Budget, budgets_of
 from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.utilities.input_space import InputSpace
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -17,11 +19,8 @@ class Cascade(Attack):
 
     Args:
         attacks: Attacks, cheap ones first; callables that are not built in work too.
-        targeted: Whether ``y`` holds labels that the model shall predict; the attacks must agree.
+        targeted: Whether ``y`` holds the labels to be predicted after the attack; the attacks must agree.
         all_steps: Whether all attacks see all samples.
-        progress: Whether to show a progress bar.
-        low: Smallest value of inputs, or None for no bound.
-        high: Largest value of inputs, or None for no bound.
 
     Raises:
         ValueError: If there is no attack, or one is targeted and the cascade is not, or the reverse.
@@ -39,6 +38,7 @@ class Cascade(Attack):
     """
 
     attacks: tuple[Callable[..., Any], ...]
+    white_box: ClassVar[None] = None  # some members may be, others not
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attacks", tuple(self.attacks))
@@ -50,18 +50,17 @@ class Cascade(Attack):
                     f"Expected all attacks to have targeted={self.targeted} as the cascade has, but got {attack!r}."
                 )
 
-    @property
-    def white_box(self) -> None:
-        """Whether the attack uses gradients: some may, some may not."""
-        return
+    def budgets_in(self, input_space: InputSpace) -> list[Budget | None]:
+        """Return the budgets of all members."""
+        return [budget for attack in self.attacks for budget in budgets_of(attack, input_space)]
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
         x_adv, queries = x.clone(), torch.zeros_like(y)
         survivors = active
-        for number in self._iterations(len(self.attacks)):
-            perturbation = perturb(self.attacks[number], model, x, y, survivors)
-            # What broke a sample stays, for those that nothing breaks the last attempt
+        for attack in self.attacks:
+            perturbation = perturb(attack, model, x, y, survivors)
+            # A sample keeps the input that broke it or, if none did, the last attempt
             x_adv[survivors] = perturbation.x_adv[survivors]
             with torch.no_grad():
                 reached = self.reached(model(x_adv[survivors]), y[survivors])

@@ -1,48 +1,49 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lightning_robustness.utilities.checks import check_labels
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_differentiable, compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
+from lightning_robustness.utilities.sandbox import sandbox
 
 
 class Classifier(nn.Module):
     """A model as attacks see it: from un-normalised inputs to logits of at least single precision.
 
     Attributes:
+        input_space: Range and normalisation of the inputs.
         low: Smallest value that an input may have, or None.
         high: Largest value that an input may have, or None.
         dtype: Precision that the model takes its inputs in.
-        num_rows: Samples that went through, all calls together.
+        num_rows: Number of samples that went through, over all calls.
 
     Args:
         model: The model, from normalised inputs to logits.
         input_space: Range and normalisation of its inputs.
         x: A batch as the model sees it, for shape, precision and device.
-        y: Labels of that batch, which the model must have classes for.
-
-    Raises:
-        TypeError: If the labels are not integers.
-        ValueError: If there is not one label for each sample, or a label is negative.
+        highest_label: Largest label of that batch, which the model must have a class for.
 
     """
 
-    def __init__(self, model: Callable[..., Any], input_space: InputSpace, x: Tensor, y: Tensor) -> None:
+    def __init__(self, model: Callable[..., Any], input_space: InputSpace, x: Tensor, highest_label: int) -> None:
         super().__init__()
         self.training = False
         self.model = model
         # Attacks that ask the first parameter for the device get an answer from models without parameters too
         self.anchor = nn.Parameter(x.new_empty(0), requires_grad=False)
-        self.low, self.high, self.dtype = input_space.low, input_space.high, x.dtype
+        self.input_space, self.low, self.high = input_space, input_space.low, input_space.high
+        self.dtype = x.dtype
         self.num_rows = 0
         working = at_least_float32(x.dtype)
         corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=working)
         self._is_normalized = input_space.mean is not None or input_space.std is not None
         self._mean, self._std = input_space.unnormalize(corner), input_space.scale(corner)
-        self._highest_label = _check_labels(x, y)
+        self._highest_label = highest_label
 
     def unnormalize(self, x: Tensor) -> Tensor:
         """Map what the model sees to what attacks see, in at least single precision."""
@@ -56,20 +57,20 @@ class Classifier(nn.Module):
         """Put un-normalised inputs into their range."""
         return x if self.low is None and self.high is None else x.clamp(self.low, self.high)
 
-    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Difference of two batches as the model sees them, in un-normalised units, flattened to a matrix."""
+    def difference(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Subtract two batches as the model sees them; in un-normalised units, one row per sample."""
         return ((x_adv.to(self._std.dtype) - x.to(self._std.dtype)) * self._std).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model on un-normalised inputs and return logits."""
-        return self.logits(self.normalize(x))
+        return self.from_normalized(self.normalize(x))
 
     def gradient(self, x: Tensor, weights: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Run the model on un-normalised inputs and differentiate a weighted sum of the logits of each sample.
 
         Args:
             x: Inputs.
-            weights: Gives the weights, from the logits.
+            weights: Callable from the logits to the weights.
 
         Returns:
             Logits, and the gradient with respect to the inputs.
@@ -84,8 +85,8 @@ class Classifier(nn.Module):
         (gradient,) = torch.autograd.grad(logits, x, weights(logits.detach()))
         return logits.detach(), gradient
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Run the model on inputs as it sees them and return logits.
+    def from_normalized(self, x: Tensor) -> Tensor:
+        """Run the model on inputs as it sees them, normalised where it expects that, and return logits.
 
         Raises:
             ValueError: If the model has no class for the highest label, or changes its inputs in place.
@@ -107,16 +108,37 @@ class Classifier(nn.Module):
         return logits.to(at_least_float32(logits.dtype))
 
 
-def _check_labels(x: Tensor, y: Tensor) -> int:
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise TypeError(f"Expected argument `y` to be an integer tensor of labels but got dtype {y.dtype}.")
-    if y.shape != x.shape[:1]:
-        raise ValueError(
-            f"Expected argument `y` to have shape ({len(x)},), one label for each input, but got {tuple(y.shape)}."
-        )
-    if len(y) == 0:
-        return -1
-    low, high = torch.stack(y.aminmax()).tolist()
-    if low < 0:
-        raise ValueError(f"Expected labels to be non-negative but got values from {low} to {high}.")
-    return high
+@contextmanager
+def open_classifier(
+    model: Callable[..., Any],
+    x: Tensor,
+    y: Tensor,
+    input_space: InputSpace | None = None,
+    seed: int = 0,
+    index: int = 0,
+    eval_mode: bool = True,
+) -> Iterator[tuple[Classifier, Tensor, Tensor]]:
+    """Check a batch and open a sandbox in which it can be attacked: the way into every attack.
+
+    Args:
+        model: Callable from inputs to logits.
+        x: Inputs as the model sees them, of shape ``(N, ...)``.
+        y: Labels of shape ``(N,)``.
+        input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
+        seed: Seed of the random state inside.
+        index: Second part of the seed, for instance the index of the batch.
+        eval_mode: Whether the model is attacked in eval mode.
+
+    Yields:
+        The model as attacks see it, and copies of the inputs (as the model sees them) and of the labels.
+
+    Raises:
+        TypeError: If the inputs are not floating point or the labels not integers.
+        ValueError: If inputs are out of range, or there is not one non-negative label per sample.
+
+    """
+    input_space = input_space or InputSpace()
+    input_space.check(x)
+    highest_label = check_labels("y", y, len(x))
+    with sandbox(model, x, y, seed=seed, index=index, eval_mode=eval_mode) as (x, y):
+        yield Classifier(model, input_space, x, highest_label), x, y.long()

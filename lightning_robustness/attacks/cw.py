@@ -7,6 +7,7 @@ from torch import Tensor
 from lightning_robustness.attacks.attack import Attack, Perturbation
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.objective import margin, margin_gradient
+from lightning_robustness.utilities.checks import check_integer, check_number
 
 # The change of variables maps onto a box that is wider than the range by this factor, and is clamped to the range:
 # with 1, pixels at the ends of the range would lie at infinity and never move.
@@ -32,11 +33,8 @@ class CW(Attack):
         lr: Learning rate.
         binary_search_steps: Number of weights that are tried for each sample: larger by a factor of 10 until one
             succeeds, then halfway between the largest that failed and the smallest that succeeded. 1 for no search.
-        targeted: Whether ``y`` holds labels that the model shall predict, instead of true ones that it shall not.
-        all_steps: Whether every sample goes through every step, also those that are wrong before.
-        progress: Whether to show a progress bar.
-        low: Smallest value of inputs, or None for no bound.
-        high: Largest value of inputs, or None for no bound.
+        targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
+        all_steps: Whether every sample goes through every step, also those that are misclassified before the attack.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -59,11 +57,11 @@ class CW(Attack):
     binary_search_steps: int = 1
 
     def __post_init__(self) -> None:
-        self._check_number("kappa")
+        check_number("kappa", self.kappa)
         for name in ("c", "lr"):
-            self._check_number(name, exclusive=True)
+            check_number(name, getattr(self, name), exclusive=True)
         for name in ("steps", "binary_search_steps"):
-            self._check_count(name)
+            check_integer(name, getattr(self, name), minimum=1)
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
@@ -94,13 +92,14 @@ class CW(Attack):
         return torch.where(succeeded == 1, x_adv, torch.lerp(x, x_adv, succeeded))
 
     def _descend(self, model: Classifier, x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Minimise for one weight a sample; return the closest images that succeed, their distances, and the cost."""
-        box, adam = _Box(model), _Adam(self.lr)
-        w, index = box.inverse(x), torch.arange(len(x), device=x.device)
+        """Minimise for one weight per sample; return the closest successes, their distances, and the cost."""
+        box, index = _Box(model), torch.arange(len(x), device=x.device)
+        w = box.inverse(x)
+        adam = _Adam(self.lr, w)
         closest, distance, queries = x.clone(), torch.full_like(c, torch.inf), torch.full_like(y, self.steps)
         loss, last_loss, window = distance, distance, max(self.steps // 10, 1)
         may_leave = self.binary_search_steps > 1 and not self.all_steps
-        for step in self._iterations(self.steps):
+        for step in range(self.steps):
             x_adv, derivative = box(w)
             logits, gradient = model.gradient(x_adv, partial(self._weights, y=y))
             deficit = self._deficit(model, logits, y)
@@ -128,7 +127,7 @@ class CW(Attack):
         return gradient if self.targeted else -gradient
 
     def _deficit(self, model: Classifier, logits: Tensor, y: Tensor) -> Tensor:
-        """By how much the attack is behind: the margin, and what rounding may take from it in another batch."""
+        """Return how far the attack is behind: the margin, and what rounding may take from it in another batch."""
         deficit = -margin(logits, y) if self.targeted else margin(logits, y)
         return deficit + 4 * torch.finfo(model.dtype).eps * logits.abs().amax(dim=1)
 
@@ -156,14 +155,11 @@ class _Box:
 class _Adam:
     """Adam for samples that may leave."""
 
-    def __init__(self, lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def __init__(self, lr: float, like: Tensor, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self.lr, self.betas, self.count = lr, betas, 0
-        self.mean: Tensor | None = None
-        self.square: Tensor | None = None
+        self.mean, self.square = torch.zeros_like(like), torch.zeros_like(like)
 
     def step(self, w: Tensor, gradient: Tensor) -> Tensor:
-        if self.mean is None or self.square is None:
-            self.mean, self.square = torch.zeros_like(w), torch.zeros_like(w)
         self.count += 1
         self.mean.lerp_(gradient, 1 - self.betas[0])
         self.square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
@@ -171,5 +167,4 @@ class _Adam:
         return w.addcdiv(self.mean, self.square.sqrt().div_(bias[1]).add_(1e-8), value=-self.lr / bias[0])
 
     def keep(self, index: Tensor) -> None:
-        if self.mean is not None and self.square is not None:
-            self.mean, self.square = self.mean[index], self.square[index]
+        self.mean, self.square = self.mean[index], self.square[index]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
+from lightning_robustness.attacks.budget import Budget, budget_of
 from lightning_robustness.attacks.run import AttackResult
 
 
@@ -22,6 +23,7 @@ class AttackTally:
     """Results of one attack, summed over batches."""
 
     attack: Any
+    budget: Budget | None
     success: int = 0
     eligible: int = 0
     zero_gradients: int = 0
@@ -35,16 +37,18 @@ class AttackTally:
         return self.success / max(self.eligible, 1)
 
     def setting(self, *left_out: str) -> tuple[Any, ...]:
-        """Everything that distinguishes attacks but what is left out."""
-        attack = self.attack
-        if not is_dataclass(attack):
-            return (id(attack),)
-        values = ((field.name, getattr(attack, field.name)) for field in fields(attack) if field.name not in left_out)
-        return (type(attack), *values)
+        """Return all settings of the attack, a dataclass, but those that are left out."""
+        names = (field.name for field in fields(self.attack) if field.name not in left_out)
+        return (type(self.attack), *((name, getattr(self.attack, name)) for name in names))
 
     def has(self, **attributes: Any) -> bool:
         """Tell whether the attack has these attributes."""
         return all(getattr(self.attack, name, None) == value for name, value in attributes.items())
+
+    def is_rival(self, other: "AttackTally") -> bool:
+        """Whether this is a white-box attack with the goal and the budget of another attack."""
+        targeted = getattr(other.attack, "targeted", None)
+        return self.has(white_box=True, targeted=targeted) and self.budget == other.budget
 
 
 def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> list[MaskingSign]:
@@ -95,7 +99,7 @@ def _tally(results: Iterable[AttackResult]) -> list[AttackTally]:
     for result in results:
         tally = next((t for t in tallies if t.attack is result.attack or t.attack == result.attack), None)
         if tally is None:
-            tallies.append(tally := AttackTally(result.attack))
+            tallies.append(tally := AttackTally(result.attack, budget_of(result.attack)))
         tally.success += int(result.success.sum())
         tally.eligible += int(result.eligible.sum())
         if result.zero_gradients is not None:
@@ -108,9 +112,8 @@ def _tally(results: Iterable[AttackResult]) -> list[AttackTally]:
 
 def _black_box_beats_white_box(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
     for black in tallies:
-        budget = {name: getattr(black.attack, name, None) for name in ("eps", "norm", "targeted")}
-        rivals = [t for t in tallies if t.has(white_box=True, **budget)]
-        if not black.has(white_box=False) or budget["eps"] is None or not rivals:
+        rivals = [t for t in tallies if t.is_rival(black)]
+        if not black.has(white_box=False) or black.budget is None or not rivals:
             continue
         white = max(rivals, key=lambda t: t.rate)
         if black.rate > white.rate + tolerance:
@@ -139,8 +142,7 @@ def _zero_gradients(tallies: list[AttackTally], tolerance: float) -> Iterator[Ma
 
 def _one_step_beats_many(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
     for one in tallies:
-        budget = {name: getattr(one.attack, name, None) for name in ("eps", "norm", "targeted")}
-        rivals = [t for t in tallies if t.has(white_box=True, **budget) and getattr(t.attack, "steps", 1) > 1]
+        rivals = [t for t in tallies if t.is_rival(one) and getattr(t.attack, "steps", 1) > 1]
         if not one.has(white_box=True, steps=1) or not rivals:
             continue
         many = max(rivals, key=lambda t: t.rate)
@@ -156,19 +158,19 @@ def _one_step_beats_many(tallies: list[AttackTally], tolerance: float) -> Iterat
 
 
 def _not_rising_with_eps(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
-    groups: dict[tuple[Any, ...], list[AttackTally]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[float, AttackTally]]] = {}
     for tally in tallies:
-        if getattr(tally.attack, "eps", None) is not None and is_dataclass(tally.attack):
-            groups.setdefault(tally.setting("eps", "alpha", "options"), []).append(tally)
+        if tally.budget is not None and is_dataclass(tally.attack):
+            groups.setdefault(tally.setting("eps", "alpha", "options"), []).append((tally.budget.eps, tally))
     for group in groups.values():
-        group.sort(key=lambda t: t.attack.eps)
-        for small, large in itertools.pairwise(group):
-            doubled = large.attack.eps >= 2 * small.attack.eps and 0 < large.rate < 1 - tolerance
+        group.sort(key=lambda pair: pair[0])
+        for (small_eps, small), (large_eps, large) in itertools.pairwise(group):
+            doubled = large_eps >= 2 * small_eps and 0 < large.rate < 1 - tolerance
             if large.rate < small.rate - tolerance or (doubled and large.rate <= small.rate):
                 yield MaskingSign(
                     "not_rising_with_eps",
-                    f"{_name(small)} succeeds on {small.rate:.1%} with eps={small.attack.eps:g} and on "
-                    f"{large.rate:.1%} with eps={large.attack.eps:g}.",
+                    f"{_name(small)} succeeds on {small.rate:.1%} with eps={small_eps:g} and on "
+                    f"{large.rate:.1%} with eps={large_eps:g}.",
                     "What a small budget breaks, a larger one can break too: the attack does not find what is there.",
                     "Let alpha grow with eps, or leave it out; use more steps and restarts, and Square beside it.",
                 )

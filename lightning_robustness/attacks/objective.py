@@ -1,4 +1,4 @@
-"""What attacks push: the margin of a class, and gradients of losses with respect to logits."""
+"""Objectives of attacks: the margin of a class, and gradients of losses with respect to logits."""
 
 from typing import Literal
 
@@ -21,15 +21,25 @@ def margin_gradient(logits: Tensor, y: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter_(1, other, 1.0).scatter_(1, label, -1.0)
 
 
-def loss_gradient(logits: Tensor, y: Tensor, loss: Loss) -> Tensor:
-    """Gradient of a loss of each sample with respect to its logits, scaled so that it does not underflow.
+def loss_gradient(logits: Tensor, target: Tensor, loss: Loss) -> Tensor:
+    """Compute the gradient of a loss of each sample with respect to its logits, scaled so that it does not underflow.
 
     A confident sample has a tiny gradient of cross-entropy, which half precision would round to zero on its way to the
     input. The factor is a power of two for each sample: directions and signs are exactly what they were.
+
+    Args:
+        logits: Logits of shape ``(N, K)``.
+        target: Labels of shape ``(N,)``; for cross-entropy also probabilities of shape ``(N, K)``, with the gradient of
+            the divergence from these.
+        loss: ``"cross_entropy"`` or ``"margin"``.
+
     """
     if loss == "margin":
-        return margin_gradient(logits, y)
-    probabilities = logits.softmax(dim=1)
-    gradient = probabilities.scatter_add(1, y.unsqueeze(1), -torch.ones_like(probabilities[:, :1]))
+        return margin_gradient(logits, target)
+    gradient = logits.softmax(dim=1)
+    if target.ndim == 1:
+        gradient = gradient.scatter_add(1, target.unsqueeze(1), -torch.ones_like(gradient[:, :1]))
+    else:
+        gradient = gradient - target
     exponent = gradient.abs().amax(dim=1, keepdim=True).frexp().exponent
     return torch.ldexp(gradient, -exponent.clamp(min=-100))

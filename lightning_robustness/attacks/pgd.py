@@ -5,12 +5,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks.attack import Attack, Norm, Perturbation, all_or
+from lightning_robustness.attacks.attack import Attack, Perturbation, all_or
+from lightning_robustness.attacks.budget import Norm
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.norms import l2_norm, nonzero
 from lightning_robustness.attacks.objective import Loss, loss_gradient
+from lightning_robustness.utilities.checks import check_integer, check_number, check_option
 
-Start = Literal["uniform", "sign", "clean"]
+Start = Literal["uniform", "sign", "gaussian", "clean"]
+PGDLoss = Literal[Loss, "kl"]
+# Standard deviation of the Gaussian start, as published with TRADES and MART
+_NOISE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -33,18 +38,17 @@ class PGD(Attack):
         steps: Number of steps, each one gradient.
         norm: ``"linf"`` or ``"l2"``.
         start: ``"uniform"`` in the ball, in the l2 norm by direction and radius; ``"sign"``: a step of ``alpha`` in
-            every coordinate, up or down by chance; ``"clean"``: the input.
-        restarts: How often to start, each time with the samples that are not broken yet.
+            every coordinate, up or down at random; ``"gaussian"``: noise of standard deviation 0.001, as in TRADES;
+            ``"clean"``: the input.
+        restarts: Number of starts, each with the samples that are not broken yet.
         momentum: Decay of the sum of earlier gradients, each divided by its mean absolute value.
-        loss: ``"cross_entropy"``, or ``"margin"`` between the label and the best other class.
-        targeted: Whether ``y`` holds labels that the model shall predict, instead of true ones that it shall not.
-        all_steps: Whether every sample goes through every step, for an image of full strength.
-        progress: Whether to show a progress bar.
-        low: Smallest value of inputs, or None for no bound.
-        high: Largest value of inputs, or None for no bound.
+        loss: ``"cross_entropy"``; ``"margin"`` between the label and the best other class; or ``"kl"``, the divergence
+            of the prediction from that of the input, as in TRADES, which is zero at a clean start and has no targets.
+        targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
+        all_steps: Whether every sample goes through every step, for adversarial inputs of full strength.
 
     Raises:
-        ValueError: If an argument is out of range or unknown.
+        ValueError: If an argument is out of range or unknown, or two do not go together.
 
     Example:
         >>> import torch
@@ -63,21 +67,28 @@ class PGD(Attack):
     start: Start = "uniform"
     restarts: int = 1
     momentum: float = 0.0
-    loss: Loss = "cross_entropy"
+    loss: PGDLoss = "cross_entropy"
 
     def __post_init__(self) -> None:
         for name in ("eps", "momentum", *(["alpha"] if self.alpha is not None else [])):
-            self._check_number(name)
+            check_number(name, getattr(self, name))
         for name in ("steps", "restarts"):
-            self._check_count(name)
-        for name, options in (("norm", Norm), ("start", Start), ("loss", Loss)):
-            self._check_option(name, options)
+            check_integer(name, getattr(self, name), minimum=1)
+        for name, options in (("norm", Norm), ("start", Start), ("loss", PGDLoss)):
+            check_option(name, getattr(self, name), options)
         if self.norm == "l2" and self.start == "sign":
-            raise ValueError('Expected argument `start` to be "uniform" or "clean" in the l2 norm but got "sign".')
+            raise ValueError(
+                'Expected argument `start` to be "uniform", "gaussian" or "clean" in the l2 norm but got "sign".'
+            )
+        if self.loss == "kl" and (self.start == "clean" or self.targeted):
+            raise ValueError(
+                'Expected loss="kl", the divergence from the clean prediction, with a random start and without '
+                f"targets but got start={self.start!r}, targeted={self.targeted}."
+            )
 
     @property
     def step_size(self) -> float:
-        """What ``alpha`` is, or by default becomes."""
+        """Size of a step: ``alpha``, or its default."""
         if self.alpha is not None:
             return self.alpha
         return self.eps if self.steps == 1 else 2.5 * self.eps / self.steps
@@ -109,34 +120,41 @@ class PGD(Attack):
     ) -> Perturbation:
         """Take all steps from a given start."""
         ball = self._ball(model, x) if ball is None else ball
-        final, queries = start if self.all_steps else start.clone(), torch.full_like(y, self.steps)
+        target, num_passes = y, 0
+        if self.loss == "kl":
+            with torch.no_grad():
+                target, num_passes = model(x).softmax(dim=1), 1
+        final, queries = start if self.all_steps else start.clone(), torch.full_like(y, self.steps + num_passes)
         zero_gradients = torch.zeros_like(y, dtype=torch.bool)
         index, x_adv, velocity = torch.arange(len(x), device=x.device), start, None
-        for step in self._iterations(self.steps):
-            logits, gradient = model.gradient(x_adv, partial(self._weights, y=y))
+        for step in range(self.steps):
+            logits, gradient = model.gradient(x_adv, partial(self._weights, target=target))
             if step == 0:
                 zero_gradients = ~gradient.flatten(1).any(dim=1)
             if not self.all_steps and (broken := self.reached(logits, y)).any():
                 final[index[broken]] = x_adv[broken]
-                queries[index[broken]] = step + 1
+                queries[index[broken]] = step + 1 + num_passes
                 rest = (~broken).nonzero().squeeze(1)
                 if len(rest) == 0:
                     return Perturbation(final, queries, zero_gradients)
-                index, y, x_adv, gradient, *ball = (t[rest] for t in (index, y, x_adv, gradient, *ball))
+                index, y, target, x_adv = (t[rest] for t in (index, y, target, x_adv))
+                gradient, *ball = (t[rest] for t in (gradient, *ball))
                 velocity = velocity[rest] if velocity is not None else None
             if self.momentum:
                 gradient /= nonzero(gradient.abs().mean(dim=tuple(range(1, gradient.ndim)), keepdim=True))
                 velocity = gradient = gradient if velocity is None else gradient.add_(velocity, alpha=self.momentum)
             x_adv = self._project(model, self._move(x_adv, gradient), *ball)
-        if self.all_steps:
-            return Perturbation(x_adv, queries, zero_gradients)
-        final[index] = x_adv
+        final = x_adv if self.all_steps else final.index_copy_(0, index, x_adv)
         return Perturbation(final, queries, zero_gradients)
 
     def _start(self, model: Classifier, x: Tensor, ball: list[Tensor]) -> Tensor:
         if self.start == "clean":
             return x
-        if self.norm == "l2":
+        if self.start == "gaussian":
+            start = x + _NOISE * torch.randn_like(x)
+            if self.all_steps:  # as published, projected by the first step only
+                return start
+        elif self.norm == "l2":
             direction = torch.randn_like(x)
             # Uniform in the radius, not the volume: in many dimensions, that would be next to the surface
             start = x + direction * (self.eps * torch.rand_like(l2_norm(x)) / nonzero(l2_norm(direction)))
@@ -146,8 +164,8 @@ class PGD(Attack):
             start = torch.empty_like(x).uniform_(-self.eps, self.eps).add_(x)
         return self._project(model, start, *ball)
 
-    def _weights(self, logits: Tensor, y: Tensor) -> Tensor:
-        gradient = loss_gradient(logits, y, self.loss)
+    def _weights(self, logits: Tensor, target: Tensor) -> Tensor:
+        gradient = loss_gradient(logits, target, "cross_entropy" if self.loss == "kl" else self.loss)
         return -gradient if self.targeted else gradient
 
     def _move(self, x_adv: Tensor, gradient: Tensor) -> Tensor:
@@ -155,7 +173,7 @@ class PGD(Attack):
         return torch.add(x_adv, direction, alpha=self.step_size)
 
     def _ball(self, model: Classifier, x: Tensor) -> list[Tensor]:
-        """What the projection needs: the corners of the box that the attack may use, or the centre of the ball."""
+        """Return what the projection needs: the corners of the box to stay in, or the centre of the ball."""
         if self.norm == "l2":
             return [x]
         corners = [x - self.eps, x + self.eps]

@@ -10,7 +10,7 @@ from lightning_robustness.attacks.cw import CW
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
-from lightning_robustness.attacks.torch_attack import TorchAttack
+from lightning_robustness.attacks.torchattacks_adapter import TorchattacksAdapter
 
 _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "fgsm": (PGD, {"steps": 1, "start": "clean"}),
@@ -23,42 +23,27 @@ _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "square": (Square, {}),
     "siren": (SirenAttack, {}),
 }
-# What a preset sets for an attack: a group of settings, and those of them that the attack takes
-_GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "fgsm": ("steps", ("eps",)),
-    "rfgsm": ("steps", ("eps", "alpha", "steps")),
-    "bim": ("steps", ("eps", "alpha", "steps")),
-    "pgd": ("steps", ("eps", "alpha", "steps")),
-    "pgd_l2": ("steps", ("steps",)),
-    "mifgsm": ("steps", ("eps", "alpha", "steps")),
-    "cw": ("cw", ("steps", "lr", "c")),
-    "square": ("square", ("eps", "num_queries")),
-    "siren": ("siren", ("eps", "alpha", "steps", "gradient_steps")),
-}
-_MNIST = {
-    "steps": {"eps": 0.3, "alpha": 0.01, "steps": 40},
-    "cw": {"steps": 50, "lr": 0.01, "c": 1.0},
-    "square": {"eps": 0.3, "num_queries": 5000},
-}
-_CIFAR10 = {
-    "steps": {"eps": 0.1, "alpha": 0.0025, "steps": 10},
-    "cw": {"steps": 10, "lr": 0.01, "c": 0.5},
-    "square": {"eps": 0.1, "num_queries": 200},
-}
-_CIFAR100 = {
-    "steps": {"eps": 0.01, "alpha": 0.001, "steps": 10},
-    "cw": {"steps": 10, "lr": 0.01, "c": 0.1},
-    "square": {"eps": 0.01, "num_queries": 200},
-}
-_FISHER = {
-    "steps": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
-    "cw": {"steps": 20, "lr": 0.01, "c": 1.0},
-    "square": {"eps": 8 / 255, "num_queries": 5000},
-}
-_PRESETS: dict[str, dict[str, dict[str, float | int]]] = {
+# Settings that a preset gives an attack, where these are not all of its group
+_TAKEN = {"fgsm": ("eps",), "pgd_l2": ("steps",)}
+
+
+def _settings(
+    eps: float, alpha: float, steps: int, cw_steps: int, c: float, num_queries: int
+) -> dict[str, dict[str, float | int]]:
+    return {
+        "steps": {"eps": eps, "alpha": alpha, "steps": steps},
+        "cw": {"steps": cw_steps, "lr": 0.01, "c": c},
+        "square": {"eps": eps, "num_queries": num_queries},
+    }
+
+
+_MNIST = _settings(eps=0.3, alpha=0.01, steps=40, cw_steps=50, c=1.0, num_queries=5000)
+_CIFAR100 = _settings(eps=0.01, alpha=0.001, steps=10, cw_steps=10, c=0.1, num_queries=200)
+_FISHER = _settings(eps=8 / 255, alpha=2 / 255, steps=20, cw_steps=20, c=1.0, num_queries=5000)
+_PRESETS = {
     "mnist": _MNIST,
     "fashion-mnist": _MNIST,
-    "cifar10": _CIFAR10,
+    "cifar10": _settings(eps=0.1, alpha=0.0025, steps=10, cw_steps=10, c=0.5, num_queries=200),
     "cifar100": _CIFAR100,
     "tiny-imagenet": _CIFAR100,
     "imagenet": _FISHER,
@@ -105,7 +90,7 @@ def get_attack(
             raise ValueError(f"Expected no preset for {attack!r} but got {preset!r}. Pass its arguments one by one.")
         shared = {name: options.pop(name) for name in _shared() if name in options}
         options |= {} if eps is None else {"eps": eps}
-        return TorchAttack(attack=attack.removeprefix("torchattacks:"), options=options, **shared)
+        return TorchattacksAdapter(attack=attack.removeprefix("torchattacks:"), options=options, **shared)
     if attack == "worst":
         _check_options(attack, options, _shared())
         settings = {"eps": eps, "preset": preset, **options}
@@ -131,19 +116,20 @@ def _from_object(attack: Callable[..., Any], given: bool) -> Callable[..., Any]:
     if given:
         raise ValueError(f"Expected eps, preset and options for the name of an attack only but got {attack!r}.")
     is_foreign = any(parent.__module__.split(".")[0] == "torchattacks" for parent in type(attack).__mro__)
-    return TorchAttack(attack=attack) if is_foreign else attack
+    return TorchattacksAdapter(attack=attack) if is_foreign else attack
 
 
 def _preset(attack: str, preset: str | None) -> dict[str, Any]:
     if preset is None:
         return {}
-    group, taken = _GROUPS[attack]
+    group = attack if attack in ("cw", "square", "siren") else "steps"
     known = [name for name, groups in _PRESETS.items() if group in groups]
     if preset not in known:
         raise ValueError(
             f"Expected argument `preset` for {attack!r} to be one of {', '.join(known)} but got {preset!r}."
         )
-    return {name: value for name, value in _PRESETS[preset][group].items() if name in taken}
+    settings = _PRESETS[preset][group]
+    return {name: settings[name] for name in _TAKEN.get(attack, tuple(settings))}
 
 
 def _shared() -> tuple[str, ...]:

@@ -5,21 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks.attack import Attack, perturb
-from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.attacks.attack import Attack, craft
+from lightning_robustness.attacks.classifier import Classifier, open_classifier
 from lightning_robustness.attacks.registry import get_attack
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import are_probabilities, check_finite
-from lightning_robustness.utilities.sandbox import sandbox
 
 
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """What an attack did to a batch, one entry a sample.
+    """Result of an attack on a batch, per sample.
 
     Attributes:
         attack: The attack.
-        x_adv: Adversarial inputs as the model sees them, equal to the inputs where nothing was to be done.
+        x_adv: Adversarial inputs as the model sees them, equal to the inputs of samples that were not attacked.
         preds: Predicted labels before the attack.
         adv_preds: Predicted labels of ``x_adv``, from a forward pass after the attack.
         eligible: Samples that the attack can succeed on: right before it or, in targeted mode, not yet at the target.
@@ -28,7 +27,7 @@ class AttackResult:
         linf: Largest change of a coordinate, in un-normalised units.
         queries: Forward passes (with gradient, for attacks that use one) that the attack took; an average for attacks
             that are not built in.
-        zero_gradients: Samples whose first gradient was zero everywhere; None for attacks that do not tell.
+        zero_gradients: Samples whose first gradient was zero everywhere; None for attacks that do not report it.
         probabilities: Whether the model's outputs look like probabilities, instead of logits.
         deterministic: Whether a second forward pass of the same inputs gave the same outputs.
 
@@ -68,10 +67,10 @@ def run(
     seed: int = 0,
     index: int = 0,
 ) -> AttackResult:
-    """Attack a batch and measure what came of it, without a trace in the model, its gradients or random states.
+    """Attack a batch and measure the result, without a trace in the model, its gradients or random states.
 
-    The attack sees the samples that are classified correctly. What it returns is checked against its budget and the
-    range, and forwarded once more: that prediction counts.
+    The attack sees the samples that are classified correctly. The inputs that it returns are checked against its budget
+    and the range, and classified once more: that prediction counts.
 
     Args:
         model: Callable from inputs to logits; what ``lightning_robustness.utilities.logits.compute_logits`` takes.
@@ -79,7 +78,7 @@ def run(
             callable ``(model, x, y) -> x_adv`` on un-normalised inputs.
         x: Inputs as the model sees them, of shape ``(N, ...)``.
         y: Labels of shape ``(N,)``: true ones or, for a targeted attack, targets.
-        input_space: Range and normalisation of the inputs; by default, the range that the attack has, or [0, 1].
+        input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
         seed: Seed of the random numbers that the attack draws. The result does not depend on what ran before.
         index: Second part of the seed, for instance the index of the batch.
 
@@ -105,28 +104,24 @@ def run(
 
     """
     attack = get_attack(attack)
-    own = attack if isinstance(attack, Attack) else Attack()
-    input_space = InputSpace(own.low, own.high) if input_space is None else input_space
-    input_space.check(x)
-    with sandbox(model, x, y, seed=seed, index=index) as (x, y):
-        classifier = Classifier(model, input_space, x, y)
-        y = y.long()
+    targeted = isinstance(attack, Attack) and attack.targeted
+    all_steps = isinstance(attack, Attack) and attack.all_steps
+    with open_classifier(model, x, y, input_space, seed, index) as (classifier, x, y):
         logits = _logits(classifier, x)
-        eligible = ~own.reached(logits, y)
-        active = (eligible | own.all_steps).nonzero().squeeze(1)
-        perturbation = perturb(attack, classifier, classifier.unnormalize(x), y, active)
-        x_adv, preds = x.clone(), logits.argmax(dim=1)
-        x_adv[active] = classifier.normalize(perturbation.x_adv[active])
+        preds = logits.argmax(dim=1)
+        eligible = (preds == y) != targeted
+        active = (eligible | all_steps).nonzero().squeeze(1)
+        perturbation = craft(attack, classifier, x, y, active)
         adv_preds = preds.clone()
-        adv_preds[active] = _logits(classifier, x_adv[active]).argmax(dim=1)
-        delta = classifier.distance(x_adv, x)
+        adv_preds[active] = _logits(classifier, perturbation.x_adv[active]).argmax(dim=1)
+        delta = classifier.difference(perturbation.x_adv, x)
         return AttackResult(
             attack=attack,
-            x_adv=x_adv,
+            x_adv=perturbation.x_adv,
             preds=preds,
             adv_preds=adv_preds,
             eligible=eligible,
-            success=eligible & ((adv_preds == y) == own.targeted),
+            success=eligible & ((adv_preds == y) == targeted),
             l2=torch.linalg.vector_norm(delta, dim=1),
             linf=torch.linalg.vector_norm(delta, ord=torch.inf, dim=1),
             queries=perturbation.queries,
@@ -140,7 +135,7 @@ def run(
 def _logits(classifier: Classifier, x: Tensor) -> Tensor:
     if len(x) == 0:  # many networks do not take an empty batch
         return x.new_zeros(0, 2)
-    logits = classifier.logits(x)
+    logits = classifier.from_normalized(x)
     check_finite(logits)
     return logits
 

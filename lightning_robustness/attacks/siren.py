@@ -1,12 +1,15 @@
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
+from lightning_robustness.attacks.attack import Attack, Perturbation
+from lightning_robustness.attacks.budget import Norm
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.objective import margin
 from lightning_robustness.attacks.pgd import PGD
+from lightning_robustness.utilities.checks import check_integer, check_number
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -22,18 +25,15 @@ class SirenAttack(Attack):
 
     Args:
         eps: Largest change of a coordinate, in the units of the range.
-        steps: Number of iterations of the swarm, each one query a particle.
+        steps: Number of iterations of the swarm, each one query per particle.
         num_particles: Number of particles for each sample.
         gradient_steps: Number of gradient steps after the swarm: 0 for the black-box form.
         alpha: Size of a gradient step.
         inertia: Weight :math:`\omega` of the velocity in the first and the last iteration.
         attraction: Weights :math:`c_1` and :math:`c_2`.
         patience: Iterations without progress after which a swarm starts anew.
-        targeted: Whether ``y`` holds labels that the model shall predict, instead of true ones that it shall not.
-        all_steps: Whether every sample goes through every step, also those that are wrong before or broken.
-        progress: Whether to show a progress bar.
-        low: Smallest value of inputs, or None for no bound.
-        high: Largest value of inputs, or None for no bound.
+        targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
+        all_steps: Whether every sample goes through every step, also those that are misclassified early.
 
     Raises:
         ValueError: If an argument is out of range, or inputs are not sequences.
@@ -57,23 +57,19 @@ class SirenAttack(Attack):
     inertia: tuple[float, float] = (0.9, 0.1)
     attraction: tuple[float, float] = (1.4961, 1.4961)
     patience: int = 10
+    norm: ClassVar[Norm] = "linf"
 
     def __post_init__(self) -> None:
         for name in ("eps", "alpha"):
-            self._check_number(name)
+            check_number(name, getattr(self, name))
         for name in ("steps", "num_particles", "patience"):
-            self._check_count(name)
-        self._check_count("gradient_steps", minimum=0)
+            check_integer(name, getattr(self, name), minimum=1)
+        check_integer("gradient_steps", self.gradient_steps, minimum=0)
         for name in ("inertia", "attraction"):
             value = tuple(getattr(self, name))
             object.__setattr__(self, name, value)
             if len(value) != 2 or not all(isinstance(v, (int, float)) and v >= 0 for v in value):
                 raise ValueError(f"Expected argument `{name}` to be two non-negative numbers but got {value!r}.")
-
-    @property
-    def norm(self) -> Norm:
-        """Norm of the budget."""
-        return "linf"
 
     @property
     def white_box(self) -> bool:
@@ -90,15 +86,9 @@ class SirenAttack(Attack):
         x_adv, queries = x.clone(), torch.zeros_like(y)
         x_adv[active], queries[active], unbroken = self._swarm(model, x[active], y[active])
         rest = active if self.all_steps else active[unbroken]
-        if self.gradient_steps and len(rest):
-            refinement = PGD(
-                eps=self.eps,
-                alpha=self.alpha,
-                steps=self.gradient_steps,
-                targeted=self.targeted,
-                all_steps=self.all_steps,
-                progress=self.progress,
-            ).descend(model, x[rest], y[rest], x_adv[rest])
+        if (steps := self.gradient_steps) and len(rest):
+            attack = PGD(eps=self.eps, alpha=self.alpha, steps=steps, targeted=self.targeted, all_steps=self.all_steps)
+            refinement = attack.descend(model, x[rest], y[rest], x_adv[rest])
             x_adv[rest] = refinement.x_adv
             queries[rest] += refinement.queries
         return Perturbation(x_adv, queries)
@@ -108,16 +98,13 @@ class SirenAttack(Attack):
         """Run the swarms; return the best inputs, the cost and the samples that are not broken."""
         final, queries = x.clone(), torch.full_like(y, self.steps * self.num_particles)
         index, places = torch.arange(len(x), device=x.device), self._scatter(x)
-        velocities, own_best, own_lowest = (
-            torch.zeros_like(places),
-            places,
-            places.new_full(places.shape[:2], torch.inf),
-        )
+        velocities, own_best = torch.zeros_like(places), places
+        own_lowest = places.new_full(places.shape[:2], torch.inf)
         best, lowest, idle = places[0], own_lowest[0], torch.zeros_like(y)
-        for step in self._iterations(self.steps):
+        for step in range(self.steps):
             values = torch.stack([self._objective(model, model.clamp(x + place), y) for place in places])
             better = values < own_lowest
-            own_best = torch.where(_spread(better, places), places, own_best)
+            own_best = torch.where(better.reshape(*better.shape, *[1] * (x.ndim - 1)), places, own_best)
             own_lowest = torch.minimum(own_lowest, values)
             value, particle = own_lowest.min(dim=0)
             idle = torch.where(value < lowest, 0, idle + 1)
@@ -157,7 +144,3 @@ class SirenAttack(Attack):
     def _objective(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
         value = margin(model(x), y)
         return -value if self.targeted else value
-
-
-def _spread(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.reshape(*mask.shape, *[1] * (like.ndim - mask.ndim))

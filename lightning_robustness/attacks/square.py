@@ -1,13 +1,17 @@
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
+from lightning_robustness.attacks.attack import Attack, Perturbation
+from lightning_robustness.attacks.budget import Norm
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.norms import l2_norm, nonzero
 from lightning_robustness.attacks.objective import Loss, margin
+from lightning_robustness.utilities.checks import check_integer, check_number, check_option
 
 # Iterations, of 10,000, after which the share of the window is halved
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
@@ -28,11 +32,8 @@ class Square(Attack):
         norm: ``"linf"`` or ``"l2"``.
         p: Share of the input that the first windows cover.
         loss: ``"margin"`` between the label and the best other class, or ``"cross_entropy"``.
-        targeted: Whether ``y`` holds labels that the model shall predict, instead of true ones that it shall not.
-        all_steps: Whether every sample goes through every step, also those that are wrong before or broken.
-        progress: Whether to show a progress bar.
-        low: Smallest value of inputs, or None for no bound.
-        high: Largest value of inputs, or None for no bound.
+        targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
+        all_steps: Whether every sample goes through every step, also those that are misclassified early.
 
     Raises:
         ValueError: If an argument is out of range or unknown, or inputs have no shape that it knows.
@@ -52,20 +53,16 @@ class Square(Attack):
     norm: Norm = "linf"
     p: float = 0.8
     loss: Loss = "margin"
+    white_box: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self._check_number("eps")
-        self._check_number("p", exclusive=True)
+        check_number("eps", self.eps)
+        check_number("p", self.p, exclusive=True)
         if self.p > 1:
             raise ValueError(f"Expected argument `p` to be a share of at most 1 but got {self.p}.")
-        self._check_count("num_queries")
-        for name, options in (("norm", Norm), ("loss", Loss)):
-            self._check_option(name, options)
-
-    @property
-    def white_box(self) -> bool:
-        """Whether the attack uses gradients."""
-        return False
+        check_integer("num_queries", self.num_queries, minimum=1)
+        check_option("norm", self.norm, Norm)
+        check_option("loss", self.loss, Loss)
 
     @torch.no_grad()
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
@@ -74,7 +71,7 @@ class Square(Attack):
         # Random numbers are drawn for the whole batch: what is tried for a sample depends on no other sample
         final, index, lowest = image.clone(), active, x.new_full((len(active),), torch.inf)
         best, image, y = self._start(model, image)[active], image[active], y[active]
-        for query in self._iterations(self.num_queries):
+        for query in range(self.num_queries):
             signs = _random_signs(image, num_samples)[index]
             candidate = (
                 self._propose(model, image, best, self.window(query, *image.shape[2:]), signs) if query else best
@@ -108,12 +105,9 @@ class Square(Attack):
         return min(rows, height), min(columns, width)
 
     def _objective(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What is minimised, and which samples are broken."""
+        """Return the value to be minimised, and which samples are broken."""
         logits = model(x)
-        if self.loss == "margin":
-            objective = margin(logits, y)
-        else:
-            objective = -torch.nn.functional.cross_entropy(logits, y, reduction="none")
+        objective = margin(logits, y) if self.loss == "margin" else -cross_entropy(logits, y, reduction="none")
         return (-objective if self.targeted else objective), self.reached(logits, y)
 
     def _start(self, model: Classifier, image: Tensor) -> Tensor:
@@ -172,7 +166,7 @@ def _random_signs(image: Tensor, num_samples: int, num_columns: int = 1) -> Tens
 
 
 def _bump(rows: int, columns: int, image: Tensor) -> Tensor:
-    """Two opposite pyramids side by side, or one above the other by chance, of norm 1."""
+    """Two opposite pyramids of norm 1, side by side or, at random, one above the other."""
     if columns < 2 or (rows >= 2 and torch.rand(()) < 0.5):
         first, second = _pyramid(rows // 2, columns), _pyramid(rows - rows // 2, columns)
         bump = torch.cat([first, -second], dim=0)

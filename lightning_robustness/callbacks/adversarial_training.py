@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -8,23 +8,23 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness.attacks import PGD, Attack, run
-from lightning_robustness.attacks.attack import perturb
-from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.attacks import PGD, Attack, budget_of, run
+from lightning_robustness.attacks.attack import craft
+from lightning_robustness.attacks.classifier import open_classifier
 from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
 from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.utilities.batch import read_labelled_batch, replace_in_batch
-from lightning_robustness.utilities.checks import check_integer
+from lightning_robustness.utilities.checks import check_integer, check_option
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sandbox import sandbox
 
 AdversarialMode = Literal["replace", "mix", "concat"]
-# Of the attack with many steps that looks for catastrophic overfitting
+# Number of steps of the attack that looks for catastrophic overfitting
 _MANY_STEPS = 5
 
 
@@ -35,16 +35,16 @@ class AdversarialTraining(TrainingStepCallback):
     gets a new batch of the same type; the one that the loader made is left as it is, and is what the hooks of other
     callbacks see. The network is attacked on a detached copy of the inputs, in full precision, without a trace in its
     gradients, modes, BatchNorm statistics or random states. Automatic and manual optimization, gradient accumulation,
-    clipping, mixed precision and DDP work as they do without.
+    clipping, mixed precision and DDP work as usual.
 
-    At the end of each epoch it logs, with the ``prefix`` in front:
+    At the end of each epoch it logs, as ``<prefix>/<key>``:
 
     ================  ==================================================================================================
     key               value
     ================  ==================================================================================================
     ``loss``          mean of the loss that ``training_step`` returns, on the batches that it got
-    ``acc``           accuracy of the network in eval mode on the adversarial inputs, on every so many batches
-    ``broken``        of the inputs there that are right before the attack, the share that are wrong after it
+    ``acc``           robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
+    ``broken``        share of the inputs classified correctly there that the attack broke
     ``eps``           budget of the attack, where it has one
     ``acc_pgd``       for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
     ``overfitting``   for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
@@ -55,31 +55,31 @@ class AdversarialTraining(TrainingStepCallback):
             start, as Wong et al. do; ``"cw"``, or another one that ``get_attack`` knows), an attack, or any other
             callable ``(model, x, y) -> x_adv`` on un-normalised inputs.
         eps: Largest distance from the input, in un-normalised units; a list has one for each epoch after the warm-up,
-            of which the last one stays. By default, what the attack has.
-        steps: Number of steps, likewise.
-        alpha: Size of a step, likewise.
+            of which the last one stays. By default, that of the attack.
+        steps: Number of steps; by default, that of the attack.
+        alpha: Size of a step; by default, that of the attack.
         mode: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
             drawn anew each time; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
-            the size, in which labels and everything else with one entry a sample are repeated.
+            the size, in which labels and everything else that has one entry per sample are repeated.
         ratio: Share of adversarial inputs in mode ``"mix"``.
         warmup_epochs: Number of epochs at the beginning that are trained on clean batches. Nothing is logged in them: a
             ``ModelCheckpoint`` or ``EarlyStopping`` that monitors a key of this callback would end the run.
-        input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
+        input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
         eval_mode: Whether the network is attacked in eval mode, as it is used later. Without, in train mode: with the
             statistics of the attacked batch, and dropout.
         all_steps: Whether a built-in attack takes all steps for all samples, as published. Without, samples stop where
             they are first misclassified, which is weaker and faster.
-        measure_every_n_batches: On which batches ``acc`` and ``broken`` are measured, by two forward passes: the first
-            of an epoch and then every so many.
-        overfitting_samples: On how many of an epoch's first inputs PGD of one step is compared with 5 steps at its
-            end; 0 for none.
+        measure_every_n_batches: How often ``acc`` and ``broken`` are measured, by two forward passes; the first time on
+            the first batch of an epoch.
+        overfitting_samples: Number of an epoch's first inputs on which PGD of one step is compared with 5 steps at its
+            end; 0 for no comparison.
         overfitting_checkpoint: Where to keep a checkpoint of the last epoch before catastrophic overfitting, one in
             which accuracy under 5 steps had not yet fallen; by default nowhere.
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
         seed: Seed of random starts. They differ from batch to batch, epoch to epoch and process to process, and a run
             that is resumed draws those that it would have drawn.
-        prefix: What keys start with.
+        prefix: First part of the keys.
 
     Raises:
         TypeError: If the attack is neither a name nor callable.
@@ -115,8 +115,7 @@ class AdversarialTraining(TrainingStepCallback):
         prefix: str = "adversarial_training",
     ) -> None:
         super().__init__()
-        if mode not in get_args(AdversarialMode):
-            raise ValueError(f"Expected argument `mode` to be one of {get_args(AdversarialMode)} but got {mode!r}.")
+        check_option("mode", mode, AdversarialMode)
         if not 0 < ratio <= 1:
             raise ValueError(f"Expected argument `ratio` to be above 0 and at most 1 but got {ratio}.")
         counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
@@ -188,9 +187,9 @@ class AdversarialTraining(TrainingStepCallback):
             return
         self._choose_attack(trainer)  # a run that is resumed at the end of an epoch has had no batch of it
         values: dict[str, Any] = self._means.compute(trainer.strategy)
-        eps = getattr(self.attack, "eps", None)
-        if eps is not None:
-            values["eps"] = float(eps)
+        budget = budget_of(self.attack, self.input_space)
+        if budget is not None:
+            values["eps"] = float(budget.eps)
         if self._probe:
             x, y = (torch.cat(tensors) for tensors in zip(*self._probe, strict=True))
             values |= self._look_for_overfitting(trainer, pl_module, x, y)
@@ -233,11 +232,9 @@ class AdversarialTraining(TrainingStepCallback):
         return torch.as_tensor(order[:number], device=x.device)
 
     def _perturb(self, pl_module: LightningModule, x: Tensor, y: Tensor, index: int) -> Tensor:
-        self.input_space.check(x)
         forward = self._forward(pl_module)
-        with sandbox(forward, x, y, seed=self.seed, index=index, eval_mode=self.eval_mode) as (x, y):
-            classifier = Classifier(forward, self.input_space, x, y)
-            return classifier.normalize(perturb(self.attack, classifier, classifier.unnormalize(x), y.long()).x_adv)
+        with open_classifier(forward, x, y, self.input_space, self.seed, index, self.eval_mode) as (classifier, x, y):
+            return craft(self.attack, classifier, x, y).x_adv
 
     def _combine(self, x: Tensor, x_adv: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:

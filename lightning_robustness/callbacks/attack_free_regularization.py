@@ -10,8 +10,8 @@ from typing_extensions import override
 from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
-from lightning_robustness.functional import fisher_penalty, rdi_loss
-from lightning_robustness.functional.fisher_penalty import FisherKind
+from lightning_robustness.losses import fisher_penalty, rdi_loss
+from lightning_robustness.losses.fisher_penalty import FisherKind
 from lightning_robustness.utilities.batch import read_batch, require_labels
 from lightning_robustness.utilities.head import find_head
 from lightning_robustness.utilities.input_space import InputSpace
@@ -24,8 +24,8 @@ class AttackFreeRegularization(TrainingStepCallback):
 
     .. math:: L + w_{\text{RDI}} \, (1 - \text{RDI}) + w_{\text{F}} \, \frac{1}{N} \sum_i \|G(x_i)\|
 
-    With RDI of the logits of the batch by true labels, see :func:`~lightning_robustness.functional.rdi_loss`, and the
-    Fisher information :math:`G` of the inputs, see :func:`~lightning_robustness.functional.fisher_penalty`. The logits
+    With RDI of the logits of the batch by true labels, see :func:`~lightning_robustness.losses.rdi_loss`, and the
+    Fisher information :math:`G` of the inputs, see :func:`~lightning_robustness.losses.fisher_penalty`. The logits
     are those that ``training_step`` computes, taken from a hook on the classifier head; where that does not see them,
     by a forward pass of its own.
 
@@ -90,8 +90,8 @@ class AttackFreeRegularization(TrainingStepCallback):
         if stage == "fit" and not pl_module.automatic_optimization:
             raise MisconfigurationException(
                 "Expected automatic optimization for AttackFreeRegularization, which adds to the loss that "
-                "`training_step` returns, but the module optimizes by itself. Add `functional.rdi_loss` and "
-                "`functional.fisher_penalty` to the loss in `training_step` instead."
+                "`training_step` returns, but the module optimizes by itself. Add `losses.rdi_loss` and "
+                "`losses.fisher_penalty` to the loss in `training_step` instead."
             )
 
     @override

@@ -1,10 +1,11 @@
-"""The attack of adversarial training, from what a user gives."""
+"""The attack of adversarial training, from the arguments of a user."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
 from lightning_robustness.attacks import PGD, Attack, Cascade, get_attack
+from lightning_robustness.attacks.budget import budgets_of, check_budget
 from lightning_robustness.utilities.input_space import InputSpace
 
 
@@ -20,15 +21,15 @@ def make_inner_attack(
 
     Args:
         attack: ``"fast"``, a name that ``get_attack`` knows, an attack, or any other callable.
-        eps: Its budget, or None for what it has.
-        steps: Number of its steps, likewise.
-        alpha: Size of a step, likewise.
+        eps: Its budget, or None for its own.
+        steps: Number of its steps, or None for its own.
+        alpha: Size of a step, or None for its own.
         all_steps: Whether a built-in attack takes all steps for all samples.
         input_space: Range of the inputs.
 
     Raises:
         TypeError: If the attack is neither a name nor callable.
-        ValueError: If the attack is targeted or does not take what is given, or its budget is wider than the range.
+        ValueError: If the attack is targeted or does not take an argument, or its budget is wider than the range.
 
     Example:
         >>> from lightning_robustness import InputSpace
@@ -45,12 +46,10 @@ def make_inner_attack(
         made = get_attack("pgd", **{"alpha": 1.25 * options["eps"]} | options)
     else:
         made = get_attack(attack, **options) if isinstance(attack, str) else _change(get_attack(attack), options)
-    made = _prepare(made, all_steps, input_space)
-    parts = _parts(made)
-    if eps is not None and all(getattr(part, "eps", None) is None for part in parts):
+    made = _prepare(made, all_steps)
+    if eps is not None and not any(budgets_of(made, input_space)):
         raise ValueError(f"Expected an attack that has a budget, for `eps`, but got {made!r}. Leave `eps` out.")
-    for part in parts:
-        _check(part, input_space)
+    check_budget(made, input_space)
     return made
 
 
@@ -65,28 +64,9 @@ def _change(attack: Callable[..., Any], options: dict[str, Any]) -> Callable[...
     return replace(attack, **options) if isinstance(attack, Attack) else attack
 
 
-def _prepare(attack: Callable[..., Any], all_steps: bool, input_space: InputSpace) -> Callable[..., Any]:
-    if not isinstance(attack, Attack):
-        return attack
-    if isinstance(attack, Cascade):
-        parts = tuple(_prepare(part, all_steps, input_space) for part in attack.attacks)
-        attack = replace(attack, attacks=parts)
-    return replace(attack, all_steps=all_steps, low=input_space.low, high=input_space.high)
-
-
-def _parts(attack: Callable[..., Any]) -> list[Callable[..., Any]]:
-    return [p for part in attack.attacks for p in _parts(part)] if isinstance(attack, Cascade) else [attack]
-
-
-def _check(attack: Callable[..., Any], input_space: InputSpace) -> None:
+def _prepare(attack: Callable[..., Any], all_steps: bool) -> Callable[..., Any]:
     if getattr(attack, "targeted", False):
         raise ValueError(f"Expected an attack that is not targeted, since it gets the true labels, but got {attack!r}.")
-    low, high, eps = input_space.low, input_space.high, getattr(attack, "eps", None)
-    if low is None or high is None or eps is None or getattr(attack, "norm", None) != "linf":
-        return
-    if eps > high - low:
-        raise ValueError(
-            f"Expected `eps` to be at most {high - low:g}, the width of the range of inputs [{low:g}, {high:g}], but "
-            f"got {eps:g}. Budgets are in un-normalised units: 8/255 for pixels in [0, 1], or declare another range in "
-            "`input_space`."
-        )
+    if isinstance(attack, Cascade):
+        attack = replace(attack, attacks=tuple(_prepare(part, all_steps) for part in attack.attacks))
+    return replace(attack, all_steps=all_steps) if isinstance(attack, Attack) else attack

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from lightning_robustness.attacks import budget_of
 from lightning_robustness.callbacks.board import Board, describe_eps
 from lightning_robustness.callbacks.faults import Faults
 from lightning_robustness.callbacks.trainer_access import (
@@ -74,11 +75,11 @@ class MonitorSettings:
 
     def describe(self) -> dict[str, str]:
         """Describe everything that values depend on besides the module and the data."""
-        budgets = dict.fromkeys(describe_eps(a.eps) for a in self.attacks.values() if hasattr(a, "eps"))
+        budgets = [budget_of(attack, self.input_space) for attack in self.attacks.values()]
         described = describe_settings(
             self.attacks, self.attack_samples, self.make_meters(), self.mode, self.input_space, self.seed
         )
-        return described | {"eps": ", ".join(budgets)}
+        return described | {"eps": ", ".join(dict.fromkeys(describe_eps(budget.eps) for budget in budgets if budget))}
 
 
 class MonitorRun:

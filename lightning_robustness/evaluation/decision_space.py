@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_robustness.attacks import run
+from lightning_robustness.attacks import budget_of, run
 from lightning_robustness.evaluation import figures
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.utilities.head import HeadTap
@@ -91,8 +91,8 @@ def project(
         embeddings.append(tap.run(forward, x).embedding.flatten(1))
         adversarial.append(tap.run(forward, x_adv).embedding.flatten(1))
     points, number = reduce(torch.cat([*embeddings, *adversarial])), len(samples.x)
-    eps = getattr(attack, "eps", None)
-    title = name if eps is None else f"{name}, $\\epsilon$ = {eps:.3g}"
+    budget = budget_of(attack, subject.input_space)
+    title = name if budget is None else f"{name}, $\\epsilon$ = {budget.eps:.3g}"
     label = {"pca": "PCA", "tsne": "t-SNE"}[method]
     return DecisionSpace(label, title, samples.labels().tolist(), points[:number].tolist(), points[number:].tolist())
 

@@ -3,20 +3,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness.attacks import PGD
+from lightning_robustness.attacks import PGD, Budget, budget_of
 from lightning_robustness.attacks.attack import perturb
-from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.attacks.classifier import Classifier, open_classifier
 from lightning_robustness.evaluation.image_quality import image_quality
 from lightning_robustness.evaluation.loading import check_setting, collect, on_device
 from lightning_robustness.evaluation.sweep_plan import (
     SWEEP_ATTACKS,
     SWEEP_EPS,
-    budget_of,
     describe_sweep,
     plan_sweep,
     read_budgets,
@@ -28,7 +27,6 @@ from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_finite
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
-from lightning_robustness.utilities.sandbox import sandbox
 
 # Least share of an attack's steps that it takes from a warm start: with fewer, accuracy was up to two percentage points
 # above that of independent attacks on some networks, instead of half a point
@@ -120,7 +118,6 @@ def sweep_samples(
     number, is_interrupted, space = 0, False, subject.input_space
     try:
         for index, batch in enumerate(subject.batches(samples, "sweep")):
-            space.check(batch.x)
             results = [_sweep_batch(subject, [named[name] for named in plan], batch, index) for name in curves]
             for curve, result in zip(curves.values(), results, strict=True):
                 curve.add(result)
@@ -165,11 +162,11 @@ class _Curve:
 
 
 def _sweep_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Samples, index: int) -> _BatchResult:
-    start, forward, input_space = perf_counter(), subject.forward, subject.input_space
-    with sandbox(forward, batch.x, batch.labels(), seed=subject.seed, index=index) as (x, y):
-        model, y = Classifier(forward, input_space, x, y), y.long()
+    start, input_space = perf_counter(), subject.input_space
+    opened = open_classifier(subject.forward, batch.x, batch.labels(), input_space, subject.seed, index)
+    with opened as (model, x, y):
         with torch.no_grad():
-            logits = model.logits(x)
+            logits = model.from_normalized(x)
         check_finite(logits)
         is_right = logits.argmax(dim=1) == y
         first, qualities = torch.where(is_right, len(attacks), -1), []
@@ -208,21 +205,21 @@ def _advance(
     active: Tensor,
 ) -> Tensor:
     """Attack the active samples, from what is left of the budget before where the attack can start there."""
-    if before is None or not isinstance(attack, PGD) or attack.restarts > 1:
+    if not isinstance(before, PGD) or not isinstance(attack, PGD) or attack.restarts > 1:
         return perturb(attack, model, x, y, active).x_adv[active]
     if attack.steps == 1 and attack.start == "clean" and attack.alpha is None:
         return x_adv[active]
-    share = min(1.0, max(_WARM_SHARE, 2 * (1 - budget_of(before) / attack.eps)))
+    share = min(1.0, max(_WARM_SHARE, 2 * (1 - before.eps / attack.eps)))
     shorter = replace(attack, steps=math.ceil(share * attack.steps), alpha=attack.step_size)
     return shorter.descend(model, x[active], y[active], x_adv[active]).x_adv
 
 
 def _stretch(model: Classifier, attack: Callable[..., Any], x: Tensor, x_adv: Tensor) -> Tensor:
     """Enlarge perturbations until they use the whole budget: also of samples that were broken before they did."""
+    norm, eps = cast(Budget, budget_of(attack, model.input_space))  # `plan_sweep` refuses attacks without a budget
     delta = x_adv - x
-    order = 2 if getattr(attack, "norm", "linf") == "l2" else torch.inf
-    size = torch.linalg.vector_norm(delta.flatten(1), ord=order, dim=1)
-    factor = torch.where(size > 0, budget_of(attack) / size, 1.0)
+    size = torch.linalg.vector_norm(delta.flatten(1), ord=2 if norm == "l2" else torch.inf, dim=1)
+    factor = torch.where(size > 0, eps / size, 1.0)
     return model.clamp(x + delta * factor.reshape(-1, *[1] * (x.ndim - 1)))
 
 

@@ -1,6 +1,5 @@
 """Attacks of a sweep, a set for each budget."""
 
-import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -8,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_robustness.attacks import Cascade
+from lightning_robustness.attacks import budget_of
 from lightning_robustness.measurement.attack_names import AttackLike, name_attacks
 from lightning_robustness.utilities.input_space import InputSpace
 
@@ -66,7 +65,8 @@ def _at_budget(attacks: dict[str, Callable[..., Any]], eps: float) -> dict[str, 
     for name, attack in attacks.items():
         if is_dataclass(attack) and "eps" in (entry.name for entry in fields(attack)):
             attacks[name] = replace(attack, eps=eps)  # type: ignore[type-var]
-        if budget_of(attacks[name]) != eps:
+        budget = budget_of(attacks[name])
+        if budget is None or budget.eps != eps:
             raise ValueError(
                 f"Expected attacks whose budget can be set, by name or as objects with `eps`, but got {attack!r}. "
                 "Leave it out of the sweep."
@@ -92,8 +92,3 @@ def describe_sweep(
         "seed": str(seed),
         "checksum of the labels": f"{zlib.crc32(y.long().cpu().numpy().tobytes()):08x}",
     }
-
-
-def budget_of(attack: Callable[..., Any]) -> float:
-    """Budget of an attack, NaN if it has none."""
-    return budget_of(attack.attacks[0]) if isinstance(attack, Cascade) else getattr(attack, "eps", math.nan)

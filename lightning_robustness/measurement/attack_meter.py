@@ -1,12 +1,11 @@
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks import Attack, AttackResult, MaskingSign, run
+from lightning_robustness.attacks import AttackResult, MaskingSign, budget_of, run
 from lightning_robustness.attacks.masking import AttackTally, signs_of
 from lightning_robustness.measurement.attack_outcome import AttackOutcome, worst_case
 from lightning_robustness.measurement.subject import Samples, Subject
@@ -94,13 +93,14 @@ class AttackMeter:
     def _worst(self) -> dict[str, AttackOutcome]:
         if not self.outcomes or not self._is_complete:
             return {}
-        budgets = {name: _budget(self._attacks[name], self._input_space) for name in self.outcomes}
+        budgets = {name: budget_of(self._attacks[name], self._input_space) for name in self.outcomes}
         return {"worst": worst_case(self.outcomes, budgets)}
 
     def _find_signs(self) -> list[MaskingSign]:
         tallies = [
             AttackTally(
                 attack=self._attacks[name],
+                budget=budget_of(self._attacks[name], self._input_space),
                 success=int(outcome.success.sum()),
                 eligible=int(outcome.eligible.sum()),
                 zero_gradients=int((outcome.zero_gradients & outcome.eligible).sum()),
@@ -119,11 +119,3 @@ class AttackMeter:
         if self._num_examples is not None:
             rows = result.success.nonzero().squeeze(1)[: max(self._num_examples - num_picked, 0)]
         return Examples(*(v[rows].cpu() for v in (x, result.x_adv, y, result.preds, result.adv_preds)))
-
-
-def _budget(attack: Callable[..., Any], input_space: InputSpace) -> tuple[str | None, float] | None:
-    """Norm and size of what an attack may do, in the units of the input space, or None if it may do anything."""
-    if isinstance(attack, Attack):
-        attack = replace(attack, low=input_space.low, high=input_space.high)
-    eps = getattr(attack, "eps", None)
-    return None if eps is None else (getattr(attack, "norm", None), eps)

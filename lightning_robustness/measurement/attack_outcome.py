@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_robustness.attacks import AttackResult
+from lightning_robustness.attacks import AttackResult, Budget
 from lightning_robustness.measurement.meter import gather
 from lightning_robustness.utilities.precision import accumulation_dtype
 
@@ -79,9 +79,7 @@ class AttackOutcome(NamedTuple):
         return type(self)(*(gather(part) for part in self))
 
 
-def worst_case(
-    outcomes: Mapping[str, AttackOutcome], budgets: Mapping[str, tuple[str | None, float] | None]
-) -> AttackOutcome:
+def worst_case(outcomes: Mapping[str, AttackOutcome], budgets: Mapping[str, Budget | None]) -> AttackOutcome:
     """Return, for each sample, the closest success of any attack or, without one, the first failure.
 
     An attack without a budget, such as Carlini and Wagner's, breaks nearly every sample with perturbations of any size.

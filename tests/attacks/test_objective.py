@@ -34,12 +34,17 @@ def test_gradients_are_those_of_autograd_up_to_a_power_of_two(seed, num_classes)
     (expected,) = torch.autograd.grad(-margin(logits, y).sum(), logits)
     assert torch.equal(margin_gradient(logits.detach(), y), expected)
     assert torch.equal(loss_gradient(logits.detach(), y, "margin"), expected)
-    (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y, reduction="sum"), logits)
-    result = loss_gradient(logits.detach(), y, "cross_entropy")
-    factor = result.abs().amax(1, keepdim=True) / expected.abs().amax(1, keepdim=True)
-    torch.testing.assert_close(result, expected * factor)
-    torch.testing.assert_close(factor.log2(), factor.log2().round())
-    assert ((result.abs().amax(1) >= 0.5) & (result.abs().amax(1) <= 1)).all()
+    reference, log_p = draw(seed + 1, num_classes)[0].softmax(dim=1), logits.log_softmax(dim=1)
+    for target, value in (
+        (y, torch.nn.functional.nll_loss(log_p, y, reduction="sum")),
+        (reference, torch.nn.functional.kl_div(log_p, reference, reduction="sum")),
+    ):
+        (expected,) = torch.autograd.grad(value, logits, retain_graph=True)
+        result = loss_gradient(logits.detach(), target, "cross_entropy")
+        factor = result.abs().amax(1, keepdim=True) / expected.abs().amax(1, keepdim=True)
+        torch.testing.assert_close(result, expected * factor)
+        torch.testing.assert_close(factor.log2(), factor.log2().round())
+        assert ((result.abs().amax(1) >= 0.5) & (result.abs().amax(1) <= 1)).all()
 
 
 def test_gradient_of_a_confident_sample_does_not_underflow():

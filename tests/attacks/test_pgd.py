@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torchattacks
@@ -23,7 +25,7 @@ def success_rate(network, x, y, x_adv):
     return ((network(x_adv).argmax(1) != y) & right).sum().item() / right.sum().item()
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 10])
+@pytest.mark.parametrize("steps", [1, 2, 10])
 def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
     x, y = digits[0][:64], digits[1][:64]
     expected = reference(digits_network, x, y, "PGD", eps=0.2, alpha=0.03, steps=steps)
@@ -130,13 +132,35 @@ def test_all_steps_gives_images_of_full_strength(digits, digits_network):
     assert not full.success[0]
 
 
+def test_divergence_from_a_gaussian_start_is_that_of_torchattacks(digits, digits_network):
+    """TPGD is the inner maximisation of TRADES, but for a start that it clamps: away from the ends of the range."""
+    x, y = digits[0][:64].double().clamp(0.01, 0.99), digits[1][:64]
+    network = copy.deepcopy(digits_network).double()  # single precision loses the gradients of small changes
+    expected = reference(network, x, y, "TPGD", eps=0.1, alpha=0.03, steps=5)
+    attack = PGD(eps=0.1, alpha=0.03, steps=5, start="gaussian", loss="kl", all_steps=True)
+    result = run(network, attack, x, y)
+    torch.testing.assert_close(result.x_adv, expected, atol=1e-9, rtol=0)
+    assert (result.queries == 6).all()
+
+
+def test_a_sample_that_is_broken_at_a_gaussian_start_stays_in_range():
+    model = linear([[1.0, 0.0], [0.0, 1.0]])
+    x, y = torch.zeros(200, 2), torch.zeros(200, dtype=torch.long)
+    for norm, loss in (("linf", "kl"), ("l2", "cross_entropy")):
+        result = run(model, PGD(eps=1e-4, start="gaussian", norm=norm, loss=loss), x, y)
+        first = result.queries == (2 if loss == "kl" else 1)
+        assert 20 < first.sum() < 180
+        assert result.x_adv.min() == 0
+        assert result.x_adv[first].max() <= 1e-4 * (1 + 1e-6)
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     eps=st.floats(0.0, 0.5),
     norm=st.sampled_from(["linf", "l2"]),
-    start=st.sampled_from(["uniform", "clean"]),
-    loss=st.sampled_from(["cross_entropy", "margin"]),
+    start=st.sampled_from(["uniform", "gaussian"]),
+    loss=st.sampled_from(["cross_entropy", "margin", "kl"]),
     momentum=st.sampled_from([0.0, 0.5, 1.0]),
     num_classes=st.integers(2, 4),
     restarts=st.integers(1, 2),
@@ -147,10 +171,10 @@ def test_budget_and_range_hold(seed, eps, norm, start, loss, momentum, num_class
     y = model(x).argmax(1)
     for all_steps in (False, True):
         attack = PGD(
+            start=start if start == "gaussian" or loss == "kl" or not all_steps else "clean",
             eps=eps,
             steps=4,
             norm=norm,
-            start=start,
             loss=loss,
             momentum=momentum,
             restarts=restarts,
@@ -210,9 +234,14 @@ def test_default_step_size(steps, expected):
         ({"steps": 2.0}, r"`steps` to be an integer of at least 1 but got 2\.0"),
         ({"restarts": True}, r"`restarts` to be an integer of at least 1 but got True"),
         ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
-        ({"start": "random"}, r"`start` to be one of \('uniform', 'sign', 'clean'\) but got 'random'"),
-        ({"loss": "ce"}, r"`loss` to be one of \('cross_entropy', 'margin'\) but got 'ce'"),
-        ({"norm": "l2", "start": "sign"}, r'`start` to be "uniform" or "clean" in the l2 norm but got "sign"'),
+        ({"start": "random"}, r"`start` to be one of \('uniform', 'sign', 'gaussian', 'clean'\) but got 'random'"),
+        ({"loss": "ce"}, r"`loss` to be one of \('cross_entropy', 'margin', 'kl'\) but got 'ce'"),
+        (
+            {"norm": "l2", "start": "sign"},
+            r'`start` to be "uniform", "gaussian" or "clean" in the l2 .* but got "sign"',
+        ),
+        ({"loss": "kl", "start": "clean"}, r'loss="kl".* but got start=.clean., targeted=False'),
+        ({"loss": "kl", "targeted": True}, r'loss="kl".* but got start=.uniform., targeted=True'),
     ],
 )
 def test_arguments_are_checked(options, match):

@@ -13,7 +13,8 @@ from lightning_robustness import (
     AttackFreeRegularization,
     InputSpace,
 )
-from lightning_robustness.functional import fisher_penalty, fisher_spectral_norm, rdi_loss, trades_loss
+from lightning_robustness.functional import fisher_spectral_norm
+from lightning_robustness.losses import fisher_penalty, rdi_loss, trades_loss
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import digits_data, make_trainer
 from tests.callbacks.test_adversarial_training import (
@@ -219,7 +220,7 @@ def test_pickle():
 
 
 def test_manual_optimization_is_refused(tmp_path):
-    with pytest.raises(MisconfigurationException, match=r"automatic optimization .*Add `functional\.rdi_loss` and"):
+    with pytest.raises(MisconfigurationException, match=r"automatic optimization .*Add `losses\.rdi_loss` and"):
         fit(tmp_path, AttackFreeRegularization(), module=Manual)
 
 

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness.attacks import CW, PGD, Square, get_attack, run
-from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.attacks.classifier import open_classifier
 from lightning_robustness.evaluation import sweep
 from lightning_robustness.evaluation.image_quality import image_quality
 from lightning_robustness.evaluation.sweep import _follow, _stretch
 from lightning_robustness.evaluation.sweep_plan import SWEEP_EPS, plan_sweep
 from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.sandbox import sandbox
 
 COARSE = (0.03, 0.05, 0.1, 0.2)
 NETWORKS = pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
@@ -80,8 +79,7 @@ def test_fgsm_is_that_of_every_budget(digits, robust_digits_network):
 def test_images_use_the_budget_and_stay_in_it(digits, robust_digits_network, attack):
     x, y = digits[0][1200:1232], digits[1][1200:1232]
     attacks = [named.popitem()[1] for named in plan_sweep([attack], COARSE)]
-    with sandbox(robust_digits_network, x, y) as (x, y):
-        model = Classifier(robust_digits_network, InputSpace(), x, y)
+    with open_classifier(robust_digits_network, x, y) as (model, x, y):
         right = robust_digits_network(x).argmax(1) == y
         for eps, (x_adv, broken) in zip(COARSE, _follow(model, attacks, x, y, right.nonzero().squeeze(1)), strict=True):
             order = 2 if attack == "pgd_l2" else math.inf

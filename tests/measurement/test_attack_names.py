@@ -2,7 +2,7 @@ import pytest
 import torchattacks
 from torch import nn
 
-from lightning_robustness.attacks import CW, PGD, Square, TorchAttack, get_attack
+from lightning_robustness.attacks import CW, PGD, Square, TorchattacksAdapter, get_attack
 from lightning_robustness.measurement.attack_names import name_attacks
 
 
@@ -23,7 +23,7 @@ def test_attacks_by_name():
         "cw": CW(),
         "square": Square(eps=0.1, num_queries=200),
         "pgd_l2": PGD(eps=0.1, norm="l2"),
-        "deepfool": TorchAttack(attack="DeepFool"),
+        "deepfool": TorchattacksAdapter(attack="DeepFool"),
     }
     assert name_attacks(["pgd", "square"]) == {"pgd": PGD(), "square": Square(num_queries=200)}
     assert name_attacks([]) == {}

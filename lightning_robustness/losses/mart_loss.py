@@ -5,20 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, nll_loss
 
-from lightning_robustness.functional.inner_maximization import log_softmax, maximize
+from lightning_robustness.attacks import PGD
+from lightning_robustness.losses.log_probabilities import log_probabilities
+from lightning_robustness.utilities.checks import check_number
 from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.logits import compute_logits
-
-
-def _mart_loss_compute(logits: Tensor, adv_logits: Tensor, y: Tensor, weight: float) -> Tensor:
-    log_p, adv_log_p = log_softmax(logits), log_softmax(adv_logits)
-    other = adv_log_p.scatter(1, y.unsqueeze(1), -torch.inf).argmax(dim=1, keepdim=True)
-    # log(1 - p) from the other probabilities, which is finite where p rounds to 1
-    complement = adv_log_p.scatter(1, other, -torch.inf).logsumexp(dim=1)
-    boosted = nll_loss(adv_log_p, y) - complement.mean()
-    divergence = kl_div(adv_log_p, log_p, reduction="none", log_target=True).sum(dim=1)
-    doubt = 1 - log_p.gather(1, y.unsqueeze(1)).squeeze(1).exp()
-    return boosted + weight * (divergence * doubt).mean()
 
 
 def mart_loss(
@@ -41,8 +31,8 @@ def mart_loss(
           + \lambda \operatorname{KL}\bigl(p(x_i) \,\|\, p(x'_i)\bigr) \bigl(1 - p_{y_i}(x_i)\bigr)
 
     Where :math:`p` is the softmax of the logits and :math:`x'` maximises the cross-entropy in the l-infinity ball of
-    radius ``eps`` around :math:`x`. The first two terms are the boosted cross-entropy; the third one weighs samples by
-    how little the model believes in their label. :math:`x'` is looked for with the model in eval mode, from :math:`x`
+    radius ``eps`` around :math:`x`. The first two terms are the boosted cross-entropy; the third one weights samples by
+    how little the model believes in their label. PGD looks for :math:`x'` with the model in eval mode, from :math:`x`
     plus noise of standard deviation 0.001, without a trace in the model; the loss itself is computed in the mode that
     the model is in, by a forward pass for :math:`x` and one for :math:`x'`.
 
@@ -52,23 +42,22 @@ def mart_loss(
         y: Labels of shape ``(N,)``.
         weight: Weight :math:`\lambda` of the divergence.
         eps: Radius of the ball, in un-normalised units.
-        alpha: Size of a step of the search, likewise.
+        alpha: Size of a step of the search, in un-normalised units.
         steps: Number of its steps, each one gradient.
         x_adv: Adversarial inputs from elsewhere, as the model sees them, instead of the search.
-        input_space: Range and normalisation of the inputs; by default [0, 1].
-        seed: Seed of the noise; by default drawn from torch's random state, so that it differs from call to call and
-            the run is reproducible by its seed.
+        input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
+        seed: Seed of the noise; by default drawn from torch's random state.
 
     Returns:
         Scalar tensor, differentiable in the weights of the model.
 
     Raises:
-        TypeError: If the inputs are not floating point.
+        TypeError: If the inputs are not floating point or the labels not integers.
         ValueError: If inputs are out of range, or an argument is, or the model cannot be differentiated.
 
     Example:
         >>> import torch
-        >>> from lightning_robustness.functional import mart_loss
+        >>> from lightning_robustness.losses import mart_loss
         >>> model = torch.nn.Linear(2, 2)
         >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
         >>> x, y = torch.tensor([[0.75, 0.25]]), torch.tensor([0])
@@ -76,8 +65,13 @@ def mart_loss(
         tensor(1.4435, grad_fn=<AddBackward0>)
 
     """
-    if not weight >= 0:
-        raise ValueError(f"Expected argument `weight` to be non-negative but got {weight}.")
-    if x_adv is None:
-        x_adv = maximize(model, x, y, eps=eps, alpha=alpha, steps=steps, input_space=input_space, seed=seed)
-    return _mart_loss_compute(compute_logits(model, x), compute_logits(model, x_adv), y, weight)
+    check_number("weight", weight)
+    attack = PGD(eps=eps, alpha=alpha, steps=steps, start="gaussian", loss="cross_entropy", all_steps=True)
+    log_p, adv_log_p = log_probabilities(model, x, y, x_adv, attack, input_space, seed)
+    other = adv_log_p.scatter(1, y.unsqueeze(1), -torch.inf).argmax(dim=1, keepdim=True)
+    # log(1 - p) from the other probabilities, which is finite where p rounds to 1
+    complement = adv_log_p.scatter(1, other, -torch.inf).logsumexp(dim=1)
+    boosted = nll_loss(adv_log_p, y) - complement.mean()
+    divergence = kl_div(adv_log_p, log_p, reduction="none", log_target=True).sum(dim=1)
+    doubt = 1 - log_p.gather(1, y.unsqueeze(1)).squeeze(1).exp()
+    return boosted + weight * (divergence * doubt).mean()

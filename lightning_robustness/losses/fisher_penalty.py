@@ -78,7 +78,7 @@ def fisher_penalty(
 
     Example:
         >>> import torch
-        >>> from lightning_robustness.functional import fisher_penalty
+        >>> from lightning_robustness.losses import fisher_penalty
         >>> model = torch.nn.Linear(2, 2, bias=False)
         >>> _ = model.weight.data.copy_(torch.tensor([[2.0, 0.0], [0.0, 0.0]]))
         >>> penalty = fisher_penalty(model, torch.zeros(1, 2))

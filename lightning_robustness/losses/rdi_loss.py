@@ -30,7 +30,7 @@ def rdi_loss(features: Tensor, y: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> from lightning_robustness.functional import rdi_loss
+        >>> from lightning_robustness.losses import rdi_loss
         >>> features = torch.tensor([[0.0, 0.0], [0.0, 2.0], [8.0, 0.0], [8.0, 2.0]])
         >>> rdi_loss(features, y=torch.tensor([0, 0, 1, 1]))
         tensor(0.2500)

@@ -1,4 +1,3 @@
-import contextlib
 import copy
 import importlib
 import inspect
@@ -10,29 +9,29 @@ import torch
 from torch import Tensor
 
 from lightning_robustness.attacks.attack import Attack, Perturbation, perturb_by_function
+from lightning_robustness.attacks.budget import Budget
 from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.utilities.checks import check_number
+from lightning_robustness.utilities.input_space import InputSpace
 
 _BLACK_BOX = {"GN", "OnePixel", "Pixle", "Square", "VANILA"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TorchAttack(Attack):
+class TorchattacksAdapter(Attack):
     """An attack of torchattacks, isolated from everything around it.
 
-    It sees inputs that are mapped to [0, 1], the only range that torchattacks knows, and the model with the
-    normalisation in front of it.
+    It sees inputs that are mapped to [0, 1], the only range that torchattacks knows, and a model that takes these and
+    normalises them itself. Its messages are switched off.
 
     Args:
         attack: Name of a class of torchattacks, or an instance. Of an instance, a copy attacks the model that is
             given in the call; its budget is in units of [0, 1].
         options: Arguments of the class, if a name is given: a mapping, or pairs. ``eps`` and ``alpha`` are in the units
             of the range; ``eps`` is left out for classes that have no budget.
-        targeted: Whether ``y`` holds labels that the model shall predict; only with a name. An instance is in the mode
-            that it is in, its own map gives the targets, and every misclassification counts as a success.
-        all_steps: Whether it also sees samples that are wrong before.
-        progress: Without effect.
-        low: Smallest value of inputs.
-        high: Largest value of inputs.
+        targeted: Whether ``y`` holds the labels to be predicted; only with a name. An instance stays in its mode, its
+            own map gives the targets, and every misclassification counts as a success.
+        all_steps: Whether it also sees samples that are misclassified before the attack.
 
     Raises:
         ModuleNotFoundError: If torchattacks is not installed.
@@ -44,25 +43,24 @@ class TorchAttack(Attack):
     options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", tuple(sorted(dict(self.options).items())))
-        if not isinstance(self.attack, str):
-            if self.options or self.targeted:
-                raise ValueError(
-                    f"Expected neither options nor targeted mode beside an instance of torchattacks but got "
-                    f"options={dict(self.options)}, targeted={self.targeted}. Set them on the instance."
-                )
-            return
-        parameters = inspect.signature(self._class()).parameters
-        options = {name: value for name, value in dict(self.options).items() if name != "eps" or "eps" in parameters}
+        options, is_name = dict(sorted(dict(self.options).items())), isinstance(self.attack, str)
+        parameters = dict(inspect.signature(self._class()).parameters) if is_name else {}
+        if is_name and "eps" not in parameters:
+            options.pop("eps", None)
         object.__setattr__(self, "options", tuple(options.items()))
+        if not is_name and (options or self.targeted):
+            raise ValueError(
+                f"Expected neither options nor targeted mode beside an instance of torchattacks but got "
+                f"options={options}, targeted={self.targeted}. Set them on the instance."
+            )
         unknown = [name for name in options if name not in parameters]
         if unknown:
             raise ValueError(
                 f"Expected options of torchattacks' {self.attack} to be among {', '.join(list(parameters)[1:])} "
                 f"but got {', '.join(unknown)}."
             )
-        if self.eps is not None:
-            self._check_number("eps")
+        if "eps" in options:
+            check_number("eps", options["eps"])
 
     @property
     def name(self) -> str:
@@ -70,38 +68,34 @@ class TorchAttack(Attack):
         return self.attack if isinstance(self.attack, str) else type(self.attack).__name__
 
     @property
-    def eps(self) -> float | None:
-        """Largest distance from the input, in the units of the range; None for attacks without."""
-        if isinstance(self.attack, str):
-            default = inspect.signature(self._class()).parameters.get("eps")
-            unit = None if default is None else default.default * self._width()
-            return dict(self.options).get("eps", unit)
-        eps = getattr(self.attack, "eps", None)
-        return None if eps is None else eps * self._width()
-
-    @property
-    def norm(self) -> str:
-        """Norm of the budget, ``"linf"`` or ``"l2"``."""
-        default = "L2" if "L2" in self.name else "Linf"
-        if isinstance(self.attack, str):
-            return str(dict(self.options).get("norm", default)).lower()
-        return str(getattr(self.attack, "norm", default)).lower()
-
-    @property
     def white_box(self) -> bool:
         """Whether the attack uses gradients."""
         return self.name not in _BLACK_BOX
+
+    def budgets_in(self, input_space: InputSpace) -> list[Budget | None]:
+        """Return the budget in the units of a range, as the only entry."""
+        options = dict(self.options)
+        default = "L2" if "L2" in self.name else "Linf"
+        if isinstance(self.attack, str):
+            parameter = inspect.signature(self._class()).parameters.get("eps")
+            unit, norm = None if parameter is None else parameter.default, options.get("norm", default)
+        else:
+            unit, norm = getattr(self.attack, "eps", None), getattr(self.attack, "norm", default)
+        if unit is None:
+            return [None]
+        _, width = self._range(input_space)
+        return [Budget(str(norm).lower(), options.get("eps", unit * width))]
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
         return perturb_by_function(self._perturb_rows, model, x, y, active)
 
     def _perturb_rows(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-        width, low = self._width(), 0.0 if self.low is None else self.low
+        low, width = self._range(model.input_space)
         attack = self._instance(_Rescaled(model, low, width))
-        with contextlib.redirect_stdout(None):  # what it reports on the way is not for the user of this package
-            x_adv = attack((x - low) / width, y)
-        return x_adv.to(x) * width + low
+        for part in (attack, *attack._attacks.values()):
+            part.verbose = False
+        return attack((x - low) / width, y).to(x) * width + low
 
     def _instance(self, model: "_Rescaled") -> Any:
         if not isinstance(self.attack, str):
@@ -114,20 +108,25 @@ class TorchAttack(Attack):
         options = dict(self.options)
         for name in ("eps", "alpha"):
             if name in options:
-                options[name] = options[name] / self._width()
+                options[name] = options[name] / model.width
         attack = self._class()(model, **options)
-        if self.targeted:
-            with contextlib.redirect_stdout(None):
-                attack.set_mode_targeted_by_function(lambda inputs, labels: labels)
+        for part in (attack, *attack._attacks.values()) if self.targeted else ():
+            # The setter of torchattacks prints
+            if "targeted" not in part.supported_mode:
+                raise ValueError(f"Expected an attack with a targeted mode but torchattacks' {self.name} has none.")
+            part.targeted, part.attack_mode = True, "targeted(custom)"
+            part._target_map_function = lambda inputs, labels: labels
         return attack
 
-    def _width(self) -> float:
-        if self.low is None or self.high is None:
+    def _range(self, input_space: InputSpace) -> tuple[float, float]:
+        """Return the lower end and the width of the range."""
+        low, high = input_space.low, input_space.high
+        if low is None or high is None:
             raise ValueError(
                 f"Expected inputs with a range for torchattacks' {self.name}, which clamps to [0, 1], but got "
-                f"low={self.low}, high={self.high}. Use an attack of this package, or declare a range in `input_space`."
+                f"low={low}, high={high}. Use an attack of this package, or declare a range in `input_space`."
             )
-        return self.high - self.low
+        return low, high - low
 
     def _class(self) -> Any:
         try:
@@ -145,7 +144,7 @@ class TorchAttack(Attack):
 
 
 class _Rescaled(torch.nn.Module):
-    """The model, from inputs in [0, 1]."""
+    """A model that takes inputs in [0, 1]."""
 
     def __init__(self, model: Classifier, low: float, width: float) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_robustness.functional import rdi_loss
+from lightning_robustness.losses import rdi_loss
 from tests.references import rdi
 
 

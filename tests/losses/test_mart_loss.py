@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, softmax
 from torch import nn
 
-from lightning_robustness.functional import mart_loss
-from lightning_robustness.functional.mart_loss import _mart_loss_compute
+from lightning_robustness.losses import mart_loss
 
 
 def by_hand(logits, adv_logits, y, weight):
@@ -32,12 +31,14 @@ def test_formula_by_hand(seed, num_samples, num_classes, scale, weight):
     logits, adv_logits = scale * torch.randn(2, num_samples, num_classes, generator=generator, dtype=torch.float64)
     y = torch.randint(num_classes, (num_samples,), generator=generator)
     expected = by_hand(logits, adv_logits, y, weight)
-    assert _mart_loss_compute(logits, adv_logits, y, weight).item() == pytest.approx(expected, rel=1e-7)
+    loss = mart_loss(nn.Identity(), logits, y, weight=weight, x_adv=adv_logits)
+    assert loss.item() == pytest.approx(expected, rel=1e-7)
 
 
 def test_confident_mistakes_stay_finite():
     adv_logits = torch.tensor([[-200.0, 200.0, 0.0]], requires_grad=True)
-    loss = _mart_loss_compute(torch.tensor([[1.0, 0.0, 0.0]]), adv_logits, torch.tensor([0]), weight=0.0)
+    clean = torch.tensor([[1.0, 0.0, 0.0]])
+    loss = mart_loss(nn.Identity(), clean, torch.tensor([0]), weight=0.0, x_adv=adv_logits)
     loss.backward()
     assert loss.item() == pytest.approx(400 + 200)  # log(1 - p) = log p of the next class, -200
     torch.testing.assert_close(adv_logits.grad, torch.tensor([[-1.0, 2.0, -1.0]]))
@@ -67,5 +68,5 @@ def test_gradients_reach_the_weights_from_both_passes(digits):
 
 
 def test_bad_weight():
-    with pytest.raises(ValueError, match="`weight` to be non-negative but got -1"):
+    with pytest.raises(ValueError, match="`weight` to be a finite number of at least 0 but got -1"):
         mart_loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), weight=-1)

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from torch import nn
 
-from lightning_robustness.functional import trades_loss
-from lightning_robustness.functional.inner_maximization import maximize
-from lightning_robustness.functional.trades_loss import _trades_loss_compute
+from lightning_robustness.attacks import PGD
+from lightning_robustness.losses import trades_loss
 
 
 def by_hand(logits, adv_logits, y, beta):
@@ -31,7 +30,8 @@ def test_formula_by_hand(seed, num_samples, num_classes, scale, beta):
     logits, adv_logits = scale * torch.randn(2, num_samples, num_classes, generator=generator, dtype=torch.float64)
     y = torch.randint(num_classes, (num_samples,), generator=generator)
     expected = by_hand(logits, adv_logits, y, beta)
-    assert _trades_loss_compute(logits, adv_logits, y, beta).item() == pytest.approx(expected, rel=1e-9)
+    loss = trades_loss(nn.Identity(), logits, y, beta=beta, x_adv=adv_logits)
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_without_weight_it_is_the_plain_loss(digits, digits_network):
@@ -63,10 +63,10 @@ def batch_norm_network():
 @pytest.mark.parametrize(("is_half", "tolerance"), [(False, 1e-5), (True, 2e-3)])
 def test_a_training_step_is_two_plain_passes_in_train_mode(digits, is_half, tolerance):
     x, y, network, expected = digits[0][:64], digits[1][:64], batch_norm_network(), batch_norm_network()
-    options = {"eps": 0.1, "alpha": 0.02, "steps": 3, "seed": 2}
-    x_adv = maximize(expected, x, **options, input_space=None)
+    options = {"eps": 0.1, "alpha": 0.02, "steps": 3}
+    x_adv = PGD(**options, start="gaussian", loss="kl", all_steps=True)(expected, x, y, seed=2)
     with torch.autocast("cpu", torch.bfloat16, enabled=is_half):
-        loss = trades_loss(network, x, y, **options)
+        loss = trades_loss(network, x, y, **options, seed=2)
         logits, adv_logits = expected(x).float(), expected(x_adv).float()
     p, q = logits.softmax(dim=1), adv_logits.softmax(dim=1)
     expected_loss = nn.functional.cross_entropy(logits, y) + 6 * (p * (p / q).log()).sum(dim=1).mean()
@@ -81,5 +81,5 @@ def test_a_training_step_is_two_plain_passes_in_train_mode(digits, is_half, tole
 
 
 def test_bad_weight():
-    with pytest.raises(ValueError, match="`beta` to be non-negative but got -1"):
+    with pytest.raises(ValueError, match="`beta` to be a finite number of at least 0 but got -1"):
         trades_loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), beta=-1)

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from lightning_robustness.attacks import CW, PGD, Budget, Cascade, SirenAttack, Square, budget_of, get_attack
+from lightning_robustness.attacks.budget import budgets_of, check_budget
+from lightning_robustness.utilities.input_space import InputSpace
+
+
+def foreign(**attributes):
+    def attack(model, x, y):
+        return x
+
+    for name, value in attributes.items():
+        setattr(attack, name, value)
+    return attack
+
+
+@pytest.mark.parametrize(
+    ("attack", "expected"),
+    [
+        (PGD(eps=0.1), Budget("linf", 0.1)),
+        (Square(eps=0.5, norm="l2"), Budget("l2", 0.5)),
+        (SirenAttack(eps=0.2), Budget("linf", 0.2)),
+        (CW(), None),
+        (foreign(), None),
+        (foreign(eps=0.1, norm="l2"), Budget("l2", 0.1)),
+        (foreign(eps=1), Budget(None, 1)),
+        (foreign(eps="0.1"), None),
+        (foreign(eps=torch.ones(3)), None),
+        (get_attack("torchattacks:PGDL2", eps=0.5), Budget("l2", 0.5)),
+    ],
+)
+def test_attacks_of_any_kind(attack, expected):
+    assert budget_of(attack) == expected
+    assert budgets_of(attack) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ((PGD(eps=0.1), Square(eps=0.3), PGD(eps=0.2)), Budget("linf", 0.3)),
+        ((PGD(eps=0.1), Cascade(attacks=(foreign(eps=0.4, norm="linf"),))), Budget("linf", 0.4)),
+        ((PGD(eps=0.1), PGD(eps=0.1, norm="l2")), None),
+        ((PGD(eps=0.1), CW()), None),
+        ((PGD(eps=0.1), foreign(eps=0.1)), None),
+    ],
+)
+def test_a_cascade_has_the_largest_budget_of_members_in_one_norm(members, expected):
+    assert budget_of(Cascade(attacks=members)) == expected
+
+
+def test_members_are_asked_in_the_units_of_the_range():
+    cascade = Cascade(attacks=(PGD(eps=4.0), get_attack("torchattacks:FGSM")))
+    assert budget_of(cascade, InputSpace(high=255.0)) == Budget("linf", pytest.approx(8.0))
+
+
+def test_budgets_as_wide_as_the_range():
+    check_budget(PGD(eps=1.0), InputSpace())
+    check_budget(PGD(eps=255.0), InputSpace(high=255.0))
+    check_budget(PGD(eps=8.0), InputSpace(low=None))
+    check_budget(PGD(eps=8.0, norm="l2"), InputSpace())
+    check_budget(CW(), InputSpace())
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [PGD(eps=8.0), foreign(eps=8.0, norm="linf"), Cascade(attacks=(PGD(norm="l2"), foreign(), PGD(eps=8.0)))],
+)
+def test_budgets_wider_than_the_range(attack):
+    with pytest.raises(ValueError, match=r"at most 2, the width of the range of inputs \[-1, 1\], but got 8\. .*8/255"):
+        check_budget(attack, InputSpace(low=-1.0))
