@@ -15,6 +15,7 @@ BELOW = {
     "metrics": {"metrics", "functional", "utilities"},
     "evaluation": {"evaluation", "metrics", "attacks", "functional", "utilities"},
     "callbacks": {"callbacks", "evaluation", "metrics", "attacks", "functional", "utilities"},
+    "cli": {"cli", "evaluation", "attacks", "utilities"},
 }
 FOREIGN = {
     "lightning": {"callbacks"},

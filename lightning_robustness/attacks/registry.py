@@ -23,6 +23,7 @@ _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "square": (Square, {}),
     "siren": (SirenAttack, {}),
 }
+ATTACK_NAMES = (*_ATTACKS, "worst")
 # What a preset sets for an attack: a group of settings, and those of them that the attack takes
 _GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fgsm": ("steps", ("eps",)),
@@ -113,7 +114,7 @@ def get_attack(
         return Cascade(attacks=(*parts, get_attack("square", **settings)), **options)
     if attack not in _ATTACKS:
         raise ValueError(
-            f"Expected the name of an attack but got {attack!r}. Known: {', '.join([*_ATTACKS, 'worst'])}, and "
+            f"Expected the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "
             "torchattacks:NAME for the classes of torchattacks."
         )
     kind, defaults = _ATTACKS[attack]

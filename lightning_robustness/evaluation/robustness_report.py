@@ -9,6 +9,7 @@ from lightning_robustness.evaluation import figures
 from lightning_robustness.evaluation.decision_space import DecisionSpace
 from lightning_robustness.evaluation.metric_names import ATTACK_FREE
 from lightning_robustness.evaluation.report import Report, to_floats
+from lightning_robustness.evaluation.report_fields import check_fields
 from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.evaluation.table import Table
 
@@ -119,7 +120,7 @@ class RobustnessReport(Report):
         own["sweep"] = None if own["sweep"] is None else SweepReport.from_dict(own["sweep"])
         space = own["decision_space"]
         own["decision_space"] = None if space is None else DecisionSpace.from_dict(space)
-        return cls(**own)
+        return check_fields(cls(**own))
 
     def _summary(self) -> Table:
         rows: list[list[Any]] = []

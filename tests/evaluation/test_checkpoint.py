@@ -3,7 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.evaluation.checkpoint import load_data, load_model, load_object
+from lightning_robustness.evaluation.checkpoint import load_data, load_model
+from lightning_robustness.evaluation.class_path import load_object
 from tests.evaluation import checkpoint_models
 from tests.evaluation.checkpoint_models import Net
 
