@@ -120,6 +120,6 @@ def _annotations(build: Callable[..., Any]) -> dict[str, Any]:
         try:
             hints |= get_type_hints(function)
         except Exception:  # a name that is imported for type checkers only, or no function of Python
-            hints |= dict.fromkeys(getattr(function, "__annotations__", {}), Any)
+            continue
     hints.pop("return", None)
     return hints

@@ -94,7 +94,7 @@ def refuse_code(hyper_parameters: Mapping[str, Any], checkpoint: str | Path) -> 
 
     """
     for name, value in hyper_parameters.items():
-        found = _find_code(value)
+        found = (name, value) if name in _CODE_KEYS else _find_code(value)
         if found is not None:
             key, code = found
             raise ValueError(
