@@ -1,6 +1,7 @@
 """Options of the commands."""
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,7 +55,9 @@ class _ListAttacks(argparse.Action):
 
         width = max(map(len, ATTACK_NAMES))
         lines = [f"{name:{width}}  {get_attack(name)!r}" for name in ATTACK_NAMES]
-        parser.exit(message="\n".join([*lines, "torchattacks:NAME is a class of torchattacks, where installed.\n"]))
+        lines.append("torchattacks:NAME is a class of torchattacks, where it is installed.")
+        sys.stdout.write("\n".join(lines) + "\n")
+        parser.exit()
 
 
 def _add_evaluate(parser: Any) -> None:
