@@ -201,14 +201,18 @@ def test_checkpoint_with_code_in_the_current_directory(capsys):
     Path("evil_module_of_the_command.py").write_text("open('executed', 'w')\nclass Thing:\n    pass\n")
     hyper_parameters = {
         "_instantiator": "lightning.pytorch.cli.instantiate_module",
-        "extra": {"class_path": "evil_module_of_the_command.Thing"},
-        "scale": 1.0,
+        "network": {"class_path": "evil_module_of_the_command.Thing"},
     }
     state = Composed(Net()).state_dict()
     content = {"state_dict": state, "hyper_parameters": hyper_parameters, "pytorch-lightning_version": L.__version__}
     torch.save(content, "x.ckpt")
-    network = ["--model_args", json.dumps({"network": {"class_path": f"{HERE}.Net"}})]
-    arguments = ["--model", f"{HERE}:Composed", "--checkpoint", "x.ckpt", *network, *DATA, "--attacks"]
+    arguments = ["--model", f"{HERE}:Composed", "--checkpoint", "x.ckpt", *DATA, "--attacks"]
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["evaluate", *arguments])
+    assert exit_info.value.code == 2
+    assert "`network` holds `class_path`, the name of code to run: 'evil_module_of" in capsys.readouterr().err
+    assert not Path("executed").exists()
+    arguments += ["--model_args", json.dumps({"network": {"class_path": f"{HERE}.Net"}})]
     assert cli.main(["evaluate", *arguments]) == 0
     assert not Path("executed").exists()
     torch.save({**content, "hyper_parameters": {"scale": Path.cwd}}, "x.ckpt")

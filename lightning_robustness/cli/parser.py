@@ -139,7 +139,9 @@ def _add_model_arguments(parser: Any) -> None:
 def _add_data(parser: Any, required: bool) -> None:
     from jsonargparse import ActionConfigFile
 
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with these options, or one of LightningCLI.")
+    parser.add_argument(
+        "--config", action=ActionConfigFile, help="YAML file with these options, or one of LightningCLI."
+    )
     parser.add_argument(
         "--data",
         required=required,

@@ -49,25 +49,36 @@ def save(hyper_parameters, module=None, path="x.ckpt", **more):
 @pytest.mark.parametrize(
     "hyper_parameters",
     [
-        # Lightning 2.6 imports what is named in `extra`, Lightning 2.5 calls whatever the instantiator is
         {"_instantiator": "lightning.pytorch.cli.instantiate_module", "extra": {"class_path": "evil_module.Thing"}},
         {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_class_path": "evil_module.Thing"},
+        # Lightning 2.5 calls whatever is named
         {"_instantiator": "evil_module.run"},
         {"_class_path": "evil_module.Thing"},
     ],
 )
 def test_instantiators_are_not_obeyed(hyper_parameters, monkeypatch):
-    module = Described(Sizes(7))
-    save({"sizes": Sizes(7), **hyper_parameters}, module)
+    module = Described()
+    save({"optimizer": 7, **hyper_parameters}, module)
     monkeypatch.setattr(Described, "load_from_checkpoint", lambda *args, **kwargs: pytest.fail("Lightning has loaded"))
     loaded = load_model(f"{HERE}:Described", "x.ckpt")
     assert type(loaded) is Described
+    assert loaded.hparams.optimizer == 7
     assert torch.equal(loaded.network.head.weight, module.network.head.weight)
     assert not Path("executed").exists()
     assert "evil_module" not in sys.modules
 
 
 CODE = {"class_path": "evil_module.Thing"}
+
+
+@pytest.mark.parametrize("name", ["loss", "optimizer"])
+def test_code_that_lightning_would_import(name, monkeypatch):
+    """With the current directory on the path, as in ``python -m``, this runs the module in every Lightning."""
+    monkeypatch.syspath_prepend(Path.cwd())
+    save({"_instantiator": "lightning.pytorch.cli.instantiate_module", name: CODE})
+    with pytest.raises(ValueError, match=rf"but `{name}` holds `class_path`, the name of code to run: 'evil_module.Th"):
+        load_model(f"{HERE}:Described", "x.ckpt")
+    assert not Path("executed").exists()
 
 
 @pytest.mark.parametrize(
