@@ -25,9 +25,13 @@ __all__ = [
     "__version__",
 ]
 
+_SUBPACKAGES = ("attacks", "callbacks", "evaluation", "functional", "metrics", "utilities")
+
 
 def __getattr__(name: str) -> Any:
-    """Import classes when they are first asked for: with Lightning that takes seconds, which the command can save."""
+    """Import what is asked for when it is first asked for: all at once takes seconds, which the command saves."""
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "utilities.input_space" if name == "InputSpace" else "callbacks"
@@ -37,4 +41,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBPACKAGES})

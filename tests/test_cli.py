@@ -329,6 +329,18 @@ def test_report_shows_what_was_saved(report, capsys):
             ["evaluate", "--model", f"{HERE}:Net", *DATA, "--batch_fn", "swap"],
             "of the form package.module:Name but got",
         ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--forward_fn", "math:pi"],
+            "Expected argument `forward_fn` to be the path of a function but got 'math:pi', which is 3.14",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--clever_radius", "0"],
+            "Expected argument `clever_radius` to be a finite number above 0 but got 0.0",
+        ),
+        (["sweep", "--model", f"{HERE}:Net", *DATA, "--samples", "0"], "`samples` to be an integer of at least 1"),
+        (["evaluate", "--model", f"{HERE}:Net", "--data", "os:getcwd"], "to give one loader for the split 'test' but"),
+        (["compare", "--models", f"a={HERE}:Net"], "Expected `--data` to measure the model 'a' with but got none"),
+        (["report", "."], "Expected a report as JSON in . but it cannot be read"),
         (["evaluate", "--config", "junk.yaml"], "Expected `--config` to be a YAML file but junk.yaml cannot be read"),
         (["evaluate", "--config", "notes.txt"], "`--config` to be a YAML file with options but notes.txt holds str"),
         (["report", "junk.yaml"], "Expected a report as JSON in junk.yaml but it cannot be read"),

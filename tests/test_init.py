@@ -17,6 +17,14 @@ def test_classes_are_those_of_their_modules():
     assert set(lightning_robustness.__all__) <= set(dir(lightning_robustness))
 
 
+def test_subpackages_are_attributes():
+    root = Path(lightning_robustness.__file__).parent
+    packages = {path.parent.name for path in root.glob("*/__init__.py")} - {"cli"}
+    assert packages == set(lightning_robustness._SUBPACKAGES)
+    for name in packages:
+        assert getattr(lightning_robustness, name).__name__ == f"lightning_robustness.{name}"
+
+
 def test_unknown_names():
     with pytest.raises(AttributeError, match="module 'lightning_robustness' has no attribute 'Monitor'"):
         lightning_robustness.Monitor  # noqa: B018
@@ -28,6 +36,7 @@ def test_star_import_has_everything_and_plain_import_nothing_heavy():
     code = (
         "import sys, lightning_robustness\n"
         "assert not {'torch', 'lightning'} & sys.modules.keys()\n"
+        "assert lightning_robustness.attacks.PGD.__name__ == 'PGD'\n"
         "from lightning_robustness import *\n"
         "assert RobustnessMonitor.__name__ == 'RobustnessMonitor' and InputSpace().high == 1"
     )

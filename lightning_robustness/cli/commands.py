@@ -20,7 +20,7 @@ from lightning_robustness.evaluation.figures import new_figure
 from lightning_robustness.evaluation.measurement import name_attacks
 from lightning_robustness.evaluation.report import Report, read_json
 from lightning_robustness.evaluation.sweep_plan import plan_sweep
-from lightning_robustness.utilities.checks import check_integer
+from lightning_robustness.utilities.checks import check_integer, check_number
 
 # Makes a context in which errors are those of wrong arguments
 _Checked = Callable[[], AbstractContextManager[None]]
@@ -48,7 +48,7 @@ def _sweep(checked: _Checked, options: Any) -> int:
         _check_output(options)
         options.eps = [_budget(eps) for eps in options.eps]
         plan_sweep(options.attacks, options.eps)
-        _check_settings(options)
+        _check_settings(options, least_samples=1)
         model, loader = _load_model(options), _load_data(options)
         settings = _settings(sweep, options, "attacks", "eps")
     report = sweep(model, loader, **settings)
@@ -69,6 +69,8 @@ def _compare(checked: _Checked, options: Any) -> int:
             if name in models:
                 raise ValueError(f"Expected models of different names but got {name!r} twice.")
             models[name] = model
+            if options.data is None and isinstance(model, nn.Module):
+                raise ValueError(f"Expected `--data` to measure the model {name!r} with but got none.")
         loader = None if options.data is None else _load_data(options)
         settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "head")
     report = compare(models, loader, **settings)
@@ -120,18 +122,27 @@ def _with_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
 
 def _settings(function: Callable[..., Any], options: Any, *own: str) -> dict[str, Any]:
     names = [name for name in inspect.signature(function).parameters if name not in OWN_OPTIONS]
-    functions = {
-        name: None if options[name] is None else load_object(options[name]) for name in ("forward_fn", "batch_fn")
-    }
+    functions = {name: _load_function(name, options[name]) for name in ("forward_fn", "batch_fn")}
     return {name: options[name] for name in (*names, *own, "input_space", "device")} | functions
 
 
-def _check_settings(options: Any) -> None:
+def _load_function(name: str, path: str | None) -> Callable[..., Any] | None:
+    function = None if path is None else load_object(path)
+    if function is not None and not callable(function):
+        raise TypeError(
+            f"Expected argument `{name}` to be the path of a function but got {path!r}, which is {function!r}."
+        )
+    return function
+
+
+def _check_settings(options: Any, least_samples: int = 0) -> None:
     for name, minimum in {"batch_size": 1, "fim_samples": 0, "attack_samples": 0, "clever_samples": 0}.items():
         if name in options:
             check_integer(name, options[name], minimum)
+    if "clever_radius" in options:
+        check_number("clever_radius", options.clever_radius, exclusive=True)
     if options.samples is not None:
-        check_integer("samples", options.samples, minimum=0)
+        check_integer("samples", options.samples, least_samples)
     if not 0 <= options.seed <= _MAX_SEED:
         raise ValueError(f"Expected argument `seed` to be an integer from 0 to {_MAX_SEED} but got {options.seed}.")
     if options.device is not None:

@@ -95,7 +95,7 @@ def load_data(path: Target, split: Split = "test", arguments: Mapping[str, Any] 
     loader = getattr(data, method)() if splits else data
     if isinstance(loader, (list, tuple)) and len(loader) == 1 and splits:
         loader = loader[0]
-    if isinstance(loader, (list, tuple, Mapping)) or not hasattr(loader, "__iter__"):
+    if isinstance(loader, (list, tuple, Mapping, str)) or not hasattr(loader, "__iter__"):
         observed = (
             f"{len(loader)} in a {type(loader).__name__}" if hasattr(loader, "__len__") else type(loader).__name__
         )
@@ -178,7 +178,15 @@ def _load_weights(model: nn.Module, state: Any, checkpoint: str | Path) -> None:
     missing = [key for key in own if key not in state]
     if error is not None or (not is_strict and own and len(missing) == len(own)):
         found = _differences(state, own, missing) or f"{type(error).__name__}: {error}"
-        raise ValueError(f"Expected {checkpoint} to hold the weights of {name} but it does not. {found}.") from error
+        inner = [key for key, value in state.items() if isinstance(value, Mapping)]
+        remedy = (
+            f"It holds dictionaries ({_list(inner)}): save the one with the weights to a file of its own."
+            if inner
+            else "Does it belong to another class, or to one with other arguments (`model_args`)?"
+        )
+        raise ValueError(
+            f"Expected {checkpoint} to hold the weights of {name} but it does not. {found}. {remedy}"
+        ) from error
     if not is_strict and missing:
         rank_zero_warn(
             f"Weights of {name} that {checkpoint} does not hold are as the class makes them: {_list(missing)}. Loading "

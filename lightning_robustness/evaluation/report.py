@@ -118,7 +118,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """
     try:
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of too many digits, deep nesting
+    except (OSError, ValueError, RecursionError) as error:  # no file, no UTF-8, no JSON, deep nesting
         raise ValueError(f"Expected a report as JSON in {path} but it cannot be read: {error}.") from error
     if not isinstance(fields, dict):
         raise ValueError(f"Expected a report as a JSON object in {path} but got {type(fields).__name__}.")

@@ -61,7 +61,7 @@ def read_checkpoint(checkpoint: str | Path, path: str, trust_checkpoint: bool = 
             raise ValueError(_refusal(checkpoint, path, [refused[1]])) from error
         raise ValueError(
             "Expected argument `checkpoint` to be a file that `torch.save` or Lightning has written but "
-            f"{checkpoint} cannot be read: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else '-'}"
+            f"{checkpoint} cannot be read: {type(error).__name__}: {_reason(error)}. Is it another file, or incomplete?"
         ) from error
     if isinstance(content, nn.Module):
         return content.state_dict()
@@ -108,6 +108,13 @@ class _RefusedError(Exception):
     def __init__(self, names: list[str]) -> None:
         super().__init__(", ".join(names))
         self.names = names
+
+
+def _reason(error: Exception) -> str:
+    """First line of a message, without torch's advice to trust a file that is none of its own."""
+    text = str(error).strip()
+    inner = re.search(r"WeightsUnpickler error: (.+)", text)
+    return (inner[1] if inner else text.partition("\n")[0]).rstrip(". ") or "no message"
 
 
 def _refusal(checkpoint: str | Path, path: str, names: list[str]) -> str:

@@ -172,7 +172,7 @@ def test_checkpoint_of_another_class(tmp_path):
     torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "other.pt")
     expected = (
         r"to hold the weights of Net but it does not. missing: body.0.weight, body.0.bias, head.weight, head.bias; "
-        r"unexpected: weight, bias\."
+        r"unexpected: weight, bias\. Does it belong to another class, or to one with other arguments \(`model_args`\)\?"
     )
     with pytest.raises(ValueError, match=expected):
         load_model(f"{HERE}:Net", tmp_path / "other.pt")
@@ -181,6 +181,11 @@ def test_checkpoint_of_another_class(tmp_path):
         ValueError, match=r"different: body.0.weight \(shape \(8, 2\) instead of \(4, 2\)\), body.0.bias"
     ):
         load_model(f"{HERE}:Net", tmp_path / "wide.pt")
+    torch.save({"model": Net().state_dict(), "epoch": 3}, tmp_path / "inner.pt")
+    with pytest.raises(
+        ValueError, match=r"It holds dictionaries \(model\): save the one with the weights to a file of"
+    ):
+        load_model(f"{HERE}:Net", tmp_path / "inner.pt")
     torch.save({str(number): torch.ones(1) for number in range(7)}, tmp_path / "many.pt")
     with pytest.raises(ValueError, match="unexpected: 0, 1, 2, 3, 4 and 2 more"):
         load_model(f"{HERE}:Net", tmp_path / "many.pt")
