@@ -1,4 +1,4 @@
-"""The commands: each checks its arguments, loads what they name, runs a function of the package and writes."""
+"""The commands: each checks its arguments, loads what they name, calls a function and writes its report."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""The command ``lightning-robustness``: evaluate a checkpoint, compare several, make a page of saved results.
+"""The command ``lightning-robustness``: measure a checkpoint, compare several, show saved reports.
 
 Nothing heavy is imported before a command is named, so that ``--help`` and ``--version`` answer at once.
 """
@@ -59,7 +59,7 @@ def _run(parser: Any, options: Any) -> int:
 
 @contextmanager
 def _checked_arguments(parser: Any, show_traceback: bool) -> Iterator[None]:
-    """Let what is wrong with arguments end as other wrong arguments do."""
+    """Report errors in arguments as the parser reports its own, with exit code 2."""
     try:
         yield
     except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:

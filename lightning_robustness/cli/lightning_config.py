@@ -13,7 +13,7 @@ def translate_configs(arguments: Sequence[str]) -> list[str]:
     """Replace configuration files of LightningCLI among the arguments by what they say of the model and the data.
 
     Raises:
-        ValueError: If a file is no YAML.
+        ValueError: If a file is not YAML.
 
     """
     translated = list(arguments)

@@ -1,4 +1,4 @@
-"""Reading of checkpoints that may come from strangers: nothing in them is run or imported."""
+"""Checkpoints that may come from strangers, read without running or importing what they name."""
 
 import argparse
 import pickle
@@ -16,8 +16,10 @@ from lightning_robustness.evaluation.class_path import load_object, split_path
 # Hold data and do nothing when they are made. A path of another system is read as one of this.
 _PATHS = [f"pathlib.{module}{name}" for module in ("", "_local.") for name in ("Path", "PosixPath", "WindowsPath")]
 _PLAIN: dict[str, type] = {"argparse.Namespace": argparse.Namespace, **dict.fromkeys(_PATHS, Path)}
-_TORCH = ("torch.nn.modules.", "torch.optim.")
-_TORCH_BASES = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_TORCH: dict[str, tuple[type, ...]] = {
+    "torch.nn.modules.": (nn.Module,),
+    "torch.optim.": (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler),
+}
 # Entries of a dictionary that LightningCLI, jsonargparse and Hydra take for the name of code to run
 _CODE_KEYS = frozenset({"_instantiator", "_class_path", "class_path", "_target_"})
 _REMEDY = (
@@ -49,13 +51,13 @@ def read_checkpoint(checkpoint: str | Path, path: str, trust_checkpoint: bool = 
     if not Path(checkpoint).is_file():
         raise ValueError(f"Expected a checkpoint at {checkpoint} but there is no such file.")
     if trust_checkpoint:
-        load_object(path)  # pickles import from the current directory too
+        load_object(path)  # a pickle may import from the current directory
     try:
         with torch.serialization.safe_globals([] if trust_checkpoint else _allowed(checkpoint, path)):
             content = torch.load(checkpoint, map_location="cpu", weights_only=not trust_checkpoint)
     except _RefusedError as error:
         raise ValueError(_refusal(checkpoint, path, error.names)) from error
-    except Exception as error:  # of any type: in a file that is no checkpoint, any byte is an instruction
+    except Exception as error:  # of any type, since every byte of a foreign file is read as an instruction
         refused = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if refused is not None:
             raise ValueError(_refusal(checkpoint, path, [refused[1]])) from error
@@ -74,7 +76,7 @@ def read_hyper_parameters(content: Mapping[str, Any], checkpoint: str | Path) ->
     """Get the hyper-parameters of a checkpoint, without the entries that tell Lightning what to call with them.
 
     Raises:
-        ValueError: If they are no dictionary.
+        ValueError: If they are not a dictionary.
 
     """
     given = content.get("hyper_parameters", {})
@@ -111,7 +113,7 @@ class _RefusedError(Exception):
 
 
 def _reason(error: Exception) -> str:
-    """First line of a message, without torch's advice to trust a file that is none of its own."""
+    """First line of a message, without torch's advice on how to load the file regardless."""
     text = str(error).strip()
     inner = re.search(r"WeightsUnpickler error: (.+)", text)
     return (inner[1] if inner else text.partition("\n")[0]).rstrip(". ") or "no message"
@@ -129,23 +131,20 @@ def _allowed(checkpoint: str | Path, path: str) -> list[Any]:
     """Classes that a checkpoint refers to and may use, by the names that it has for them."""
     try:
         names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(checkpoint)))
-    except Exception:  # a format that is not known here; the reader has its own list, and stops at all else
+    except Exception:  # an older format: `torch.load` reads it with its own list of what is allowed
         return []
-    found = {name: _plain_class(name) or _torch_class(name) or _own_class(name, path) for name in names}
+    found = {name: _PLAIN.get(name) or _torch_class(name) or _own_class(name, path) for name in names}
     refused = [name for name, kind in found.items() if kind is None]
     if refused:
         raise _RefusedError(refused)
     return [(kind, name) for name, kind in found.items()]
 
 
-def _plain_class(name: str) -> type | None:
-    return _PLAIN.get(name)
-
-
 def _torch_class(name: str) -> type | None:
     module, _, attribute = name.rpartition(".")
-    kind = vars(sys.modules[module]).get(attribute) if module.startswith(_TORCH) and module in sys.modules else None
-    return kind if isinstance(kind, type) and issubclass(kind, _TORCH_BASES) and kind.__module__ == module else None
+    bases = next((bases for prefix, bases in _TORCH.items() if module.startswith(prefix)), ())
+    kind = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
+    return kind if isinstance(kind, type) and issubclass(kind, bases) and kind.__module__ == module else None
 
 
 def _own_class(name: str, path: str) -> type | None:
@@ -163,12 +162,13 @@ def _own_class(name: str, path: str) -> type | None:
 
 
 def _find_code(value: Any) -> tuple[str, Any] | None:
-    waiting, seen = [value], set()
+    """Key and value of an entry that names code, at any depth; what contains itself is visited once."""
+    waiting, seen = [value], {}  # with the values, so that no other can get the id of one
     while waiting:
         value = waiting.pop()
         if id(value) in seen or isinstance(value, (type, torch.Tensor)):
             continue
-        seen.add(id(value))
+        seen[id(value)] = value
         if isinstance(value, (list, tuple, set, frozenset)):
             waiting += value
         entries = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})

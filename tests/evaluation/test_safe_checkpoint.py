@@ -165,6 +165,8 @@ class Elsewhere:
         (Elsewhere(), f"{__name__}.Elsewhere"),
         (class_path.load_object, "lightning_robustness.evaluation.class_path.load_object"),
         (torch.hub.load, "torch.hub.load"),
+        (torch.optim.swa_utils.AveragedModel, "torch.optim.swa_utils.AveragedModel"),
+        (nn.DataParallel, "torch.nn.parallel.data_parallel.DataParallel"),
         (nn.functional.relu, "torch.nn.functional.relu"),
         (PurePath("a"), "pathlib.PurePosixPath"),
     ],
