@@ -1,13 +1,20 @@
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
+import yaml
+from lightning.pytorch.cli import LightningCLI
 
-from lightning_robustness import cli
-from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, evaluate
-from tests.evaluation.checkpoint_models import Data, Net
+from lightning_robustness import __version__, cli
+from lightning_robustness.attacks import get_attack
+from lightning_robustness.cli import commands
+from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, evaluate, sweep
+from tests.evaluation.checkpoint_models import Composed, Data, Net, ValidationData
 from tests.evaluation.reports import make_full_report, make_report, make_sweep
 
 HERE = "tests.evaluation.checkpoint_models"
@@ -78,6 +85,143 @@ def test_modules_of_the_current_directory_are_found(checkpoint):
     assert cli.main(["evaluate", "--model", "my_models:make", *DATA, "--attacks"]) == 0
 
 
+def test_sweep_is_that_of_the_package(checkpoint, capsys):
+    arguments = ["--attacks", "fgsm", "--eps", "0.05", "1/10", "--samples", "20", "--per_sample", "true"]
+    files = ["--json", "x.json", "--html", "x.html"]
+    assert cli.main(["sweep", "--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, *arguments, *files]) == 0
+    expected = sweep(
+        checkpoint, Data().test_dataloader(), ["fgsm"], [0.05, 0.1], samples=20, per_sample=True, progress=False
+    )
+    report = SweepReport.from_json("x.json")
+    assert report.values["accuracy"] == expected.values["accuracy"]
+    assert report.breaking_eps == expected.breaking_eps
+    assert str(report) == capsys.readouterr().out.rstrip("\n")
+    assert "<h1>Robustness curves</h1>" in Path("x.html").read_text()
+
+
+def test_functions_by_their_paths(checkpoint):
+    functions = ["--forward_fn", f"{HERE}:double", "--batch_fn", f"{HERE}.swap"]
+    arguments = ["--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, "--attacks", "--json", "x.json"]
+    assert cli.main(["evaluate", *arguments, *functions]) == 0
+    x, y = Data().test_dataloader().dataset.tensors
+    accuracy = (checkpoint(2 * x.flip(1)).argmax(dim=1) == y).float().mean().item()
+    assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """A run of LightningCLI: its configuration, its checkpoint, and the module."""
+    network = {"class_path": f"{HERE}.Net", "init_args": {"width": 6}}
+    config = {
+        "seed_everything": 1,
+        "model": {"class_path": f"{HERE}.Composed", "init_args": {"network": network, "scale": 0.5}},
+        "data": {"class_path": f"{HERE}.ValidationData", "init_args": {"number": 24}},
+        "trainer": {"accelerator": "cpu", "max_epochs": 1, "logger": False, "enable_progress_bar": False},
+    }
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    lightning = LightningCLI(
+        L.LightningModule,
+        L.LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        args=["fit", "--config", "config.yaml", "--trainer.default_root_dir", "."],
+        save_config_callback=None,
+    )
+    lightning.trainer.save_checkpoint("cli.ckpt")
+    x, y = ValidationData(24).val_dataloader().dataset.tensors
+    accuracy = (lightning.model.network(0.5 * x).argmax(dim=1) == y).float().mean().item()
+    return config, accuracy
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_configuration_of_lightning_cli_as_it_is(trained):
+    config, accuracy = trained
+    arguments = ["--split", "val", "--attacks", "--progress", "false", "--json", "x.json"]
+    sections = {
+        "several.yaml": {"fit": config, "test": {}},
+        "full.yaml": {**config, "optimizer": None, "ckpt_path": None},
+    }
+    for name, content in sections.items():
+        Path(name).write_text(yaml.safe_dump(content))
+    for name in ("config.yaml", *sections):
+        assert cli.main(["evaluate", "--config", name, "--checkpoint", "cli.ckpt", *arguments]) == 0
+        report = RobustnessReport.from_json("x.json")
+        assert report.model == "Composed"
+        assert report.metrics["samples"] == 24
+        assert report.metrics["acc"] == pytest.approx(accuracy)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_class_paths_on_the_command_line(trained, capsys):
+    config, accuracy = trained
+    arguments = ["--checkpoint", "cli.ckpt", "--split", "val", "--attacks", "--progress", "false", "--json", "x.json"]
+    targets = [
+        "--model",
+        json.dumps(config["model"]),
+        "--data",
+        f"{HERE}.ValidationData",
+        "--data_args",
+        "{number: 24}",
+    ]
+    assert cli.main(["evaluate", *targets, *arguments]) == 0
+    assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+    # Without the configuration, the checkpoint would have to say what to import
+    targets[:2] = ["--model", f"{HERE}.Composed"]
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", *targets, *arguments])
+    assert "`network` holds `class_path`, the name of code to run" in capsys.readouterr().err
+    assert cli.main(["evaluate", *targets, *arguments, "--trust_checkpoint"]) == 0
+    assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("form", [["--config", "c.yaml"], ["--config=c.yaml"]])
+def test_configuration_of_a_script_with_fixed_classes(checkpoint, form):
+    Path("c.yaml").write_text("trainer: {max_epochs: 3}\nmodel: {width: 4}\ndata: {number: 12}\n")
+    targets = ["--model", f"{HERE}:Net", "--checkpoint", "net.pt", "--data", f"{HERE}:Data"]
+    assert cli.main(["evaluate", *form, *targets, "--attacks", "--progress", "false", "--json", "x.json"]) == 0
+    assert RobustnessReport.from_json("x.json").metrics["samples"] == 12
+    compared = [
+        "--models",
+        f"a={HERE}:Net@net.pt",
+        "--data",
+        f"{HERE}:Data",
+        "--attacks",
+        "fgsm",
+        "--eps",
+        "0.1",
+        "0.2",
+    ]
+    assert cli.main(["compare", *form, *compared, "--progress", "false", "--json", "x.json"]) == 0
+    assert ComparisonReport.from_json("x.json").reports["a"].metrics["samples"] == 12
+
+
+def test_checkpoint_with_code_in_the_current_directory(capsys):
+    """End to end: what Lightning would have imported is not, and what is pickled is refused unless it is trusted."""
+    Path("evil_module_of_the_command.py").write_text("open('executed', 'w')\nclass Thing:\n    pass\n")
+    hyper_parameters = {
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+        "network": {"class_path": "evil_module_of_the_command.Thing"},
+    }
+    state = Composed(Net()).state_dict()
+    content = {"state_dict": state, "hyper_parameters": hyper_parameters, "pytorch-lightning_version": L.__version__}
+    torch.save(content, "x.ckpt")
+    arguments = ["--model", f"{HERE}:Composed", "--checkpoint", "x.ckpt", *DATA, "--attacks"]
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["evaluate", *arguments])
+    assert exit_info.value.code == 2
+    assert "`network` holds `class_path`, the name of code to run: 'evil_module_of" in capsys.readouterr().err
+    assert not Path("executed").exists()
+    arguments += ["--model_args", json.dumps({"network": {"class_path": f"{HERE}.Net"}})]
+    assert cli.main(["evaluate", *arguments]) == 0
+    assert not Path("executed").exists()
+    torch.save({**content, "hyper_parameters": {"scale": Path.cwd}}, "x.ckpt")
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["evaluate", *arguments])
+    assert exit_info.value.code == 2
+    assert "refers to builtins.getattr" in capsys.readouterr().err
+
+
 def test_compare_models_and_reports(checkpoint, capsys):
     sweep = ["--sweep_eps", "0.05", "0.1", "--sweep_attacks", "fgsm", "--attacks"]
     assert (
@@ -107,7 +251,7 @@ def test_report_shows_what_was_saved(report, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "{evaluate,compare,report}"),
+        ([], "{evaluate,sweep,compare,report}"),
         (["evaluate", *DATA], "evaluate.model"),
         (["evaluate", "--model", "no_such:Net", *DATA], "there is no 'no_such'"),
         (["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "none.pt", *DATA], "there is no such file"),
@@ -147,11 +291,71 @@ def test_report_shows_what_was_saved(report, capsys):
             ["compare", "--models", f"a={HERE}:Net", f"a={HERE}:Net", *DATA],
             "models of different names but got 'a' twice",
         ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "notes.txt", *DATA],
+            "`checkpoint` to be a file that `torch.save` or Lightning has written but notes.txt cannot be read",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "seven.ckpt", *DATA],
+            "Expected `hyper_parameters` in seven.ckpt to be a dictionary with names but got 7",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", "--data", "math:pi"],
+            "Expected 'math:pi' to be a data module or function that makes a loader but got 3.14",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", "--data", f"{HERE}:ValidationData"],
+            "to have a loader for the split 'test' but it has none. Use split='val' (--split val)",
+        ),
+        (["evaluate", "--model", "{width: 3}", *DATA], "or a mapping with `class_path` (a string)"),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--model_args", "{size: 3}"], "to take the arguments size but"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--seed=-1"],
+            "Expected argument `seed` to be an integer from 0 to 4294967295 but got -1",
+        ),
+        (["sweep", "--model", f"{HERE}:Net", *DATA, "--seed", "4294967296"], "integer from 0 to 4294967295 but got"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--device", "gpu"],
+            "to be a device that torch can use here, such as 'cpu', 'cuda:0' or 'mps', but got 'gpu'",
+        ),
+        (["sweep", "--model", f"{HERE}:Net", *DATA, "--device", "cuda:77"], "but got 'cuda:77'"),
+        (["sweep", "--model", f"{HERE}:Net", *DATA, "--eps", "inf"], "Expected a budget such as 0.1 or 8/255 but got"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--batch_size", "0"],
+            "Expected argument `batch_size` to be an integer of at least 1 but got 0",
+        ),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--samples=-2"], "`samples` to be an integer of at least 0"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--batch_fn", "swap"],
+            "of the form package.module:Name but got",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--forward_fn", "math:pi"],
+            "Expected argument `forward_fn` to be the path of a function but got 'math:pi', which is 3.14",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--clever_radius", "0"],
+            "Expected argument `clever_radius` to be a finite number above 0 but got 0.0",
+        ),
+        (["sweep", "--model", f"{HERE}:Net", *DATA, "--samples", "0"], "`samples` to be an integer of at least 1"),
+        (["evaluate", "--model", f"{HERE}:Net", "--data", "os:getcwd"], "to give one loader for the split 'test' but"),
+        (["compare", "--models", f"a={HERE}:Net"], "Expected `--data` to measure the model 'a' with but got none"),
+        (["report", "."], "Expected a report as JSON in . but it cannot be read"),
+        (["evaluate", "--config", "junk.yaml"], "Expected `--config` to be a YAML file but junk.yaml cannot be read"),
+        (["evaluate", "--config", "notes.txt"], "`--config` to be a YAML file with options but notes.txt holds str"),
+        (["report", "junk.yaml"], "Expected a report as JSON in junk.yaml but it cannot be read"),
+        (["report", "deep.json"], "Expected a report as JSON in deep.json but it cannot be read"),
+        (["report", "kind.json"], "SweepReport in kind.json but got ['SweepReport']"),
         (["compare", "--models", "a=none.json"], "No such file or directory: 'none.json'"),
         (["report", "none.json"], "No such file or directory: 'none.json'"),
     ],
 )
 def test_wrong_arguments_exit_with_2(arguments, message, capsys):
+    Path("notes.txt").write_text("epoch 3, loss 0.1")
+    Path("junk.yaml").write_bytes(b"\xff\x00: [")
+    Path("deep.json").write_text("[" * 100_000)
+    Path("kind.json").write_text('{"kind": ["SweepReport"]}')
+    torch.save({"state_dict": Net().state_dict(), "hyper_parameters": 7}, "seven.ckpt")
     with pytest.raises(SystemExit) as exit_info:
         cli.main(arguments)
     assert exit_info.value.code == 2
@@ -175,6 +379,16 @@ def test_file_without_all_fields_exits_with_2(capsys):
         cli.main(["report", "x.json"])
     assert exit_info.value.code == 2
     assert "Expected all fields of a SweepReport in x.json but some are missing" in capsys.readouterr().err
+
+
+def test_file_with_fields_of_other_types_exits_with_2(capsys):
+    make_full_report().to_json("x.json")
+    fields = json.loads(Path("x.json").read_text())
+    Path("x.json").write_text(json.dumps(fields | {"metrics": {"acc": "high"}}))
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["report", "x.json"])
+    assert exit_info.value.code == 2
+    assert "Expected `metrics['acc']` of a RobustnessReport to be float but got 'high'" in capsys.readouterr().err
 
 
 def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):
@@ -233,7 +447,7 @@ def test_interruption_before_there_is_anything(monkeypatch, capsys):
     def interrupt(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "read_json", interrupt)
+    monkeypatch.setattr(commands, "read_json", interrupt)
     assert cli.main(["report", "x.json"]) == 130
     assert "interrupted before there was anything to report" in capsys.readouterr().err
 
@@ -244,7 +458,7 @@ def test_jsonargparse_is_optional(monkeypatch, capsys):
     assert 'pip install "lightning-robustness[cli]"' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["evaluate", "compare", "report"])
+@pytest.mark.parametrize("command", ["evaluate", "sweep", "compare", "report"])
 def test_help_names_every_option_and_no_address(command, capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main([command, "--help"])
@@ -261,5 +475,41 @@ def test_help_tells_commands_and_exit_codes(capsys):
         cli.main(["--help"])
     assert exit_info.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "{evaluate,compare,report}" in text
+    assert "{evaluate,sweep,compare,report}" in text
     assert "Exit codes: 0 done, 1 the evaluation failed, 2 wrong arguments, 130 interrupted." in text
+
+
+def test_version_and_attacks(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out.strip() == f"lightning-robustness {__version__}"
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["--list_attacks"])
+    assert exit_info.value.code == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines[:3]] == ["fgsm", "rfgsm", "bim"]
+    assert all(repr(get_attack(name)) == settings for name, settings in lines[:-1])
+    assert lines[-1][0] == "torchattacks:NAME"
+
+
+@pytest.mark.parametrize("module", ["lightning_robustness", "lightning_robustness.cli"])
+def test_package_is_a_command(module):
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    shown = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, env=environment)
+    assert (shown.returncode, shown.stdout) == (0, f"lightning-robustness {__version__}\n")
+    wrong = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, env=environment)
+    assert wrong.returncode == 2
+
+
+def test_help_and_version_import_nothing_heavy():
+    code = (
+        "import sys\nfrom lightning_robustness.cli import main\n"
+        "try:\n    main([sys.argv[1]])\n"
+        "finally:\n    sys.stderr.write(str({'torch', 'lightning', 'torchmetrics', 'numpy'} & sys.modules.keys()))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    for option in ("--help", "--version"):
+        command = [sys.executable, "-c", code, option]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert (result.returncode, result.stderr) == (0, "set()")

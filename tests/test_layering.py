@@ -14,6 +14,7 @@ BELOW = {
     "measurement": {"measurement", "metrics", "losses", "attacks", "functional", "utilities"},
     "losses": {"losses", "attacks", "functional", "utilities"},
     "evaluation": {"evaluation", "measurement", "metrics", "losses", "attacks", "functional", "utilities"},
+    "cli": {"cli", "evaluation", "measurement", "attacks", "utilities"},
     "callbacks": {"callbacks", "measurement", "metrics", "losses", "attacks", "functional", "utilities"},
 }
 FOREIGN = {

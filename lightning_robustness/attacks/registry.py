@@ -23,6 +23,7 @@ _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "square": (Square, {}),
     "siren": (SirenAttack, {}),
 }
+ATTACK_NAMES = (*_ATTACKS, "worst")
 # Settings that a preset gives an attack, where these are not all of its group
 _TAKEN = {"fgsm": ("eps",), "pgd_l2": ("steps",)}
 
@@ -98,7 +99,7 @@ def get_attack(
         return Cascade(attacks=(*parts, get_attack("square", **settings)), **options)
     if attack not in _ATTACKS:
         raise ValueError(
-            f"Expected the name of an attack but got {attack!r}. Known: {', '.join([*_ATTACKS, 'worst'])}, and "
+            f"Expected the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "
             "torchattacks:NAME for the classes of torchattacks."
         )
     kind, defaults = _ATTACKS[attack]

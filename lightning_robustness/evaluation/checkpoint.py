@@ -1,9 +1,6 @@
 """Models and data by the names that a command line gives them."""
 
-import importlib
 import inspect
-import io
-import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,163 +8,203 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from lightning_robustness.evaluation.class_path import Target, load_object, read_arguments, split_target
+from lightning_robustness.evaluation.safe_checkpoint import read_checkpoint, read_hyper_parameters, refuse_code
+from lightning_robustness.utilities.rank_zero import rank_zero_warn
+
 Split = Literal["val", "test"]
 
 
-def load_object(path: str) -> Any:
-    """Import something by its path, ``package.module:name``.
-
-    Raises:
-        ValueError: If the path has another form, the module is not found, or has no such name.
-
-    Example:
-        >>> from lightning_robustness.evaluation.checkpoint import load_object
-        >>> load_object("torch.nn:Linear")
-        <class 'torch.nn.modules.linear.Linear'>
-
-    """
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise ValueError(f"Expected a path of the form package.module:Name but got {path!r}.")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"Expected the module of {path!r} to be found but there is no {error.name!r}. Modules are looked for in "
-            "the current directory and where Python finds packages."
-        ) from error
-    if not hasattr(module, name):
-        known = ", ".join(sorted(key for key, value in vars(module).items() if inspect.isclass(value)))
-        raise ValueError(f"Expected {name!r} in the module {module_name!r} but found only the classes {known or '-'}.")
-    return getattr(module, name)
-
-
 def load_model(
-    path: str, checkpoint: str | Path | None = None, arguments: Mapping[str, Any] | None = None
+    path: Target,
+    checkpoint: str | Path | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    trust_checkpoint: bool = False,
 ) -> nn.Module:
     """Make a model and load its weights.
 
-    A class of Lightning loads its checkpoints itself, hooks included, by ``load_from_checkpoint``.
+    The checkpoint is read with ``weights_only=True`` and cannot run code: besides weights and plain values, it may hold
+    classes of ``torch.nn``, of ``torch.optim`` and of the module of the model. A class of Lightning is made with its
+    hyper-parameters, and its hooks ``configure_model`` and ``on_load_checkpoint`` are called.
 
     Args:
-        path: ``package.module:Class``, or a function that returns a module.
+        path: ``package.module:Class``, or a function that returns a module; or the mapping with ``class_path`` and
+            ``init_args`` of a LightningCLI configuration.
         checkpoint: File with weights: a checkpoint of Lightning, whose hyper-parameters become arguments of the class,
-            or a state dict. Weights of a part of a larger module are found in those of the whole. It is loaded with
-            ``weights_only=True``, and so cannot run code.
+            or a state dict. Weights of a part of a larger module are found in those of the whole.
         arguments: Further arguments of the class, which take precedence.
+        trust_checkpoint: Whether the checkpoint may run code. A class of Lightning then loads it by
+            ``load_from_checkpoint``.
 
     Raises:
         TypeError: If the path leads to something else.
-        ValueError: If the checkpoint cannot be read, belongs to another class, or holds several such models.
+        ValueError: If the checkpoint cannot be read, refers to code, belongs to another class, or holds several such
+            models.
 
     """
-    content = {} if checkpoint is None else _read(checkpoint)
-    build = load_object(path)
+    name, init_args, given = split_target(path)
+    content = {} if checkpoint is None else read_checkpoint(checkpoint, name, trust_checkpoint)
+    build = load_object(name)
     if not callable(build):
-        raise TypeError(f"Expected {path!r} to be a class or function that makes a model but got {build!r}.")
-    if "pytorch-lightning_version" in content and hasattr(build, "load_from_checkpoint"):
-        return _load_itself(build, content, dict(arguments or {}), f"{path!r} to load {checkpoint}")
-    given = dict(content.get("hyper_parameters", {})) if "state_dict" in content else {}
-    given = {**_known(build, given), **dict(arguments or {})}
-    try:
-        model = build(**given)
-    except TypeError as error:
-        raise TypeError(
-            f"Expected {path!r} to take the arguments {', '.join(given) or 'none'} but it failed: {error}. Arguments "
-            "come from the hyper-parameters of a checkpoint of Lightning, and from `model_args`."
-        ) from error
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"Expected {path!r} to make a torch.nn.Module but got {type(model).__name__}.")
+        raise TypeError(f"Expected {name!r} to be a class or function that makes a model but got {build!r}.")
+    given |= {**(read_arguments(build, init_args) if init_args else {}), **dict(arguments or {})}
+    is_lightning = "pytorch-lightning_version" in content and hasattr(build, "load_from_checkpoint")
+    if checkpoint is not None and trust_checkpoint and is_lightning:
+        return _load_by_lightning(build, checkpoint, given, name)
+    if checkpoint is not None and "state_dict" in content:
+        content["hyper_parameters"] = read_hyper_parameters(content, checkpoint)
+        saved = _select(build, content, given)
+        if not trust_checkpoint:
+            refuse_code(saved, checkpoint)
+        given = {**saved, **given}
+    model = _build(build, given, name, "model", nn.Module)
     if checkpoint is not None:
+        _prepare(model, content if is_lightning else None, f"{name!r} to load {checkpoint}")
         _load_weights(model, content.get("state_dict", content), checkpoint)
     return model
 
 
-def load_data(path: str, split: Split = "test", arguments: Mapping[str, Any] | None = None) -> Any:
+def load_data(path: Target, split: Split = "test", arguments: Mapping[str, Any] | None = None) -> Any:
     """Make a loader.
 
     Args:
         path: ``package.module:DataModule``, a class with ``test_dataloader`` or ``val_dataloader``; or a function that
-            returns a loader.
+            returns a loader; or the mapping with ``class_path`` and ``init_args`` of a LightningCLI configuration.
         split: Which of the loaders of a data module.
-        arguments: Arguments of the class or function.
+        arguments: Further arguments of the class or function, which take precedence.
 
     Raises:
         TypeError: If there is no single loader.
+        ValueError: If the data module has no loader for the split.
 
     """
-    data = load_object(path)(**dict(arguments or {}))
+    name, init_args, given = split_target(path)
+    build = load_object(name)
+    if not callable(build):
+        raise TypeError(f"Expected {name!r} to be a data module or function that makes a loader but got {build!r}.")
+    given |= {**(read_arguments(build, init_args) if init_args else {}), **dict(arguments or {})}
+    data = _build(build, given, name, "data")
     method = f"{split}_dataloader"
+    splits = [key for key in ("val", "test") if _has_loader(data, key)]
+    if split not in splits and (splits or hasattr(data, method)):
+        remedy = f"Use split={splits[0]!r} (--split {splits[0]})." if splits else f"Give it a method `{method}`."
+        raise ValueError(f"Expected {name!r} to have a loader for the split {split!r} but it has none. {remedy}")
     if hasattr(data, "prepare_data") and hasattr(data, "setup"):
         data.prepare_data()
         data.setup({"val": "validate", "test": "test"}[split])
-    loader = getattr(data, method)() if hasattr(data, method) else data
-    if isinstance(loader, (list, tuple)) and len(loader) == 1 and hasattr(data, method):
+    loader = getattr(data, method)() if splits else data
+    if isinstance(loader, (list, tuple)) and len(loader) == 1 and splits:
         loader = loader[0]
-    if isinstance(loader, (list, tuple, Mapping)) or not hasattr(loader, "__iter__"):
+    if isinstance(loader, (list, tuple, Mapping, str)) or not hasattr(loader, "__iter__"):
         observed = (
             f"{len(loader)} in a {type(loader).__name__}" if hasattr(loader, "__len__") else type(loader).__name__
         )
-        raise TypeError(f"Expected {path!r} to give one loader for the split {split!r} but got {observed}.")
+        raise TypeError(
+            f"Expected {name!r} to give one loader for the split {split!r} but got {observed}. Pass a data module with "
+            f"`{method}`, or a function that returns the loader."
+        )
     return loader
 
 
-def _read(checkpoint: str | Path) -> dict[str, Any]:
-    if not Path(checkpoint).is_file():
-        raise ValueError(f"Expected a checkpoint at {checkpoint} but there is no such file.")
+def _has_loader(data: Any, split: str) -> bool:
+    """Whether a data module has a loader of its own: that of Lightning's base class only raises an error."""
+    method = getattr(type(data), f"{split}_dataloader", None)
+    return method is not None and not method.__module__.startswith(("lightning.pytorch.", "pytorch_lightning."))
+
+
+def _build(build: Callable[..., Any], given: Mapping[str, Any], name: str, what: str, kind: type = object) -> Any:
     try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"Expected {checkpoint} to hold weights and plain values only but it cannot be read as such: {error} "
-            "If you trust it, load it yourself and save its state dict."
+        made = build(**given)
+    except Exception as error:
+        source = "the hyper-parameters of a checkpoint of Lightning, and from `model_args`"
+        raise TypeError(
+            f"Expected {name!r} to take the arguments {', '.join(given) or 'none'} but it failed: "
+            f"{type(error).__name__}: {error}. Arguments come from "
+            f"{source if what == 'model' else '`data_args`'} and `init_args`."
         ) from error
-    if not isinstance(content, dict):
-        raise ValueError(f"Expected a checkpoint or state dict in {checkpoint} but got {type(content).__name__}.")
-    return content
+    if not isinstance(made, kind):
+        raise TypeError(f"Expected {name!r} to make a torch.nn.Module but got {type(made).__name__}.")
+    return made
 
 
-def _load_itself(build: Any, content: dict[str, Any], arguments: dict[str, Any], what: str) -> nn.Module:
-    """Let a class of Lightning load a checkpoint: not from the file, but from what was read of it without its code."""
-    file = io.BytesIO()
-    torch.save(content, file)
-    file.seek(0)
+def _load_by_lightning(build: Any, checkpoint: str | Path, arguments: dict[str, Any], name: str) -> nn.Module:
+    has_option = "weights_only" in inspect.signature(build.load_from_checkpoint).parameters  # since Lightning 2.6
+    options = {"weights_only": False} if has_option else {}
     try:
-        model: nn.Module = build.load_from_checkpoint(file, map_location="cpu", **arguments)
+        model: nn.Module = build.load_from_checkpoint(checkpoint, map_location="cpu", **options, **arguments)
     except Exception as error:
         raise ValueError(
-            f"Expected {what} but it failed: {type(error).__name__}: {error} Arguments that are not among the "
-            "hyper-parameters of the checkpoint can be given as `model_args`."
+            f"Expected {name!r} to load {checkpoint} but it failed: {type(error).__name__}: {error} Arguments that are "
+            "not among the hyper-parameters of the checkpoint can be given as `model_args`."
         ) from error
     return model
 
 
-def _known(build: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those hyper-parameters that a class takes: older checkpoints may hold others."""
-    parameters = inspect.signature(build).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return arguments
-    names = {parameter.name for parameter in parameters}
-    return {name: value for name, value in arguments.items() if name in names}
+def _select(build: Callable[..., Any], content: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those hyper-parameters that a class takes and that are not given: older checkpoints may hold others."""
+    saved = content["hyper_parameters"]
+    parameters = inspect.signature(build).parameters
+    whole = content.get("hparams_name")  # of the argument that holds them all
+    if isinstance(whole, str) and whole in parameters:
+        saved = {whole: saved}
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in saved.items() if name not in given and (takes_all or name in parameters)}
 
 
-def _load_weights(model: nn.Module, state: Mapping[str, Any], checkpoint: str | Path) -> None:
+def _prepare(model: nn.Module, content: dict[str, Any] | None, what: str) -> None:
+    """Call the hooks with which a class of Lightning makes its layers, and changes what it loads."""
+    try:
+        if callable(getattr(model, "configure_model", None)):
+            model.configure_model()  # type: ignore[operator]
+        if content is not None:
+            model.on_load_checkpoint(content)  # type: ignore[operator]
+    except Exception as error:
+        raise ValueError(f"Expected {what} but a hook failed: {type(error).__name__}: {error}") from error
+
+
+def _load_weights(model: nn.Module, state: Any, checkpoint: str | Path) -> None:
+    name = type(model).__name__
+    if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
+        raise ValueError(f"Expected {checkpoint} to hold a state dict, with names of weights, but got {state!r}.")
     own = model.state_dict()
-    prefix = _find_prefix(state, own, f"{type(model).__name__} in {checkpoint}")
+    prefix = _find_prefix(state, own, f"{name} in {checkpoint}")
     state = state if prefix is None else {key: state[prefix + key] for key in own}
-    missing, unexpected = [k for k in own if k not in state], [k for k in state if k not in own]
-    reshaped = [
-        f"{key} (shape {tuple(state[key].shape)} instead of {tuple(value.shape)})"
-        for key, value in own.items()
-        if key in state and getattr(state[key], "shape", None) != value.shape
-    ]
-    problems = {"missing": missing, "unexpected": unexpected, "different": reshaped}
-    found = "; ".join(f"{name}: {_list(keys)}" for name, keys in problems.items() if keys)
-    if found:
-        raise ValueError(
-            f"Expected {checkpoint} to hold the weights of {type(model).__name__} but it does not. {found}."
+    is_strict = bool(getattr(model, "strict_loading", True))
+    try:
+        model.load_state_dict(state, strict=is_strict)
+        error = None
+    except Exception as raised:  # weights may be of any type
+        error = raised
+    missing = [key for key in own if key not in state]
+    if error is not None or (not is_strict and own and len(missing) == len(own)):
+        found = _differences(state, own, missing) or f"{type(error).__name__}: {error}"
+        inner = [key for key, value in state.items() if isinstance(value, Mapping)]
+        remedy = (
+            f"It holds dictionaries ({_list(inner)}): save the one with the weights to a file of its own."
+            if inner
+            else "Does it belong to another class, or to one with other arguments (`model_args`)?"
         )
-    model.load_state_dict(state)
+        raise ValueError(
+            f"Expected {checkpoint} to hold the weights of {name} but it does not. {found}. {remedy}"
+        ) from error
+    if not is_strict and missing:
+        rank_zero_warn(
+            f"Weights of {name} that {checkpoint} does not hold are as the class makes them: {_list(missing)}. Loading "
+            "is not strict, by `strict_loading`.",
+            UserWarning,
+        )
+
+
+def _differences(state: Mapping[str, Any], own: Mapping[str, Any], missing: list[str]) -> str:
+    reshaped = []
+    for key, value in own.items():
+        shape = getattr(state.get(key), "shape", None)
+        if key in state and shape != value.shape:
+            observed = f"a {type(state[key]).__name__}" if shape is None else f"shape {tuple(shape)}"
+            reshaped.append(f"{key} ({observed} instead of {tuple(value.shape)})")
+    unexpected = [key for key in state if key not in own]
+    problems = {"missing": missing, "unexpected": unexpected, "different": reshaped}
+    return "; ".join(f"{name}: {_list(keys)}" for name, keys in problems.items() if keys)
 
 
 def _find_prefix(state: Mapping[str, Any], own: Mapping[str, Any], what: str) -> str | None:

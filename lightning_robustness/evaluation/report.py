@@ -70,11 +70,15 @@ class Report:
         if fields.get("kind") != cls.__name__:
             raise ValueError(f"Expected a {cls.__name__} in {path} but got {fields.get('kind')}.")
         try:
-            return cls.from_dict(fields)
-        except (KeyError, TypeError) as error:
+            report = cls.from_dict(fields)
+            str(report)  # finds entries that are missing
+        except Exception as error:  # of any type, as anything may be in a file
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
             raise ValueError(
-                f"Expected all fields of a {cls.__name__} in {path} but some are missing or different: {error}."
+                f"Expected all fields of a {cls.__name__} in {path} but some are missing or different. {reason} Read a "
+                "file that `to_json` or `--json` has written."
             ) from error
+        return report
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the report as a self-contained page, and write it to a file if a path is given.
@@ -114,7 +118,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """
     try:
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no file, no UTF-8, no JSON, deep nesting
         raise ValueError(f"Expected a report as JSON in {path} but it cannot be read: {error}.") from error
     if not isinstance(fields, dict):
         raise ValueError(f"Expected a report as a JSON object in {path} but got {type(fields).__name__}.")

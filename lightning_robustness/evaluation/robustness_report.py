@@ -8,6 +8,7 @@ from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.evaluation import figures
 from lightning_robustness.evaluation.decision_space import DecisionSpace
 from lightning_robustness.evaluation.report import Report, to_floats
+from lightning_robustness.evaluation.report_fields import check_fields
 from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.evaluation.table import Table
 from lightning_robustness.measurement.keys import attack_free_metrics, get_key
@@ -119,7 +120,7 @@ class RobustnessReport(Report):
         own["sweep"] = None if own["sweep"] is None else SweepReport.from_dict(own["sweep"])
         space = own["decision_space"]
         own["decision_space"] = None if space is None else DecisionSpace.from_dict(space)
-        return cls(**own)
+        return check_fields(cls(**own))
 
     def _summary(self) -> Table:
         worst = {"adv_acc/worst": self.rates["worst"]["adv_acc"]} if "worst" in self.rates else {}

@@ -7,6 +7,7 @@ from typing_extensions import Self, override
 
 from lightning_robustness.evaluation import figures
 from lightning_robustness.evaluation.report import Report, to_floats
+from lightning_robustness.evaluation.report_fields import check_fields
 from lightning_robustness.evaluation.table import Table
 
 if TYPE_CHECKING:
@@ -104,4 +105,4 @@ class SweepReport(Report):
         if own["breaking_eps"] is not None:
             rows = own["breaking_eps"].items()
             own["breaking_eps"] = {name: [math.inf if eps is None else eps for eps in row] for name, row in rows}
-        return cls(**own)
+        return check_fields(cls(**own))

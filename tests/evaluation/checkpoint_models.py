@@ -1,5 +1,11 @@
 """Models and data that a command line can name."""
 
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -82,3 +88,79 @@ def make_unlabelled_loader():
 
 def make_nothing():
     return None
+
+
+class Activation(enum.Enum):
+    RELU = "relu"
+    TANH = "tanh"
+
+
+@dataclass
+class Sizes:
+    width: int = 4
+
+
+class Described(L.LightningModule):
+    """Has hyper-parameters that are objects."""
+
+    def __init__(
+        self,
+        sizes: Sizes | None = None,
+        activation: Activation = Activation.RELU,
+        layer: type = nn.Linear,
+        loss: nn.Module | None = None,
+        folder: Path | None = None,
+        optimizer: Any = None,
+    ):
+        super().__init__()
+        self.save_hyperparameters()
+        self.network = Net((sizes or Sizes()).width)
+
+
+class Composed(L.LightningModule):
+    """Gets its network from a configuration."""
+
+    def __init__(self, network: nn.Module, scale: float = 1.0):
+        super().__init__()
+        self.save_hyperparameters()
+        self.network, self.scale = network, scale
+
+    def forward(self, x):
+        return self.network(self.scale * x)
+
+    def training_step(self, batch):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class ValidationData(L.LightningDataModule):
+    """Has no test loader."""
+
+    def __init__(self, number: int = 40):
+        super().__init__()
+        self.number = number
+
+    def train_dataloader(self):
+        return Data()._loader(self.number)
+
+    def val_dataloader(self):
+        return Data()._loader(self.number)
+
+
+class NoData(L.LightningDataModule):
+    """Has no loader at all."""
+
+
+def run_command(command):
+    """Not a class: what a checkpoint must not call."""
+    raise AssertionError(command)
+
+
+def swap(batch):
+    return batch[0].flip(1), batch[1]
+
+
+def double(model, x):
+    return model(2 * x)

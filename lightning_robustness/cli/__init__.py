@@ -1,0 +1,3 @@
+from lightning_robustness.cli.entry_point import main
+
+__all__ = ["main"]

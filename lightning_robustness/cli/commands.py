@@ -1,0 +1,178 @@
+"""The commands: each checks its arguments, loads what they name, calls a function and writes its report."""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_robustness.cli.parser import OWN_OPTIONS
+from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
+from lightning_robustness.evaluation.checkpoint import load_data, load_model
+from lightning_robustness.evaluation.class_path import Target, load_object
+from lightning_robustness.evaluation.comparison_checks import check_prior
+from lightning_robustness.evaluation.report import Report, read_json
+from lightning_robustness.evaluation.sweep_plan import plan_sweep
+from lightning_robustness.measurement.attack_names import name_attacks
+from lightning_robustness.utilities.checks import check_integer, check_number
+from lightning_robustness.utilities.drawing import new_figure
+
+# Makes a context in which errors are those of wrong arguments
+_Checked = Callable[[], AbstractContextManager[None]]
+# The largest seed that NumPy takes, and Lightning
+_MAX_SEED = 2**32 - 1
+
+
+def _evaluate(checked: _Checked, options: Any) -> int:
+    with checked():
+        _check_output(options)
+        options.eps, options.sweep_eps = _budget(options.eps), [_budget(eps) for eps in options.sweep_eps]
+        name_attacks(options.attacks, options.eps)
+        if options.sweep_eps:
+            plan_sweep(options.sweep_attacks, options.sweep_eps)
+        _check_settings(options)
+        model, loader = _load_model(options), _load_data(options)
+        settings = _settings(evaluate, options, "attacks", "eps", "sweep_attacks", "sweep_eps", "head")
+    report = evaluate(model, loader, **settings)
+    _write(report, options)
+    return 0 if report.interrupted is None else 130
+
+
+def _sweep(checked: _Checked, options: Any) -> int:
+    with checked():
+        _check_output(options)
+        options.eps = [_budget(eps) for eps in options.eps]
+        plan_sweep(options.attacks, options.eps)
+        _check_settings(options, least_samples=1)
+        model, loader = _load_model(options), _load_data(options)
+        settings = _settings(sweep, options, "attacks", "eps")
+    report = sweep(model, loader, **settings)
+    _write(report, options)
+    return 130 if report.interrupted else 0
+
+
+def _compare(checked: _Checked, options: Any) -> int:
+    with checked():
+        _check_output(options)
+        options.eps = [_budget(eps) for eps in options.eps]
+        plan_sweep(options.attacks, options.eps)
+        check_prior(options.prior, options.balance)
+        _check_settings(options)
+        models: dict[str, nn.Module | RobustnessReport] = {}
+        for entry in options.models:
+            name, model = _named_model(entry, options)
+            if name in models:
+                raise ValueError(f"Expected models of different names but got {name!r} twice.")
+            models[name] = model
+            if options.data is None and isinstance(model, nn.Module):
+                raise ValueError(f"Expected `--data` to measure the model {name!r} with but got none.")
+        loader = None if options.data is None else _load_data(options)
+        settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "head")
+    report = compare(models, loader, **settings)
+    _write(report, options)
+    return 130 if report.missing else 0
+
+
+def _report(checked: _Checked, options: Any) -> int:
+    kinds: dict[str, type[Report]] = {k.__name__: k for k in (RobustnessReport, ComparisonReport, SweepReport)}
+    with checked():
+        _check_output(options)
+        kind = read_json(options.report).get("kind")
+        if not isinstance(kind, str) or kind not in kinds:
+            raise ValueError(f"Expected one of {', '.join(kinds)} in {options.report} but got {kind!r}.")
+        report = kinds[kind].from_json(options.report)
+    _write(report, options)
+    return 0
+
+
+COMMANDS = {"evaluate": _evaluate, "sweep": _sweep, "compare": _compare, "report": _report}
+
+
+def _load_model(options: Any) -> nn.Module:
+    target = _with_arguments(options.model, options.model_args)
+    return load_model(target, options.checkpoint, trust_checkpoint=options.trust_checkpoint)
+
+
+def _load_data(options: Any) -> Any:
+    return load_data(_with_arguments(options.data, options.data_args), options.split)
+
+
+def _named_model(entry: str, options: Any) -> tuple[str, nn.Module | RobustnessReport]:
+    name, _, source = entry.partition("=")
+    if not name or not source:
+        raise ValueError(f"Expected name=package.module:Class@checkpoint or name=report.json but got {entry!r}.")
+    if source.endswith(".json"):
+        return name, RobustnessReport.from_json(source)
+    path, _, checkpoint = source.partition("@")
+    target = _with_arguments(path, options.model_args)
+    return name, load_model(target, checkpoint or None, trust_checkpoint=options.trust_checkpoint)
+
+
+def _with_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
+    """Add arguments to a class, as LightningCLI writes them, so that their values are read as it would."""
+    if isinstance(target, str):
+        return {"class_path": target, "init_args": dict(arguments)}
+    return {**target, "init_args": {**(target.get("init_args") or {}), **arguments}} if arguments else target
+
+
+def _settings(function: Callable[..., Any], options: Any, *own: str) -> dict[str, Any]:
+    names = [name for name in inspect.signature(function).parameters if name not in OWN_OPTIONS]
+    functions = {name: _load_function(name, options[name]) for name in ("forward_fn", "batch_fn")}
+    return {name: options[name] for name in (*names, *own, "input_space", "device")} | functions
+
+
+def _load_function(name: str, path: str | None) -> Callable[..., Any] | None:
+    function = None if path is None else load_object(path)
+    if function is not None and not callable(function):
+        raise TypeError(
+            f"Expected argument `{name}` to be the path of a function but got {path!r}, which is {function!r}."
+        )
+    return function
+
+
+def _check_settings(options: Any, least_samples: int = 0) -> None:
+    for name, minimum in {"batch_size": 1, "fim_samples": 0, "attack_samples": 0, "clever_samples": 0}.items():
+        if name in options:
+            check_integer(name, options[name], minimum)
+    if "clever_radius" in options:
+        check_number("clever_radius", options.clever_radius, exclusive=True)
+    if options.samples is not None:
+        check_integer("samples", options.samples, least_samples)
+    if not 0 <= options.seed <= _MAX_SEED:
+        raise ValueError(f"Expected argument `seed` to be an integer from 0 to {_MAX_SEED} but got {options.seed}.")
+    if options.device is not None:
+        try:
+            torch.empty(0, device=options.device)
+        except Exception as error:  # of several types, as the device is unknown, absent or not compiled in
+            raise ValueError(
+                "Expected argument `device` to be a device that torch can use here, such as 'cpu', 'cuda:0' or 'mps', "
+                f"but got {options.device!r}: {str(error).splitlines()[0]}"
+            ) from error
+
+
+def _budget(text: str | float) -> float:
+    try:
+        return float(Fraction(str(text)))
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ValueError(f"Expected a budget such as 0.1 or 8/255 but got {text!r}.") from error
+
+
+def _check_output(options: Any) -> None:
+    for path in (options.json, options.html):
+        if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+            raise ValueError(f"Expected a file in a directory that exists but got {path}.")
+    if options.html is not None:
+        new_figure(1, 1)  # fails without matplotlib
+
+
+def _write(report: Report, options: Any) -> None:
+    sys.stdout.write(f"{report}\n")
+    if options.json is not None:
+        report.to_json(options.json)
+    if options.html is not None:
+        report.to_html(options.html)

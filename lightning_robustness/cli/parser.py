@@ -1,0 +1,207 @@
+"""Options of the commands."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning_robustness import __version__
+
+# A number, or a fraction such as 8/255
+_BUDGET = float | str
+# A class or function by its path, or as LightningCLI writes it
+_TARGET = dict[str, Any] | str
+# Arguments of the functions that are not taken from their signatures as they are
+OWN_OPTIONS = frozenset(
+    {
+        *("model", "dataloader", "attacks", "eps", "input_space", "head", "device", "sweep_eps", "sweep_attacks"),
+        *("forward_fn", "batch_fn"),
+    }
+)
+
+
+def make_parser(arguments: Sequence[str]) -> Any:
+    """Make the parser, with the options of those commands only that the arguments name.
+
+    Options come from the signatures of the functions, and with them torch has to be imported.
+    """
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(
+        prog="lightning-robustness",
+        description="Measure how robust trained classifiers are against adversarial examples.",
+        epilog="Exit codes: 0 done, 1 the evaluation failed, 2 wrong arguments, 130 interrupted.",
+        version=__version__,
+    )
+    parser.add_argument("--traceback", action="store_true", help="Show where an error comes from.")
+    parser.add_argument("--list_attacks", action=_ListAttacks, help="Show the names of attacks and their settings.")
+    commands = parser.add_subcommands(dest="command")
+    for name, (add_options, usage, summary, description) in _COMMANDS.items():
+        one = ArgumentParser(usage=f"lightning-robustness {name} {usage}", description=description)
+        if name in arguments:
+            add_options(one)
+        commands.add_subcommand(name, one, help=summary)
+    return parser
+
+
+class _ListAttacks(argparse.Action):
+    """Show the attacks and end, as ``--version`` does."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None, **_: Any) -> None:  # noqa: A002
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        from lightning_robustness.attacks.registry import ATTACK_NAMES, get_attack
+
+        width = max(map(len, ATTACK_NAMES))
+        lines = [f"{name:{width}}  {get_attack(name)!r}" for name in ATTACK_NAMES]
+        lines.append("torchattacks:NAME is a class of torchattacks, where it is installed.")
+        sys.stdout.write("\n".join(lines) + "\n")
+        parser.exit()
+
+
+def _add_evaluate(parser: Any) -> None:
+    from lightning_robustness.evaluation.evaluate import evaluate
+    from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS
+
+    _add_model(parser)
+    _add_data(parser, required=True)
+    parser.add_argument(
+        "--attacks",
+        nargs="*",
+        default=["pgd", "cw", "square"],
+        help="Attacks by name (--list_attacks); none if empty.",
+    )
+    parser.add_argument("--eps", type=_BUDGET, default="8/255", help="Budget of the attacks, such as 0.1 or 8/255.")
+    parser.add_argument("--sweep_eps", nargs="*", type=_BUDGET, default=[], help="Budgets of a sweep, increasing.")
+    parser.add_argument("--sweep_attacks", nargs="*", default=list(SWEEP_ATTACKS), help="Attacks of the sweep.")
+    parser.add_argument("--head", type=str | None, default=None, help="Name of the classifier head, if not found.")
+    _add_settings(parser, evaluate)
+
+
+def _add_sweep(parser: Any) -> None:
+    from lightning_robustness.evaluation.sweep import sweep
+
+    _add_model(parser)
+    _add_data(parser, required=True)
+    _add_sweep_attacks(parser)
+    _add_settings(parser, sweep)
+
+
+def _add_compare(parser: Any) -> None:
+    from lightning_robustness.evaluation.evaluate import evaluate
+
+    parser.add_argument(
+        "--models",
+        required=True,
+        nargs="+",
+        help="name=package.module:Class@checkpoint, or name=report.json for what `evaluate --sweep_eps` has written.",
+    )
+    _add_model_arguments(parser)
+    _add_data(parser, required=False)
+    _add_sweep_attacks(parser)
+    parser.add_argument("--prior", type=dict[str, float], default={}, help="Prior weights of metrics: {accuracy: 2}.")
+    parser.add_argument("--balance", type=float, default=0.0, help="Share of the weight that is kept from all metrics.")
+    parser.add_argument("--head", type=str | None, default=None, help="Name of the classifier head, if not found.")
+    _add_settings(parser, evaluate)
+
+
+def _add_report(parser: Any) -> None:
+    parser.add_argument("report", type=str, help="File that `--json` has written.")
+    _add_output(parser)
+
+
+def _add_model(parser: Any) -> None:
+    parser.add_argument(
+        "--model",
+        required=True,
+        type=_TARGET,
+        help="package.module:Class, a function that returns a model, or {class_path: ..., init_args: ...}.",
+    )
+    parser.add_argument(
+        "--checkpoint", type=str | None, default=None, help="Weights: a checkpoint of Lightning, or a state dict."
+    )
+    _add_model_arguments(parser)
+
+
+def _add_model_arguments(parser: Any) -> None:
+    parser.add_argument("--model_args", type=dict[str, Any], default={}, help="Arguments of the class: {width: 32}.")
+    parser.add_argument(
+        "--trust_checkpoint",
+        type=bool,
+        nargs="?",
+        const=True,
+        default=False,
+        help="Let checkpoints run code, for those that hold pickled objects. Only for files that you made or trust.",
+    )
+
+
+def _add_data(parser: Any, required: bool) -> None:
+    from jsonargparse import ActionConfigFile
+
+    parser.add_argument(
+        "--config", action=ActionConfigFile, help="YAML file with these options, or one of LightningCLI."
+    )
+    parser.add_argument(
+        "--data",
+        required=required,
+        type=_TARGET if required else _TARGET | None,
+        help="Data module, package.module:Class, a function that returns a loader, or a class_path.",
+    )
+    parser.add_argument("--data_args", type=dict[str, Any], default={}, help="Arguments of the data module.")
+    parser.add_argument("--split", choices=["val", "test"], default="test", help="Which loader of the data module.")
+
+
+def _add_sweep_attacks(parser: Any) -> None:
+    from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS
+
+    parser.add_argument("--attacks", nargs="+", default=list(SWEEP_ATTACKS), help="Names of the attacks.")
+    parser.add_argument("--eps", nargs="+", type=_BUDGET, default=list(SWEEP_EPS), help="Budgets, increasing.")
+
+
+def _add_settings(parser: Any, function: Callable[..., Any]) -> None:
+    from lightning_robustness.utilities.input_space import InputSpace
+
+    parser.add_argument("--device", type=str | None, default=None, help="Where to run, such as cuda.")
+    for name, help_text in {
+        "forward_fn": "Function of model and inputs that returns logits: package.module:function.",
+        "batch_fn": "Function of a batch that returns inputs and labels: package.module:function.",
+    }.items():
+        parser.add_argument(f"--{name}", type=str | None, default=None, help=help_text)
+    parser.add_class_arguments(InputSpace, "input_space")
+    parser.add_function_arguments(function, skip=set(OWN_OPTIONS))
+    _add_output(parser)
+
+
+def _add_output(parser: Any) -> None:
+    parser.add_argument("--json", type=str | None, default=None, help="File to write all results to.")
+    parser.add_argument("--html", type=str | None, default=None, help="File to write a page with figures to.")
+
+
+# For each command, what adds its options, how it is called, a summary and a description
+_COMMANDS: dict[str, tuple[Callable[[Any], None], str, str, str]] = {
+    "evaluate": (
+        _add_evaluate,
+        "--model MODULE:CLASS --checkpoint FILE --data MODULE:CLASS [options]",
+        "measure one model",
+        "Measure one model: RDI, ROBY, Fisher information, and success rates of attacks.",
+    ),
+    "sweep": (
+        _add_sweep,
+        "--model MODULE:CLASS --checkpoint FILE --data MODULE:CLASS [options]",
+        "attack one model with increasing budgets",
+        "Measure accuracy and image quality of one model over attacks and budgets.",
+    ),
+    "compare": (
+        _add_compare,
+        "--models NAME=MODULE:CLASS@FILE ... --data MODULE:CLASS [options]",
+        "compare several models",
+        "Compare models by CMMR, adversarial accuracy and attack-free metrics.",
+    ),
+    "report": (
+        _add_report,
+        "FILE [--html FILE]",
+        "show a saved report, or make a page of it",
+        "Show a report that was saved as JSON, and make a page of it.",
+    ),
+}
