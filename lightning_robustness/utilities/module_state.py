@@ -2,10 +2,10 @@
 
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import partial
-from itertools import chain
+from functools import lru_cache, partial
+from itertools import accumulate, chain
 from operator import is_
 from typing import Any
 
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedTensorMixin
 
-# What every module has: parameters, buffers and children are kept one by one; hooks, and the mode, are not kept here
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+# What every module has: parameters, buffers and children, which are kept one by one, and hooks, which are not kept
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
-# What the attributes of the modules of `torch.nn` are made of; their forward passes do not change these
-_SETTING_TYPES = PLAIN_TYPES | {tuple, list, dict, set, OrderedDict, torch.dtype, torch.device}
+# What the settings of the modules of `torch.nn` are made of; their forward passes do not change these
+_SETTING_TYPES = PLAIN_TYPES | {tuple, torch.dtype, torch.device}
+_SETTINGS = frozenset({"_reversed_padding_repeated_twice"})  # a list that every convolution has
 _MUTABLE_TYPES = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
 # They keep books of their own, elsewhere too: half of them put back would not fit the other half
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "torch._dynamo.")
@@ -30,7 +31,7 @@ _MAX_ENTERED = 128
 
 
 class ModuleState:
-    """Everything about modules that a forward pass may change, except for hooks and modes, to be put back later.
+    """Everything about modules that a forward pass may change, except for hooks, to be put back later.
 
     Kept are the attributes of the modules, and what lists, dictionaries, sets, deques and tuples among them hold; which
     parameters, buffers and submodules there are; the memory and shape of each tensor; the states of random number
@@ -58,7 +59,7 @@ class ModuleState:
         self._aliases: list[tuple[Tensor, Tensor]] = []
         self._buffers: list[Tensor] = []
         self._others: list[Any] = []
-        self._setters: list[Callable[[], object]] = []
+        self._setters: list[partial[Any]] = []
         self._seen: set[int] = set()
         for module in self._queue:  # which grows on the way
             if id(module) not in self._seen:
@@ -78,29 +79,29 @@ class ModuleState:
 
     def _keep_module(self, module: nn.Module) -> None:
         attributes = vars(module)
-        is_wrapper = type(module).__module__.startswith(_WRAPPERS)
-        is_built_in = type(module).__module__.startswith("torch.nn.modules.")
+        is_wrapper, is_built_in, is_lazy = _traits(type(module))
         self._modules.append((module, type(module), None if is_wrapper else attributes.copy()))
-        for name in ("_parameters", "_buffers", "_modules"):
-            registered = attributes[name]
-            if type(registered) in _MUTABLE_TYPES:
-                if registered or not is_built_in:
+        parameters, buffers = attributes["_parameters"], attributes["_buffers"]
+        for registered in (parameters, buffers, attributes["_modules"]):
+            if registered or not is_built_in:
+                if type(registered) in _MUTABLE_TYPES:
                     self._registered.append((registered, registered.copy()))
-            elif name == "_buffers":  # of a scripted module
-                self._scripted.extend((registered, key, buffer) for key, buffer in registered.items())
-        if isinstance(module, LazyModuleMixin):
+                elif registered is buffers:  # of a scripted module
+                    self._scripted.extend((registered, key, buffer) for key, buffer in registered.items())
+        if is_lazy:
             self._registered.extend((attributes[name], attributes[name].copy()) for name in _LAZY_HOOKS)
-        for parameter in attributes["_parameters"].values():
+        for parameter in parameters.values():
             if parameter is not None:
                 self._keep_tensor(parameter, self._others, is_parameter=True)
-        for buffer in attributes["_buffers"].values():
+        for buffer in buffers.values():
             if buffer is not None:
                 self._keep_tensor(buffer, self._buffers)
-        if is_wrapper or (is_built_in and _SETTING_TYPES.issuperset(map(type, attributes.values()))):
+        if is_wrapper:
             return
-        for name, value in attributes.items():
-            if type(value) not in PLAIN_TYPES and name not in MODULE_ATTRIBUTES:
-                self._keep_value(value)
+        left_out = _SETTING_TYPES if is_built_in else PLAIN_TYPES
+        for name in attributes.keys() - MODULE_ATTRIBUTES:
+            if type(attributes[name]) not in left_out and name not in _SETTINGS:
+                self._keep_value(attributes[name])
 
     def _keep_value(self, value: Any) -> None:
         kind = type(value)  # `isinstance` would ask proxies for the class of what they stand for
@@ -139,10 +140,10 @@ class ModuleState:
             self._uninitialized.append((tensor, type(tensor), tensor.data))
             self.leaves.append(tensor)
             return
-        # Results of a computation are replaced by the next one, and inference tensors cannot be written here
-        if tensor.grad_fn is not None or tensor.is_inference():
-            return
         requires_grad = tensor.requires_grad
+        # Results of a computation are replaced by the next one, and inference tensors cannot be written here
+        if (requires_grad and tensor.grad_fn is not None) or tensor.is_inference():
+            return
         if is_parameter or requires_grad:
             self.leaves.append(tensor)
         if tensor.layout is not torch.strided or tensor.is_meta:
@@ -150,31 +151,23 @@ class ModuleState:
         alias = tensor.data
         if type(alias) is Tensor:
             self._aliases.append((tensor, alias))
-        if not (requires_grad or _is_expanded(tensor)):
+        if not requires_grad:
             copied.append(alias)
 
     def _copy(self) -> list[tuple[list[Any], list[Any]]]:
         """Copies of values, in groups of a kind, which a device copies at once."""
-        others = self._others
-        if sum(value.nbytes for value in others) > _MAX_BYTES:
-            others, total = [], 0
-            for value in sorted(self._others, key=lambda value: value.nbytes):
-                total += value.nbytes
-                if total > _MAX_BYTES:
-                    break
-                others.append(value)
         groups: dict[Any, list[Any]] = {}
-        for value in chain(self._buffers, others):
-            is_plain = type(value) is Tensor and not value.is_quantized
-            groups.setdefault((value.device, value.dtype) if is_plain else type(value), []).append(value)
-        copies = []
-        for key, values in groups.items():
-            if isinstance(key, tuple):
-                copied = [torch.empty_like(value) for value in values]
-                torch._foreach_copy_(copied, values)
-            else:
-                copied = [value.copy() if isinstance(value, np.ndarray) else value.clone() for value in values]
-            copies.append((values, copied))
+        for value in chain(self._buffers, _fitting(self._others)):
+            # A conjugate, which is complex, and quantised values cannot be copied together
+            is_plain = type(value) is Tensor and value.is_contiguous()
+            if is_plain and not (value.is_quantized or value.is_complex()):
+                groups.setdefault((value.device, value.dtype), []).append(value.view(-1))
+            elif not isinstance(value, Tensor) or not _is_expanded(value):
+                groups.setdefault(None, []).append(value)
+        single = groups.pop(None, [])
+        copies = [(single, [value.clone() if isinstance(value, Tensor) else value.copy() for value in single])]
+        for values in groups.values():
+            copies.append((values, list(torch.cat(values).split([len(value) for value in values]))))
         return copies
 
     def _restore_attributes(self) -> None:
@@ -212,15 +205,14 @@ class ModuleState:
                 tensor.data = alias
 
     def _restore_values(self) -> None:
-        for values, copies in self._copies:
-            if type(values[0]) is Tensor and not values[0].is_quantized:
-                torch._foreach_copy_(values, copies)
-                continue
-            for value, copy in zip(values, copies, strict=True):
-                if isinstance(value, np.ndarray):
-                    value[...] = copy
-                else:
-                    value.copy_(copy)
+        (values, copies), *groups = self._copies
+        for value, copy in zip(values, copies, strict=True):
+            if isinstance(value, Tensor):
+                value.copy_(copy)
+            else:
+                value[...] = copy
+        for values, copies in groups:
+            torch._foreach_copy_(values, copies)
 
 
 def walk(roots: Iterable[nn.Module]) -> list[nn.Module]:
@@ -229,7 +221,7 @@ def walk(roots: Iterable[nn.Module]) -> list[nn.Module]:
     rest = list(roots)
     while rest:
         module = rest.pop()
-        if module is not None and module not in found:
+        if issubclass(type(module), nn.Module) and module not in found:  # it may be None, or a proxy
             found[module] = None
             rest.extend(vars(module)["_modules"].values())
     return list(found)
@@ -240,7 +232,7 @@ def is_lazy(module: nn.Module) -> bool:
     return any(isinstance(tensor, UninitializedTensorMixin) for tensor in chain(module.parameters(), module.buffers()))
 
 
-def keep_generator(value: Any) -> Callable[[], object] | None:
+def keep_generator(value: Any) -> partial[Any] | None:
     """Return a function that puts a random number generator back to its present state; None for anything else."""
     if isinstance(value, torch.Generator):
         return partial(value.set_state, value.get_state())
@@ -253,6 +245,22 @@ def keep_generator(value: Any) -> Callable[[], object] | None:
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return partial(value.setstate, value.getstate())
     return None
+
+
+@lru_cache(maxsize=1024)
+def _traits(cls: type[nn.Module]) -> tuple[bool, bool, bool]:
+    """Whether a class wraps other modules, is one of ``torch.nn``, and is lazy."""
+    is_built_in = cls.__module__.startswith("torch.nn.modules.")
+    return cls.__module__.startswith(_WRAPPERS), is_built_in, issubclass(cls, LazyModuleMixin)
+
+
+def _fitting(values: list[Any]) -> list[Any]:
+    """Tensors and arrays that together take no more memory than there is for copies, the smallest first."""
+    if sum(value.nbytes for value in values) <= _MAX_BYTES:
+        return values
+    values = sorted(values, key=lambda value: value.nbytes)
+    totals = accumulate(value.nbytes for value in values)
+    return [value for value, total in zip(values, totals, strict=True) if total <= _MAX_BYTES]
 
 
 def _is_same(first: Any, second: Any) -> bool:
@@ -270,6 +278,4 @@ def _fill(container: Any, elements: Any) -> None:
 
 def _is_expanded(tensor: Tensor) -> bool:
     """Whether elements share their memory, so that they cannot be written."""
-    if tensor.is_contiguous():
-        return False
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

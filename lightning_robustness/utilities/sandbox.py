@@ -219,12 +219,14 @@ def _kept_modes(modules: list[nn.Module], eval_mode: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in modules]
     try:
         if eval_mode:
-            for module in modules:
-                _set_mode(module, False)
+            for module, training in modes:
+                if training:
+                    _set_mode(module, False)
         yield
     finally:
         for module, training in modes:
-            _set_mode(module, training)
+            if module.training is not training:
+                _set_mode(module, training)
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
