@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy as is_uninitialized
 
 from lightning_robustness.utilities.module_state import MODULE_ATTRIBUTES, PLAIN_TYPES, keep_generator
 from lightning_robustness.utilities.sandbox import find_modules, sandbox
@@ -120,14 +121,13 @@ class _Fingerprint:
 
 
 def _describe_tensor(tensor: Tensor) -> Any:
-    is_readable = tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
-    if isinstance(tensor, nn.parameter.UninitializedTensorMixin) or not is_readable:
+    if is_uninitialized(tensor) or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return None
     values = tensor.detach().reshape(-1)
     values = values[:: -(-len(values) // _MAX_ELEMENTS) or 1].resolve_conj().resolve_neg()
     # Of a copy: a tensor whose memory NumPy has seen cannot be resized any more
     bits = values.contiguous().clone().cpu().view(torch.uint8).numpy()
-    return tuple(tensor.shape), tensor.dtype, tensor.device, zlib.crc32(bits)
+    return tuple(tensor.shape), tensor.dtype, tensor.device, zlib.crc32(bits.data)
 
 
 def _describe_state(state: Any) -> Any:

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import accumulate, chain
 from operator import is_
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy as is_uninitialized
 
 # What every module has: parameters, buffers and children, which are kept one by one, and hooks, which are not kept
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
@@ -78,9 +78,9 @@ class ModuleState:
                 stack.callback(setter)
 
     def _keep_module(self, module: nn.Module) -> None:
-        attributes = vars(module)
-        is_wrapper, is_built_in, is_lazy = _traits(type(module))
-        self._modules.append((module, type(module), None if is_wrapper else attributes.copy()))
+        attributes, cls = vars(module), cast(Any, type(module))
+        is_wrapper, is_built_in, is_lazy = _traits(cls)
+        self._modules.append((module, cls, None if is_wrapper else attributes.copy()))
         parameters, buffers = attributes["_parameters"], attributes["_buffers"]
         for registered in (parameters, buffers, attributes["_modules"]):
             if registered or not is_built_in:
@@ -136,7 +136,7 @@ class ModuleState:
         if id(tensor) in self._seen:
             return
         self._seen.add(id(tensor))
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_uninitialized(tensor):
             self._uninitialized.append((tensor, type(tensor), tensor.data))
             self.leaves.append(tensor)
             return
@@ -229,7 +229,7 @@ def walk(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 def is_lazy(module: nn.Module) -> bool:
     """Whether a module has parameters or buffers that the first forward pass will initialise."""
-    return any(isinstance(tensor, UninitializedTensorMixin) for tensor in chain(module.parameters(), module.buffers()))
+    return any(is_uninitialized(tensor) for tensor in chain(module.parameters(), module.buffers()))
 
 
 def keep_generator(value: Any) -> partial[Any] | None:

@@ -134,7 +134,7 @@ def is_sandboxed() -> bool:
 
 
 def find_modules(model: Any) -> list[nn.Module]:
-    """Find the modules that a callable uses: itself, what it is bound to, or what it refers to by name."""
+    """Find the modules that a callable uses: itself, what it is bound to or wraps, or what it refers to by name."""
     if isinstance(model, nn.Module):
         return [model]
     if isinstance(model, functools.partial):
@@ -143,11 +143,11 @@ def find_modules(model: Any) -> list[nn.Module]:
         return [module for modules in found for module in modules]
     if inspect.ismethod(model):
         return find_modules(model.__self__)
-    if hasattr(model, _ORIGINAL):
-        return find_modules(getattr(model, _ORIGINAL))
     if inspect.isfunction(model):
         variables = inspect.getclosurevars(model)
         values = [*variables.nonlocals.values(), *variables.globals.values()]
+        # A decorator, `torch.compile` for instance, leaves what it was applied to
+        values += find_modules(model.__wrapped__) if hasattr(model, "__wrapped__") else []
     else:
         values = list(getattr(model, "__dict__", {}).values())
     return [value for value in values if isinstance(value, nn.Module)]

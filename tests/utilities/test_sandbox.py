@@ -276,6 +276,7 @@ def test_what_is_compiled():
 def test_the_module_of_a_compiled_method_is_found():
     network = nn.Linear(2, 2)
     assert find_modules(torch.compile(network.forward, backend="eager")) == [network]
+    assert find_modules(torch.compile(lambda x: network(x), backend="eager")) == [network]
 
 
 def test_hooks_that_change_the_output_run():
