@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy as is_uninitialized
+from torch.nn.parameter import is_lazy
 
 from lightning_robustness.utilities.module_state import MODULE_ATTRIBUTES, PLAIN_TYPES, keep_generator
 from lightning_robustness.utilities.sandbox import find_modules, sandbox
@@ -121,7 +121,7 @@ class _Fingerprint:
 
 
 def _describe_tensor(tensor: Tensor) -> Any:
-    if is_uninitialized(tensor) or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return None
     values = tensor.detach().reshape(-1)
     values = values[:: -(-len(values) // _MAX_ELEMENTS) or 1].resolve_conj().resolve_neg()

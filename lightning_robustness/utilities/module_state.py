@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.parameter import is_lazy as is_uninitialized
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 # What every module has: parameters, buffers and children, which are kept one by one, and hooks, which are not kept
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
@@ -24,6 +24,7 @@ _SETTINGS = frozenset({"_reversed_padding_repeated_twice"})  # a list that every
 _MUTABLE_TYPES = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
 # They keep books of their own, elsewhere too: half of them put back would not fit the other half
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "torch._dynamo.")
+_UNINITIALIZED_TYPES = frozenset({UninitializedParameter, UninitializedBuffer})
 _LAZY_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_state_dict_pre_hooks")
 _MAX_BYTES = 2**28
 _MAX_KEPT = 10_000
@@ -136,7 +137,7 @@ class ModuleState:
         if id(tensor) in self._seen:
             return
         self._seen.add(id(tensor))
-        if is_uninitialized(tensor):
+        if type(tensor) in _UNINITIALIZED_TYPES:
             self._uninitialized.append((tensor, type(tensor), tensor.data))
             self.leaves.append(tensor)
             return
@@ -161,13 +162,14 @@ class ModuleState:
             # A conjugate, which is complex, and quantised values cannot be copied together
             is_plain = type(value) is Tensor and value.is_contiguous()
             if is_plain and not (value.is_quantized or value.is_complex()):
-                groups.setdefault((value.device, value.dtype), []).append(value.view(-1))
+                groups.setdefault((value.device, value.dtype), []).append(value if value.ndim == 1 else value.view(-1))
             elif not isinstance(value, Tensor) or not _is_expanded(value):
                 groups.setdefault(None, []).append(value)
         single = groups.pop(None, [])
         copies = [(single, [value.clone() if isinstance(value, Tensor) else value.copy() for value in single])]
         for values in groups.values():
-            copies.append((values, list(torch.cat(values).split([len(value) for value in values]))))
+            sizes = [value.numel() for value in values]
+            copies.append((values, list(torch.split_with_sizes(torch.cat(values), sizes))))
         return copies
 
     def _restore_attributes(self) -> None:
@@ -229,7 +231,7 @@ def walk(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 def is_lazy(module: nn.Module) -> bool:
     """Whether a module has parameters or buffers that the first forward pass will initialise."""
-    return any(is_uninitialized(tensor) for tensor in chain(module.parameters(), module.buffers()))
+    return any(type(tensor) in _UNINITIALIZED_TYPES for tensor in chain(module.parameters(), module.buffers()))
 
 
 def keep_generator(value: Any) -> partial[Any] | None:

@@ -231,7 +231,8 @@ def _kept_modes(modules: list[nn.Module], eval_mode: bool) -> Iterator[None]:
 
 def _set_mode(module: nn.Module, training: bool) -> None:
     # Not `train()`: a module may override that to change its weights, or to refuse
-    if "training" in vars(module) and not hasattr(type(module), "training"):
-        vars(module)["training"] = training  # many times faster than through `nn.Module.__setattr__`
+    attributes = vars(module)
+    if "training" in attributes:
+        attributes["training"] = training  # many times faster than through `nn.Module.__setattr__`
     else:
         module.training = training
