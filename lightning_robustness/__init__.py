@@ -8,6 +8,7 @@ from lightning_robustness.callbacks import (
     RobustnessMonitor,
 )
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.sandbox import is_sandboxed
 
 __version__ = "0.1.0.dev0"
 
@@ -19,4 +20,5 @@ __all__ = [
     "RobustEarlyStopping",
     "RobustnessMonitor",
     "__version__",
+    "is_sandboxed",
 ]

@@ -120,7 +120,8 @@ def is_sandboxed() -> bool:
 
     Example:
         >>> import torch
-        >>> from lightning_robustness.utilities.sandbox import is_sandboxed, sandbox
+        >>> from lightning_robustness import is_sandboxed
+        >>> from lightning_robustness.utilities.sandbox import sandbox
         >>> model, calls = torch.nn.Linear(2, 3), []
         >>> handle = model.register_forward_hook(lambda *_: None if is_sandboxed() else calls.append("training"))
         >>> output = model(torch.ones(4, 2))
