@@ -121,7 +121,9 @@ class _Fingerprint:
 
 
 def _describe_tensor(tensor: Tensor) -> Any:
-    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    if tensor.is_quantized or tensor.is_nested:
         return None
     values = tensor.detach().reshape(-1)
     values = values[:: -(-len(values) // _MAX_ELEMENTS) or 1].resolve_conj().resolve_neg()

@@ -147,7 +147,7 @@ class ModuleState:
             return
         if is_parameter or requires_grad:
             self.leaves.append(tensor)
-        if tensor.layout is not torch.strided or tensor.is_meta:
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
             return
         alias = tensor.data
         if type(alias) is Tensor:
@@ -202,7 +202,7 @@ class ModuleState:
                 tensor.data = data
                 tensor.__class__ = cls
         for tensor, alias in self._aliases:
-            if tensor.dtype != alias.dtype or not tensor.is_set_to(alias):
+            if not _has_same_memory(tensor, alias):
                 tensor.grad = None
                 tensor.data = alias
 
@@ -268,6 +268,16 @@ def _fitting(values: list[Any]) -> list[Any]:
 def _is_same(first: Any, second: Any) -> bool:
     """Whether two collections hold the same objects in the same order."""
     return len(first) == len(second) and all(map(is_, first, second))
+
+
+def _has_same_memory(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are the same view of the same memory; ``Tensor.is_set_to`` is not there for all devices."""
+    return (
+        first.data_ptr() == second.data_ptr()
+        and first.shape == second.shape
+        and first.stride() == second.stride()
+        and first.dtype == second.dtype
+    )
 
 
 def _fill(container: Any, elements: Any) -> None:
