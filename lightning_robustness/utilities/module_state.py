@@ -4,10 +4,11 @@ import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate, chain
 from operator import is_
-from typing import Any, cast
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,10 +23,11 @@ PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
 _SETTING_TYPES = PLAIN_TYPES | {tuple, torch.dtype, torch.device}
 _SETTINGS = frozenset({"_reversed_padding_repeated_twice"})  # a list that every convolution has
 _MUTABLE_TYPES = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
-# They keep books of their own, elsewhere too: half of them put back would not fit the other half
+# Their attributes are left alone: they go with state elsewhere, in process groups for instance, that is not put back
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "torch._dynamo.")
 _UNINITIALIZED_TYPES = frozenset({UninitializedParameter, UninitializedBuffer})
 _LAZY_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_state_dict_pre_hooks")
+_TRAITS: WeakKeyDictionary[type[nn.Module], tuple[bool, bool, bool]] = WeakKeyDictionary()
 _MAX_BYTES = 2**28
 _MAX_KEPT = 10_000
 _MAX_ENTERED = 128
@@ -40,8 +42,9 @@ class ModuleState:
 
     Values are copied for buffers, and for tensors and arrays that need no gradient as long as these take up to 256 MB
     together, the smallest first. So in-place changes of larger ones, of parameters with gradient, of objects of other
-    types and of elements of containers with more than 128 elements are not undone; ``find_leaks`` names them. Nothing
-    is compared, which would wait for the device, and no version counter changes.
+    types, of containers with more than 10,000 elements and of the elements of those with more than 128 are not undone;
+    ``find_leaks`` names them. Values are written back without a comparison, which would wait for the device, and
+    without a new version, so that graphs that hold them stay valid.
 
     Args:
         modules: The modules, including submodules.
@@ -70,7 +73,7 @@ class ModuleState:
 
     def restore(self) -> None:
         """Put everything back; where one part fails, the others are put back all the same."""
-        with ExitStack() as stack, torch.no_grad():
+        with torch.no_grad(), ExitStack() as stack:
             stack.callback(self._restore_values)
             stack.callback(self._restore_memory)
             stack.callback(self._restore_containers)
@@ -79,7 +82,7 @@ class ModuleState:
                 stack.callback(setter)
 
     def _keep_module(self, module: nn.Module) -> None:
-        attributes, cls = vars(module), cast(Any, type(module))
+        attributes, cls = vars(module), type(module)
         is_wrapper, is_built_in, is_lazy = _traits(cls)
         self._modules.append((module, cls, None if is_wrapper else attributes.copy()))
         parameters, buffers = attributes["_parameters"], attributes["_buffers"]
@@ -249,11 +252,14 @@ def keep_generator(value: Any) -> partial[Any] | None:
     return None
 
 
-@lru_cache(maxsize=1024)
 def _traits(cls: type[nn.Module]) -> tuple[bool, bool, bool]:
     """Whether a class wraps other modules, is one of ``torch.nn``, and is lazy."""
-    is_built_in = cls.__module__.startswith("torch.nn.modules.")
-    return cls.__module__.startswith(_WRAPPERS), is_built_in, issubclass(cls, LazyModuleMixin)
+    traits = _TRAITS.get(cls)
+    if traits is None:
+        is_built_in = cls.__module__.startswith("torch.nn.modules.")
+        traits = cls.__module__.startswith(_WRAPPERS), is_built_in, issubclass(cls, LazyModuleMixin)
+        _TRAITS[cls] = traits
+    return traits
 
 
 def _fitting(values: list[Any]) -> list[Any]:

@@ -90,11 +90,11 @@ def sandbox(
         True
 
     """
-    modules = walk(find_modules(model))
     with ExitStack() as stack:
         if not is_sandboxed():
             stack.enter_context(_LOCK.held())
             stack.callback(_IS_SANDBOXED.reset, _IS_SANDBOXED.set(True))
+        modules = walk(find_modules(model))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for device_type in {"cpu", "cuda", *(tensor.device.type for tensor in tensors)}:
