@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         RobustnessMonitor,
     )
     from lightning_robustness.utilities.input_space import InputSpace
+    from lightning_robustness.utilities.sandbox import is_sandboxed
 
 __version__ = "0.1.0.dev0"
 
@@ -23,6 +24,7 @@ __all__ = [
     "RobustEarlyStopping",
     "RobustnessMonitor",
     "__version__",
+    "is_sandboxed",
 ]
 
 _SUBPACKAGES = ("attacks", "callbacks", "evaluation", "functional", "losses", "measurement", "metrics", "utilities")
@@ -34,7 +36,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "utilities.input_space" if name == "InputSpace" else "callbacks"
+    module = {"InputSpace": "utilities.input_space", "is_sandboxed": "utilities.sandbox"}.get(name, "callbacks")
     value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value

@@ -2,9 +2,12 @@
 
 import functools
 import inspect
+import os
 import random
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,7 +15,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightning_robustness.utilities.module_state import ModuleState, walk
+
 _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
+
+
+class _Lock:
+    """Let one thread at a time into the sandbox; a forked process starts with a lock that nobody holds."""
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        lock = self._lock  # if the process is forked inside, this one is to be released all the same
+        with lock:
+            yield
+
+
+_LOCK = _Lock()
+_ORIGINAL = "_torchdynamo_orig_callable"  # an attribute of compiled functions
 
 
 @contextmanager
@@ -21,10 +48,20 @@ def sandbox(
 ) -> Iterator[tuple[Tensor, ...]]:
     """Isolate a computation with gradients from everything around it.
 
-    Inside, inference mode is left, gradients are on and autocast is off; no parameter requires a gradient; every
-    submodule is in eval mode; the random states of Python, NumPy and torch are seeded from ``(seed, index)``. On the
-    way out, also by an exception, modes, parameters' flags and ``.grad``, buffers and random states are bit for bit as
-    before.
+    Inside, inference mode is left, gradients are on, autocast and compiled code are off; no parameter requires a
+    gradient; every submodule is in eval mode; the random states of Python, NumPy and torch are seeded from ``(seed,
+    index)``. On the way out, also by an exception, modes, parameters' flags and ``.grad``, random states and the state
+    that ``ModuleState`` keeps (buffers, attributes, generators, ...) are bit for bit as before. Lazy modules are
+    initialised inside, and uninitialised again outside, so that training initialises them itself.
+
+    Forward hooks of others run, since the network may compute something else without them: spectral and weight
+    normalisation, pruning and quantisation are made of hooks. One that only observes can ask ``is_sandboxed()``, and
+    return at once.
+
+    Random states, the settings of cuDNN and the compiler, and the modules are shared by all threads of a process. So
+    sandboxes of several threads run one after another; nested ones in a thread do not wait. Other threads must not draw
+    global random numbers that are to be reproducible, nor use the same modules, in the meantime; and a computation in
+    the sandbox must not wait for a thread that opens another one, unless it runs in the same ``contextvars.Context``.
 
     Args:
         model: The module to be used inside, or a callable that uses modules. Those that a bound method belongs to, a
@@ -53,36 +90,52 @@ def sandbox(
         True
 
     """
-    modules = list(dict.fromkeys(module for root in find_modules(model) for module in root.modules()))
     with ExitStack() as stack:
+        if not is_sandboxed():
+            stack.enter_context(_LOCK.held())
+            stack.callback(_IS_SANDBOXED.reset, _IS_SANDBOXED.set(True))
+        modules = walk(find_modules(model))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for device_type in {"cpu", "cuda", *(tensor.device.type for tensor in tensors)}:
-            stack.enter_context(torch.autocast(device_type, enabled=False))
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
         if any(isinstance(module, nn.RNNBase) for module in modules):
             # cuDNN cannot run an RNN backward in eval mode
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        if is_compiled(modules):
-            # Compiled code cannot be differentiated twice, and would be compiled anew for the other flags and modes
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.callback(_IS_SANDBOXED.reset, _IS_SANDBOXED.set(True))
+        if "torch._dynamo" in sys.modules:
+            with suppress(RuntimeError):  # within code that is being compiled
+                # Compiled code cannot be differentiated twice, and would be compiled anew for other flags and modes
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_isolated_random_state(seed, index))
-        stack.enter_context(_kept_buffers(modules))
-        stack.enter_context(_kept_parameters(modules))
-        stack.enter_context(_kept_modes(modules))
-        if eval_mode:
-            for module in modules:
-                module.training = False  # not `eval()`: a module may override that to change its weights, or to refuse
+        stack.enter_context(_kept_modes(modules, eval_mode))
+        state = ModuleState(modules)
+        stack.enter_context(_kept_flags(state.leaves))
+        stack.callback(state.restore)  # before the flags: gradients must have the shapes of their parameters
         yield tuple(tensor.detach().clone() for tensor in tensors)
 
 
 def is_sandboxed() -> bool:
-    """Whether this runs within a sandbox: for hooks, which may see passes that are not those of training."""
+    """Whether this runs within a sandbox: for hooks, which may see passes that are not those of training.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness import is_sandboxed
+        >>> from lightning_robustness.utilities.sandbox import sandbox
+        >>> model, calls = torch.nn.Linear(2, 3), []
+        >>> handle = model.register_forward_hook(lambda *_: None if is_sandboxed() else calls.append("training"))
+        >>> output = model(torch.ones(4, 2))
+        >>> with sandbox(model, torch.ones(4, 2)) as (x,):
+        ...     output = model(x)
+        >>> calls
+        ['training']
+
+    """
     return _IS_SANDBOXED.get()
 
 
 def find_modules(model: Any) -> list[nn.Module]:
-    """Find the modules that a callable uses: itself, what it is bound to, or what it refers to by name."""
+    """Find the modules that a callable uses: itself, what it is bound to or wraps, or what it refers to by name."""
     if isinstance(model, nn.Module):
         return [model]
     if isinstance(model, functools.partial):
@@ -94,15 +147,26 @@ def find_modules(model: Any) -> list[nn.Module]:
     if inspect.isfunction(model):
         variables = inspect.getclosurevars(model)
         values = [*variables.nonlocals.values(), *variables.globals.values()]
+        # A decorator, `torch.compile` for instance, leaves what it was applied to
+        values += find_modules(model.__wrapped__) if hasattr(model, "__wrapped__") else []
     else:
         values = list(getattr(model, "__dict__", {}).values())
     return [value for value in values if isinstance(value, nn.Module)]
 
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of several modules was compiled: by itself, in place, or as a LightningModule with its steps."""
-    marks = ("_orig_mod", "_compiled_call_impl", "_compiler_ctx")
-    return any(getattr(module, mark, None) is not None for module in modules for mark in marks)
+    """Whether one of several modules was compiled: by itself, in place, by its ``forward``, or with its steps."""
+    return any(_is_compiled(module) for module in modules)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    attributes = vars(module)
+    return (
+        attributes.get("_compiled_call_impl") is not None  # `module.compile()`
+        or attributes.get("_compiler_ctx") is not None  # a LightningModule that was compiled
+        or "_orig_mod" in attributes["_modules"]  # `torch.compile(module)`
+        or hasattr(attributes.get("forward", type(module).forward), _ORIGINAL)
+    )
 
 
 @contextmanager
@@ -136,44 +200,40 @@ def _seed_torch(seed: int) -> None:
 
 
 @contextmanager
-def _kept_buffers(modules: list[nn.Module]) -> Iterator[None]:
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in modules
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+def _kept_flags(leaves: list[Tensor]) -> Iterator[None]:
+    kept = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
     try:
+        for leaf, requires_grad, grad in kept:
+            if requires_grad:
+                leaf.requires_grad = False  # not `requires_grad_`, which uninitialised parameters do not have
+            if grad is not None:
+                leaf.grad = None
         yield
     finally:
-        with torch.no_grad():
-            for module, name, buffer, copy in buffers:
-                module._buffers[name] = buffer
-                # An untouched buffer is not written: that would invalidate graphs that hold it
-                if not torch.equal(buffer, copy):
-                    buffer.copy_(copy)
+        for leaf, requires_grad, grad in kept:
+            leaf.requires_grad = requires_grad
+            leaf.grad = grad
 
 
 @contextmanager
-def _kept_parameters(modules: list[nn.Module]) -> Iterator[None]:
-    parameters = list(dict.fromkeys(p for module in modules for p in module._parameters.values() if p is not None))
-    kept = [(p, p.requires_grad, p.grad) for p in parameters]
-    try:
-        for p in parameters:
-            p.requires_grad_(False)
-            p.grad = None
-        yield
-    finally:
-        for p, requires_grad, grad in kept:
-            p.requires_grad_(requires_grad)
-            p.grad = grad
-
-
-@contextmanager
-def _kept_modes(modules: list[nn.Module]) -> Iterator[None]:
+def _kept_modes(modules: list[nn.Module], eval_mode: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in modules]
     try:
+        if eval_mode:
+            for module, training in modes:
+                if training:
+                    _set_mode(module, False)
         yield
     finally:
         for module, training in modes:
-            module.training = training
+            if module.training is not training:
+                _set_mode(module, training)
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    # Not `train()`: a module may override that to change its weights, or to refuse
+    attributes = vars(module)
+    if "training" in attributes:
+        attributes["training"] = training  # many times faster than through `nn.Module.__setattr__`
+    else:
+        module.training = training

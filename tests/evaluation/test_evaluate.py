@@ -1,4 +1,5 @@
 import sys
+from collections import Counter
 
 import lightning as L
 import pytest
@@ -319,15 +320,16 @@ def test_interruption_of_the_loader(digits, digits_network):
 
 
 def test_interruption_of_the_sweep(loader, digits_network):
+    differentiated = Counter()  # not an attribute of the module, which the sandbox puts back
+
     class Late(nn.Module):
         def __init__(self):
             super().__init__()
             self.network = digits_network
-            self.differentiated = 0
 
         def forward(self, x):
-            self.differentiated += x.requires_grad
-            if self.differentiated > 1:
+            differentiated.update([x.requires_grad])
+            if differentiated[True] > 1:
                 raise KeyboardInterrupt
             return self.network(x)
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from lightning_robustness.utilities.head import HeadTap, find_head
+from lightning_robustness.utilities.module_state import is_lazy
 from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
 
 
@@ -900,3 +901,17 @@ def test_encoder_layers_keep_their_fused_kernels(monkeypatch):
         network(x)
         assert_call(tap.take(), expected_call(network, x))
     assert len(calls) == 2
+
+
+def test_lazy_networks_are_left_uninitialised():
+    network, x = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3)), torch.rand(5, 2)
+    assert find_head(network, x) == "3"
+    call = HeadTap(network, "3").run(network, x)
+    assert (call.embedding.shape, call.logits.shape) == ((5, 4), (5, 3))
+    assert is_lazy(network)
+    with HeadTap(network, "3") as tap:  # the pass that initialises it, of somebody else
+        tap.listen(x)
+        logits = network(x)
+        call = tap.take()
+    assert torch.equal(call.logits, logits)
+    assert not is_lazy(network)

@@ -1,12 +1,18 @@
+import contextvars
 import functools
+import os
 import random
+import signal
+import sys
+import threading
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.utilities.sandbox import find_modules, is_sandboxed, sandbox
+from lightning_robustness.attacks import PGD, run
+from lightning_robustness.utilities.sandbox import find_modules, is_compiled, is_sandboxed, sandbox
 
 
 class Network(nn.Module):
@@ -219,3 +225,162 @@ def test_compiled_networks_are_differentiated_without_their_compiled_code(in_pla
         (second,) = torch.autograd.grad(gradient.sum(), x)
     torch.testing.assert_close(output, expected)
     assert second.abs().sum() > 0
+
+
+class CompiledForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    @torch.compile(backend="aot_eager")
+    def forward(self, x):
+        return self.linear(x).tanh()
+
+
+class CompiledPart(CompiledForward):
+    def forward(self, x):
+        return compiled_tanh(self.linear(x))
+
+
+@torch.compile(backend="aot_eager")
+def compiled_tanh(x):
+    return x.tanh()
+
+
+def with_compiled_method():
+    network = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    network.forward = torch.compile(network.forward, backend="aot_eager")
+    return network
+
+
+@pytest.mark.parametrize("make", [CompiledForward, CompiledPart, with_compiled_method])
+def test_compiled_functions_are_differentiated_without_their_compiled_code(make):
+    network, x = make(), torch.randn(2, 3)
+    expected = network(x)
+    with sandbox(network, x) as (x,):
+        output = network(x.requires_grad_())
+        (gradient,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), x)
+    torch.testing.assert_close(output, expected)
+    assert second.abs().sum() > 0
+
+
+def test_what_is_compiled():
+    compiled = nn.Linear(2, 2)
+    compiled.compile(backend="eager")
+    networks = [compiled, torch.compile(nn.Linear(2, 2), backend="eager"), CompiledForward(), with_compiled_method()]
+    assert [is_compiled([network]) for network in networks] == [True] * 4
+    assert not is_compiled(trained_once().modules())
+
+
+def test_the_module_of_a_compiled_method_is_found():
+    network = nn.Linear(2, 2)
+    assert find_modules(torch.compile(network.forward, backend="eager")) == [network]
+    assert find_modules(torch.compile(lambda x: network(x), backend="eager")) == [network]
+
+
+def test_hooks_that_change_the_output_run():
+    network, x = nn.Linear(2, 2), torch.randn(3, 2)
+    network.register_forward_hook(lambda module, args, output: 2 * output)
+    expected = network(x)
+    with sandbox(network, x) as (x,):
+        assert torch.equal(network(x), expected)
+
+
+def in_threads(*functions):
+    """Run functions at once and return their results."""
+    results = [None] * len(functions)
+    barrier = threading.Barrier(len(functions))
+
+    def call(number):
+        barrier.wait()
+        try:
+            results[number] = functions[number]()
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    return results
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_threads(is_shared):
+    torch.manual_seed(0)
+    networks = [trained_once() for _ in range(4)]
+    networks = [networks[0]] * 4 if is_shared else networks
+    x, y = torch.rand(8, 4), torch.arange(8) % 3
+
+    def attack(number):
+        attack = PGD(eps=0.1, steps=3)
+        return [run(networks[number], attack, x, y, seed=number, index=i).x_adv for i in range(10)]
+
+    expected = [attack(number) for number in range(4)]
+    before = [snapshot(network) for network in networks]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        results = in_threads(*[functools.partial(attack, number) for number in range(4)])
+    finally:
+        sys.setswitchinterval(interval)
+    for result, value in zip(results, expected, strict=True):
+        assert torch.equal(torch.stack(result), torch.stack(value))
+    for network, state in zip(networks, before, strict=True):
+        assert_same(state, snapshot(network))
+
+
+def test_a_thread_with_the_context_of_a_sandbox_does_not_wait():
+    model = nn.Linear(2, 2)
+
+    def nested():
+        with sandbox(model):
+            return is_sandboxed()
+
+    with sandbox(model):
+        context = contextvars.copy_context()
+        assert in_threads(lambda: context.run(nested)) == [True]
+
+
+def test_a_sandbox_can_be_left_in_another_thread():
+    def generate():
+        with sandbox(nn.Linear(2, 2)):
+            yield
+
+    def begin():
+        next(generator)
+
+    generator = generate()
+    context = contextvars.copy_context()
+    in_threads(lambda: context.run(begin))
+    in_threads(lambda: context.run(generator.close))
+    assert not is_sandboxed()
+    with sandbox(nn.Linear(2, 2)):  # would wait forever
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have():
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def stay():
+        with sandbox(nn.Linear(2, 2)):
+            is_inside.set()
+            may_leave.wait()
+
+    thread = threading.Thread(target=stay, daemon=True)
+    thread.start()
+    is_inside.wait()
+    process = os.fork()
+    if process == 0:
+        signal.alarm(20)
+        with sandbox(nn.Linear(2, 2)):
+            os._exit(7)
+    _, status = os.waitpid(process, 0)
+    may_leave.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 7
