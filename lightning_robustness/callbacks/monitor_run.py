@@ -53,6 +53,8 @@ class MonitorSettings:
     batch_fn: Callable[..., Any] | None
     fim_samples: int
     fim_method: FisherMethod
+    clever_samples: int
+    clever_radius: float
     attack_samples: int
     batch_size: int
     dataloader_idx: int
@@ -70,7 +72,8 @@ class MonitorSettings:
 
     def make_meters(self) -> list[SampleMeter]:
         """Make the meters of the sample that are wanted."""
-        meters = make_sample_meters(self.input_space, self.seed, self.fim_samples, self.fim_method)
+        options = (self.fim_samples, self.fim_method, self.clever_samples, self.clever_radius)
+        meters = make_sample_meters(self.input_space, self.seed, *options)
         return [meter for meter in meters if meter.size]
 
     def describe(self) -> dict[str, str]:
@@ -216,7 +219,7 @@ class MonitorRun:
             settings, subject = self._settings, self._subject(x.device)
             if settings.attacks:
                 require_labels(y, "attacks", otherwise="watch without them: `attacks=()`")
-            if settings.fim_samples or settings.attacks:
+            if settings.make_meters() or settings.attacks:
                 settings.input_space.check(x)
             found = inspect_model(self._module, subject, x, settings.head, settings.num_classes)
             if not has_trained(self._trainer):  # later, what fails is left out when it does

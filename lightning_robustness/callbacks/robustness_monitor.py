@@ -53,6 +53,8 @@ class RobustnessMonitor(Callback):
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
         fim_samples: Number of samples for the Fisher information; 0 for none.
         fim_method: How it is computed; see :func:`~lightning_robustness.functional.fisher_spectral_norm`.
+        clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
+        clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
         attack_samples: Number of samples to attack; 0 for none.
         batch_size: Number of samples of these two that are worked on at a time.
         dataloader_idx: Which of several validation loaders to watch.
@@ -92,6 +94,8 @@ class RobustnessMonitor(Callback):
         batch_fn: Callable[..., Any] | None = None,
         fim_samples: int = 256,
         fim_method: FisherMethod = "auto",
+        clever_samples: int = 0,
+        clever_radius: float = 2.0,
         attack_samples: int = 512,
         batch_size: int = 128,
         dataloader_idx: int = 0,
@@ -118,6 +122,8 @@ class RobustnessMonitor(Callback):
             batch_fn=batch_fn,
             fim_samples=fim_samples,
             fim_method=fim_method,
+            clever_samples=clever_samples,
+            clever_radius=clever_radius,
             attack_samples=attack_samples if named else 0,
             batch_size=batch_size,
             dataloader_idx=dataloader_idx,

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustnessMonitor
 from lightning_robustness.attacks import CW, PGD, Square, run
 from lightning_robustness.functional import (
+    clever_score,
     feature_subspace_aggregation,
     feature_subspace_distance,
     fisher_spectral_norm,
@@ -27,6 +28,8 @@ from lightning_robustness.functional import (
     robustness_difference_index,
     roby,
 )
+from lightning_robustness.measurement.fixed_sample import FixedSample
+from lightning_robustness.utilities.sample import SpreadSample
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 
 FEATURES = {
@@ -128,6 +131,25 @@ def test_logged_values_are_those_computed_by_hand(tmp_path):
     assert all(values[key] > 0 for key in values if key.startswith("seconds/") and key != "seconds/figures")
     assert monitor.history[-1].keys() - {"epoch", "step"} == values.keys()
     assert [entry["epoch"] for entry in monitor.history] == [0, 1]
+
+
+def test_clever_on_request(tmp_path):
+    monitor = small_monitor(attacks=(), fim_samples=0, clever_samples=2, clever_radius=0.5)
+    assert monitor.keys[-1] == "robustness/clever"
+    module = Classifier()
+    make_trainer(tmp_path, monitor).fit(module, train_loader(), loader := val_loader())
+    (entry,) = monitor.history
+    x = FixedSample(spread(loader.dataset.tensors, 2)).samples.x
+    assert entry["clever"] == pytest.approx(clever_score(module.eval(), x, 0.5).mean().item(), rel=1e-4)
+    assert entry["samples_clever"] == 2
+    assert entry["seconds/clever"] > 0
+
+
+def spread(tensors, size):
+    """The sample that the monitor draws."""
+    sample = SpreadSample(size, len(tensors[0]))
+    sample.add(np.arange(len(tensors[0])), *tensors)
+    return sample
 
 
 def test_validate_and_test_log_the_same_as_fit(tmp_path):
