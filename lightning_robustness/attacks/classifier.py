@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_robustness.utilities.checks import check_labels
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import check_differentiable, compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
@@ -137,7 +137,7 @@ def open_classifier(
         ValueError: If inputs are out of range, or there is not one non-negative label per sample.
 
     """
-    input_space = input_space or InputSpace()
+    input_space = check_input_space(input_space)
     input_space.check(x)
     highest_label = check_labels("y", y, len(x))
     with sandbox(model, x, y, seed=seed, index=index, eval_mode=eval_mode) as (x, y):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from lightning_robustness.attacks.budget import Budget, budget_of
 from lightning_robustness.attacks.run import AttackResult
+from lightning_robustness.utilities.checks import check_number
 
 
 class MaskingSign(NamedTuple):
@@ -80,7 +81,9 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
         probabilities | Let the model return logits, what enters the softmax, and repeat the attacks.
 
     """
-    return signs_of(_tally(results), tolerance)
+    if isinstance(results, AttackResult) or not isinstance(results, Iterable):
+        raise TypeError(f"Expected argument `results` to be a list of results of `run` but got {results!r}.")
+    return signs_of(_tally(results), check_number("tolerance", tolerance))
 
 
 def signs_of(tallies: list[AttackTally], tolerance: float) -> list[MaskingSign]:
@@ -97,6 +100,8 @@ def signs_of(tallies: list[AttackTally], tolerance: float) -> list[MaskingSign]:
 def _tally(results: Iterable[AttackResult]) -> list[AttackTally]:
     tallies: list[AttackTally] = []
     for result in results:
+        if not isinstance(result, AttackResult):
+            raise TypeError(f"Expected argument `results` to hold results of `run` but got {result!r}.")
         tally = next((t for t in tallies if t.attack is result.attack or t.attack == result.attack), None)
         if tally is None:
             tallies.append(tally := AttackTally(result.attack, budget_of(result.attack)))

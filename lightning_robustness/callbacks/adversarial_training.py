@@ -17,8 +17,8 @@ from lightning_robustness.callbacks.inner_attack import make_inner_attack
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.utilities.batch import read_labelled_batch, replace_in_batch
-from lightning_robustness.utilities.checks import check_integer, check_option
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_functions, check_integer, check_name, check_option, check_share
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sandbox import sandbox
@@ -116,8 +116,9 @@ class AdversarialTraining(TrainingStepCallback):
     ) -> None:
         super().__init__()
         check_option("mode", mode, AdversarialMode)
-        if not 0 < ratio <= 1:
-            raise ValueError(f"Expected argument `ratio` to be above 0 and at most 1 but got {ratio}.")
+        check_share("ratio", ratio)
+        check_functions(forward_fn, batch_fn)
+        check_name("prefix", prefix)
         counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
         for name, value in counts.items():
             check_integer(name, value, minimum=0)
@@ -125,7 +126,7 @@ class AdversarialTraining(TrainingStepCallback):
         self.mode: AdversarialMode = mode
         self.ratio = ratio
         self.warmup_epochs = warmup_epochs
-        self.input_space = input_space or InputSpace()
+        self.input_space = check_input_space(input_space)
         self.eval_mode = eval_mode
         self.measure_every_n_batches = measure_every_n_batches
         self.overfitting_samples = overfitting_samples
@@ -134,7 +135,7 @@ class AdversarialTraining(TrainingStepCallback):
         self.batch_fn = batch_fn
         self.seed = seed
         self.prefix = prefix
-        budgets = eps if isinstance(eps, Sequence) else [eps]
+        budgets = eps if isinstance(eps, Sequence) and not isinstance(eps, str) else [eps]
         if len(budgets) == 0:
             raise ValueError("Expected argument `eps` to hold at least one number but got none.")
         self._attacks = [

@@ -6,6 +6,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_robustness.callbacks.trainer_access import logged_in_this_epoch
+from lightning_robustness.utilities.checks import check_integer, check_name, check_number
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -41,6 +42,9 @@ class RobustEarlyStopping(EarlyStopping):
         divergence_threshold: float | None = None,
         verbose: bool = False,
     ) -> None:
+        check_name("monitor", monitor)
+        check_integer("patience", patience, minimum=0)
+        check_number("min_delta", min_delta)
         super().__init__(
             monitor=monitor,
             min_delta=min_delta,

@@ -8,6 +8,7 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_robustness.attacks import Attack
+from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.callbacks.attack_schedule import AttackSchedule
 from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.monitor_run import MonitorRun, MonitorSettings
@@ -17,8 +18,8 @@ from lightning_robustness.measurement.attack_names import name_attacks
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import logged_keys, tag
 from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.checks import check_integer
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_functions, check_head, check_integer, check_name
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,12 +111,14 @@ class RobustnessMonitor(Callback):
         for name, value in counts.items():
             check_integer(name, value, minimum=0)
         check_integer("batch_size", batch_size, minimum=1)
-        if not prefix:
-            raise ValueError("Expected argument `prefix` to be a name but got an empty one.")
+        check_name("prefix", prefix)
+        check_functions(forward_fn, batch_fn)
+        check_head(head)
         named = name_attacks(attacks, eps) if attack_samples else {}
+        check_budgets(named.values(), input_space)
         self.settings = MonitorSettings(
             attacks=named,
-            input_space=input_space or InputSpace(),
+            input_space=check_input_space(input_space),
             num_classes=num_classes,
             head=head,
             forward_fn=forward_fn,

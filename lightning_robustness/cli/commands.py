@@ -8,7 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from lightning_robustness.cli.parser import OWN_OPTIONS
@@ -19,7 +18,7 @@ from lightning_robustness.evaluation.comparison_checks import check_prior
 from lightning_robustness.evaluation.report import Report, read_json
 from lightning_robustness.evaluation.sweep_plan import plan_sweep
 from lightning_robustness.measurement.attack_names import name_attacks
-from lightning_robustness.utilities.checks import check_integer, check_number
+from lightning_robustness.utilities.checks import check_device, check_integer, check_number
 from lightning_robustness.utilities.drawing import new_figure
 
 # Makes a context in which errors are those of wrong arguments
@@ -145,14 +144,7 @@ def _check_settings(options: Any, least_samples: int = 0) -> None:
         check_integer("samples", options.samples, least_samples)
     if not 0 <= options.seed <= _MAX_SEED:
         raise ValueError(f"Expected argument `seed` to be an integer from 0 to {_MAX_SEED} but got {options.seed}.")
-    if options.device is not None:
-        try:
-            torch.empty(0, device=options.device)
-        except Exception as error:  # of several types, as the device is unknown, absent or not compiled in
-            raise ValueError(
-                "Expected argument `device` to be a device that torch can use here, such as 'cpu', 'cuda:0' or 'mps', "
-                f"but got {options.device!r}: {str(error).splitlines()[0]}"
-            ) from error
+    check_device(options.device)
 
 
 def _budget(text: str | float) -> float:

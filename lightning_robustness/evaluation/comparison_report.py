@@ -220,8 +220,8 @@ class ComparisonReport(Report):
 
     @classmethod
     @override
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        reports = {name: RobustnessReport.from_dict(report) for name, report in fields["reports"].items()}
+    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        reports = {name: RobustnessReport._from_fields(report) for name, report in fields["reports"].items()}
         lists = (list(fields[name]) for name in ("missing", "left_out"))
         return cls(reports, dict(fields["prior"]), fields["balance"], *lists)
 

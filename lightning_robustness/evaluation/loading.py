@@ -62,6 +62,8 @@ def iterate(
     with sandbox(model, seed=seed), _restored_generators(dataloader):
         for batch in tqdm(dataloader, desc="data", leave=False, disable=not progress):
             x, y = read_batch(batch, batch_fn)
+            if len(x) == 0:
+                continue
             sample.add(np.arange(number, number + len(x)), x, y)
             number += len(x)
             yield x, y

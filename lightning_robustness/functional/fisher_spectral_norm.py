@@ -13,8 +13,8 @@ from lightning_robustness.functional.fisher_estimators import (
     rayleigh,
 )
 from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.checks import check_integer, check_number, check_option
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_integer, check_number, check_option, check_overflow
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
@@ -133,7 +133,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
     """
     counts = {"max_steps": max_steps, "num_directions": num_directions, "chunk_size": chunk_size}
     _check_arguments(method, tolerance, counts, distribution)
-    space = input_space or InputSpace()
+    space = check_input_space(input_space)
     space.check(x)
     estimators: dict[str, Callable[[Tensor], FisherComponents]] = {
         "exact": lambda x: exact(InputJacobian(model, x, space)),
@@ -155,6 +155,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
             chunks = [estimators[method](chunk) for chunk in x.split(chunk_size or len(x))]
     dtype = at_least_float32(x.dtype)
     components = FisherComponents(*(_join(values, dtype) for values in zip(*chunks, strict=True)))
+    check_overflow(components.spectral_norm)
     return components if return_components else components.spectral_norm
 
 

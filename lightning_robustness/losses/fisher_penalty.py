@@ -8,8 +8,8 @@ from torch.nn.functional import normalize
 from lightning_robustness.functional.batch_statistics import find_training_layers, held_batch_statistics
 from lightning_robustness.functional.fisher_operator import FisherOperator
 from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.checks import check_integer, check_option
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_integer, check_not_empty, check_option
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import find_modules, sandbox
 
@@ -91,8 +91,9 @@ def fisher_penalty(
     check_option("kind", kind, FisherKind)
     if num_products is not None:
         check_integer("num_products", num_products, minimum=1)
-    space = input_space or InputSpace()
+    space = check_input_space(input_space)
     space.check(x)
+    check_not_empty("x", x)
     weights = [p for module in find_modules(model) for p in module.parameters() if p.requires_grad]
     layers = find_training_layers(model)
     if seed is None:

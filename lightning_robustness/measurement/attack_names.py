@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lightning_robustness.attacks import Attack, get_attack
+from lightning_robustness.utilities.checks import check_name
 
 AttackLike = str | Attack | Callable[..., Any]
 # For attacks given by name, where the defaults are too expensive to be repeated during training
@@ -29,11 +30,11 @@ def name_attacks(
         ['square', 'deepfool', 'pgd']
 
     """
-    if isinstance(attacks, str) or callable(attacks):
-        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [{attacks!r}].")
+    attacks = list_attacks(attacks)
     pairs = attacks.items() if isinstance(attacks, Mapping) else [(_default_name(attack), attack) for attack in attacks]
     named: dict[str, Callable[..., Any]] = {}
     for name, attack in pairs:
+        check_name("attacks", name)
         if name in named:
             raise ValueError(
                 f"Expected attacks of different names but got {name!r} twice. Pass a mapping, such as "
@@ -46,6 +47,22 @@ def name_attacks(
                 f"Expected attacks without a target but got {named[name]!r}. A data set has true labels only."
             )
     return named
+
+
+def list_attacks(attacks: Any) -> list[AttackLike] | Mapping[str, AttackLike]:
+    """Check that an argument holds attacks and return it as a list or a mapping, which can be gone through twice.
+
+    Raises:
+        ValueError: If it is a single attack, or something else.
+
+    """
+    if isinstance(attacks, Mapping):
+        return attacks
+    if isinstance(attacks, str) or callable(attacks):
+        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [{attacks!r}].")
+    if not isinstance(attacks, Iterable):
+        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [] for none.")
+    return list(attacks)
 
 
 def _default_name(attack: AttackLike) -> str:
