@@ -87,10 +87,10 @@ class AttackSuccessRate(RobustnessMetric):
         flipped = correct & wrong
         if distortion is not None:
             check_tensor("distortion", distortion)
-            if distortion.shape != preds.shape or not distortion.is_floating_point():
+            if distortion.shape != preds.shape:
                 raise ValueError(
-                    f"Expected `distortion` to be a floating point tensor of shape {tuple(preds.shape)}, one value per "
-                    f"sample, but got dtype {distortion.dtype} and shape {tuple(distortion.shape)}."
+                    f"Expected `distortion` to have shape {tuple(preds.shape)}, one value per sample, but got "
+                    f"{tuple(distortion.shape)}."
                 )
             self.distortion = self.distortion + distortion[flipped].to(self.distortion).sum()
             self.distorted = self.distorted + flipped.sum()

@@ -247,7 +247,11 @@ def test_errors(arguments, error, message):
     ("arguments", "error", "message"),
     [
         ({"fim_method": "best"}, ValueError, "Expected argument `method` to be one of .* but got 'best'"),
-        ({"clever_radius": -1.0}, ValueError, "Expected argument `radius` to be a finite number above 0 but got -1.0"),
+        (
+            {"clever_radius": -1.0},
+            ValueError,
+            "Expected argument `clever_radius` to be a finite number above 0 but got -1.0",
+        ),
         ({"batch_size": 0}, ValueError, "Expected argument `batch_size` to be an integer of at least 1 but got 0"),
         ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
         ({"sweep_eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
