@@ -80,6 +80,7 @@ def test_options_from_a_file(checkpoint):
     assert list(RobustnessReport.from_json("x.json").rates) == ["fgsm", "worst"]
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_modules_of_the_current_directory_are_found(checkpoint):
     Path("my_models.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(2, 3)\n")
     assert cli.main(["evaluate", "--model", "my_models:make", *DATA, "--attacks"]) == 0
@@ -196,6 +197,7 @@ def test_configuration_of_a_script_with_fixed_classes(checkpoint, form):
     assert ComparisonReport.from_json("x.json").reports["a"].metrics["samples"] == 12
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_checkpoint_with_code_in_the_current_directory(capsys):
     """End to end: what Lightning would have imported is not, and what is pickled is refused unless it is trusted."""
     Path("evil_module_of_the_command.py").write_text("open('executed', 'w')\nclass Thing:\n    pass\n")
@@ -426,6 +428,7 @@ def test_failed_evaluation_exits_with_1(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted")
 def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
     arguments = ["--model", f"{HERE}:Interrupted", *DATA, "--attacks", "pgd", "--json", "x.json"]
@@ -436,6 +439,7 @@ def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
     assert "Note: The run was interrupted while it measured the Fisher information" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted", "ignore:The sweep was interrupted")
 def test_interruption_of_a_comparison():
     models = ["--models", f"a={HERE}:Net", f"b={HERE}:Interrupted", *DATA, "--fim_samples", "0", "--json", "x.json"]

@@ -206,6 +206,7 @@ def test_leaves_no_trace_when_it_fails():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_probabilities_are_noticed():
     model = nn.Sequential(linear(), nn.Softmax(dim=1))
     with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
@@ -246,7 +247,7 @@ def test_errors(arguments, error, message):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"fim_method": "best"}, ValueError, "Expected argument `method` to be one of .* but got 'best'"),
+        ({"fim_method": "best"}, ValueError, "Expected argument `fim_method` to be one of .* but got 'best'"),
         (
             {"clever_radius": -1.0},
             ValueError,

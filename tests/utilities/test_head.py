@@ -302,6 +302,7 @@ def assert_call(call, expected, **tolerance):
     torch.testing.assert_close(tuple(call), tuple(expected), **tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:The model returns matrices of widths")
 @pytest.mark.parametrize(
     ("kind", "number", "num_classes", "dtype"),
     [
