@@ -326,6 +326,15 @@ def test_report_shows_what_was_saved(report, capsys):
             ["evaluate", "--model", f"{HERE}:Net", *DATA, "--batch_size", "0"],
             "Expected argument `batch_size` to be an integer of at least 1 but got 0",
         ),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--eps", "8"], "`eps` to be at most 1, the width of the range"),
+        (
+            ["sweep", "--model", f"{HERE}:Net", *DATA, "--eps", "0.1", "8"],
+            "`eps` to be at most 1, the width of the range",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--input_space.low=-1", "--sweep_eps", "8"],
+            "`eps` to be at most 2, the width of the range of inputs [-1, 1], but got 8",
+        ),
         (["evaluate", "--model", f"{HERE}:Net", *DATA, "--samples=-2"], "`samples` to be an integer of at least 0"),
         (
             ["evaluate", "--model", f"{HERE}:Net", *DATA, "--batch_fn", "swap"],

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.cli.parser import OWN_OPTIONS
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
 from lightning_robustness.evaluation.checkpoint import load_data, load_model
@@ -31,9 +32,9 @@ def _evaluate(checked: _Checked, options: Any) -> int:
     with checked():
         _check_output(options)
         options.eps, options.sweep_eps = _budget(options.eps), [_budget(eps) for eps in options.sweep_eps]
-        name_attacks(options.attacks, options.eps)
+        check_budgets(name_attacks(options.attacks, options.eps).values(), options.input_space)
         if options.sweep_eps:
-            plan_sweep(options.sweep_attacks, options.sweep_eps)
+            plan_sweep(options.sweep_attacks, options.sweep_eps, options.input_space)
         _check_settings(options)
         model, loader = _load_model(options), _load_data(options)
         settings = _settings(evaluate, options, "attacks", "eps", "sweep_attacks", "sweep_eps", "head")
@@ -46,7 +47,7 @@ def _sweep(checked: _Checked, options: Any) -> int:
     with checked():
         _check_output(options)
         options.eps = [_budget(eps) for eps in options.eps]
-        plan_sweep(options.attacks, options.eps)
+        plan_sweep(options.attacks, options.eps, options.input_space)
         _check_settings(options, least_samples=1)
         model, loader = _load_model(options), _load_data(options)
         settings = _settings(sweep, options, "attacks", "eps")
@@ -59,7 +60,7 @@ def _compare(checked: _Checked, options: Any) -> int:
     with checked():
         _check_output(options)
         options.eps = [_budget(eps) for eps in options.eps]
-        plan_sweep(options.attacks, options.eps)
+        plan_sweep(options.attacks, options.eps, options.input_space)
         check_prior(options.prior, options.balance)
         _check_settings(options)
         models: dict[str, nn.Module | RobustnessReport] = {}
