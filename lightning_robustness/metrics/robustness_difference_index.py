@@ -59,7 +59,7 @@ class RobustnessDifferenceIndex(ClassStatisticsMetric):
     plot_lower_bound: float = -1.0
     plot_upper_bound: float = 1.0
 
-    def __init__(self, num_classes: int, mode: Mode = "exact", **kwargs: Any) -> None:
+    def __init__(self, num_classes: int, mode: Mode = "auto", **kwargs: Any) -> None:
         super().__init__(num_classes, p=2.0, mode=mode, **kwargs)
 
     def compute(self) -> Tensor:

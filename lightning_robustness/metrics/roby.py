@@ -69,7 +69,7 @@ class ROBY(ClassStatisticsMetric):
         num_classes: int,
         p: float = 2.0,
         normalization: Normalization = "pairs",
-        mode: Mode = "exact",
+        mode: Mode = "auto",
         **kwargs: Any,
     ) -> None:
         super().__init__(num_classes, p=p, mode=mode, **kwargs)

@@ -20,7 +20,7 @@ METRICS = [
     (ROBY, roby, {"p": 1.0, "normalization": "none"}),
 ]
 each_metric = pytest.mark.parametrize(("metric_class", "function", "options"), METRICS)
-each_mode = pytest.mark.parametrize("mode", ["exact", "streaming"])
+each_mode = pytest.mark.parametrize("mode", ["auto", "exact", "streaming"])
 
 
 def data(num_samples=150, num_classes=8, dtype=torch.float64, seed=0):
@@ -217,7 +217,7 @@ def test_one_populated_class_warns_once(metric_class, mode):
     [
         ({"num_classes": 1}, "`num_classes` to be an integer of at least 2 but got 1"),
         ({"num_classes": 2.0}, "`num_classes` to be an integer of at least 2 but got 2.0"),
-        ({"num_classes": 3, "mode": "fast"}, r"`mode` to be one of \('exact', 'streaming'\) but got 'fast'"),
+        ({"num_classes": 3, "mode": "fast"}, r"`mode` to be one of \(.auto., .exact., .streaming.\) but got 'fast'"),
     ],
 )
 def test_arguments_are_checked(metric_class, arguments, match):
