@@ -70,7 +70,7 @@ class ClassStatisticsMetric(RobustnessMetric):
         self.p = float(p)
         self.mode = mode
         self._warned = False
-        # States that are equal after a batch are shared in a MetricCollection; these must not be, if the settings differ
+        # A MetricCollection shares states that are equal after a batch, which metrics with other settings must not do
         settings = torch.tensor([self.p, get_args(Mode).index(mode)])
         self.add_state("settings", default=settings, dist_reduce_fx=None)
         self.add_state("features", default=[], dist_reduce_fx="cat")
@@ -159,7 +159,7 @@ class ClassStatisticsMetric(RobustnessMetric):
         """Number of samples that the sketch may keep: 64 of each class, fewer where these take too much memory."""
         width, dtype = self._layout()
         affordable = EXACT_BYTES // max(width * dtype.itemsize, 1)
-        return min(max(16384, 64 * self.num_classes), max(affordable, 16 * self.num_classes))
+        return min(max(32768, 64 * self.num_classes), max(affordable, 16 * self.num_classes))
 
     def _bound_memory(self) -> None:
         """Move what was collected into the sketch, if the mode says so and it is enough for a block."""
