@@ -71,7 +71,7 @@ def test_distances_are_better_than_by_expansion_or_samples_alone(p):
     assert (error / expected)[:2].max() < 1e-2
     expansion = (sketch.offsets - (sketch.slopes * centers).sum(1)) / sketch.counts
     samples = mean_distances(sketch.samples, sketch.preds, centers, p)
-    assert error[:2].mean() < 0.3 * (expansion - expected)[:2].abs().mean()
+    assert error[:2].mean() < 0.5 * (expansion - expected)[:2].abs().mean()
     assert error[:2].mean() < 0.5 * (samples - expected)[:2].abs().mean()
 
 
