@@ -41,7 +41,8 @@ class ROBY(ClassStatisticsMetric):
         normalization: ``"pairs"`` normalises the values of the pairs, as Algorithm 1 of the ROBY paper does; ``"all"``
             normalises FSA and FSD before, as the RDI paper writes it; ``"none"`` nothing.
         mode: ``"exact"`` keeps all features until ``compute`` (with ``compute_on_cpu=True``, on the CPU);
-            ``"streaming"`` keeps a state of fixed size, for an approximation that is within about 5e-3.
+            ``"streaming"`` bounds its memory and is within 5e-3 of that, unless features drift by far more than the
+            spread of a class; ``"auto"`` is exact up to 1 GiB of features and streaming beyond, with a warning.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Raises:

@@ -64,7 +64,7 @@ def test_small_classes_are_kept_in_full_and_large_ones_evenly():
 def test_distances_are_better_than_by_expansion_or_samples_alone(p):
     features, preds = data()
     sketch = sketch_of(features, preds, p)
-    centers = class_centers(sketch.sums, sketch.counts) + 0.3  # another process may have moved them
+    centers = class_centers(sketch.sums, sketch.counts) + 0.1  # another process may have moved them
     expected = mean_distances(features, preds, centers, p)
     error = (sum_sketched_distances(sketch, centers, p) / sketch.counts - expected).abs()
     assert error[2:].max() < 1e-12
