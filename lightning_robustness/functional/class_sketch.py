@@ -172,5 +172,6 @@ def _expand(sketch: ClassSketch, anchors: Tensor, limits: Tensor, p: float) -> C
 
 def _expand_kept(sketch: ClassSketch, anchors: Tensor, limits: Tensor, p: float) -> tuple[Tensor, Tensor]:
     """Expand the distances of the samples that are kept, in classes that are not kept in full."""
-    thinned = limits[sketch.preds] < _ALL
-    return expand_distances_by_class(sketch.samples[thinned], sketch.preds[thinned], anchors, p)
+    offsets, slopes = expand_distances_by_class(sketch.samples, sketch.preds, anchors, p)
+    thinned = limits < _ALL  # masked afterwards, since a selection of the samples would be a copy
+    return offsets * thinned, slopes * thinned.unsqueeze(1)

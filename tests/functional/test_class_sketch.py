@@ -19,11 +19,11 @@ def data(counts=(2000, 1500, 30, 1), dtype=torch.float64):
     return torch.randn(len(preds), 12, dtype=dtype) * torch.linspace(0.2, 2, 12) + 5 * preds.unsqueeze(1), preds
 
 
-def sketch_of(features, preds, p=2.0, num_classes=4, block=100):
+def sketch_of(features, preds, p=2.0, num_classes=4, capacity=CAPACITY, block=100):
     sketch = empty_sketch(num_classes, features.shape[1], features.dtype, features.device)
     for rows, labels in zip(features.split(block), preds.split(block), strict=True):
-        sketch = add_samples(sketch, rows, labels, p, CAPACITY)
-        assert len(sketch.samples) <= CAPACITY
+        sketch = add_samples(sketch, rows, labels, p, capacity)
+        assert len(sketch.samples) <= capacity
     return sketch
 
 
@@ -62,8 +62,8 @@ def test_small_classes_are_kept_in_full_and_large_ones_evenly():
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, torch.inf])
 def test_distances_of_thinned_classes(p):
-    features, preds = data([240] * 20)
-    sketch = sketch_of(features, preds, p, num_classes=20)
+    features, preds = data([400] * 20)
+    sketch = sketch_of(features, preds, p, num_classes=20, capacity=1000)
     centers = class_centers(sketch.sums, sketch.counts) + 0.1  # samples of another process move them
     expected = mean_distances(features, preds, centers, p)
     error = (sum_sketched_distances(sketch, centers, p) / sketch.counts - expected).abs().mean()
