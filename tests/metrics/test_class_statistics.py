@@ -140,6 +140,17 @@ def test_bad_batch_is_refused_and_the_state_stays_usable(mode, bad, match):
     torch.testing.assert_close(metric.compute(), robustness_difference_index(features, preds))
 
 
+@each_mode
+def test_merging_of_another_width_is_refused_and_the_state_stays_usable(mode):
+    features, preds = data()
+    metric, other = (RobustnessDifferenceIndex(8, mode=mode) for _ in range(2))
+    metric.update(features[:, :5], preds)
+    other.update(features, preds)
+    with pytest.raises(ValueError, match="`features` of width 6, as in the batches before, but got 5"):
+        metric.merge_state(other)
+    torch.testing.assert_close(other.compute(), robustness_difference_index(features, preds))
+
+
 @pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
 @each_mode
 def test_compute_before_update_warns_and_is_the_worst(metric_class, mode):
