@@ -60,7 +60,8 @@ class RobustnessMonitor(Callback):
         dataloader_idx: Which of several validation loaders to watch.
         seed: Seed of the sample, of random starts and directions: the same in every epoch.
         prefix: What keys start with.
-        mode: ``"exact"`` keeps the features of a validation epoch; ``"streaming"`` takes memory of fixed size.
+        mode: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
+            features and streaming beyond, with a warning.
         log_figures: Whether to log pictures and histograms, where a logger takes them.
         log_embeddings: Whether to log the embeddings of the sample to TensorBoard's projector.
         progress: Whether to show progress bars; by default, where the Trainer has one.
@@ -101,7 +102,7 @@ class RobustnessMonitor(Callback):
         dataloader_idx: int = 0,
         seed: int = 0,
         prefix: str = "robustness",
-        mode: Mode = "exact",
+        mode: Mode = "auto",
         log_figures: bool = True,
         log_embeddings: bool = False,
         progress: bool | None = None,

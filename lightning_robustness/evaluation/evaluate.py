@@ -42,7 +42,7 @@ def evaluate(
     batch_size: int = 128,
     device: str | torch.device | None = None,
     seed: int = 0,
-    mode: Mode = "exact",
+    mode: Mode = "auto",
     per_sample: bool = False,
     progress: bool = True,
 ) -> RobustnessReport:
@@ -77,7 +77,8 @@ def evaluate(
         batch_size: Number of samples of the sample that are worked on at a time.
         device: Where to run; by default where the model is. It is moved back in the end.
         seed: Seed of the sample, of random starts and directions.
-        mode: ``"exact"`` keeps the features of all samples; ``"streaming"`` takes memory of fixed size.
+        mode: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
+            features and streaming beyond, with a warning.
         per_sample: Whether to keep the results of each sample.
         progress: Whether to show progress bars.
 
