@@ -30,7 +30,7 @@ from lightning_robustness.measurement.fixed_sample import FixedSample
 from lightning_robustness.measurement.inspection import Inspection, inspect_model, rehearse
 from lightning_robustness.measurement.keys import Part, is_tag
 from lightning_robustness.measurement.meter import SampleMeter
-from lightning_robustness.measurement.sample_meters import make_sample_meters
+from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
@@ -46,6 +46,7 @@ class MonitorSettings:
     """The arguments of the monitor; see there."""
 
     attacks: Mapping[str, Callable[..., Any]]
+    eps: float | None
     input_space: InputSpace
     num_classes: int | None
     head: str | nn.Module | None
@@ -72,8 +73,9 @@ class MonitorSettings:
 
     def make_meters(self) -> list[SampleMeter]:
         """Make the meters of the sample that are wanted."""
+        budget = common_budget(self.attacks.values(), self.eps, self.input_space)
         options = (self.fim_samples, self.fim_method, self.clever_samples, self.clever_radius)
-        meters = make_sample_meters(self.input_space, self.seed, *options)
+        meters = make_sample_meters(self.input_space, self.seed, *options, budget)
         return [meter for meter in meters if meter.size]
 
     def describe(self) -> dict[str, str]:

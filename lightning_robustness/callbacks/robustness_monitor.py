@@ -32,8 +32,9 @@ class RobustnessMonitor(Callback):
 
     After every validation epoch (and under ``trainer.validate`` and ``trainer.test``) it logs as the module itself
     would, so that loggers, ``ModelCheckpoint`` and ``EarlyStopping`` see the values: RDI, ROBY, the Fisher information,
-    clean accuracy, and the success of attacks. ``docs/monitor.md`` lists all keys, with their units and which direction
-    is more robust. Keys start with the ``prefix``, in ``trainer.test`` with ``test_`` and the prefix.
+    the distance to the decision boundary, clean accuracy, and the success of attacks. ``docs/monitor.md`` lists all
+    keys, with their units and which direction is more robust. Keys start with the ``prefix``, in ``trainer.test`` with
+    ``test_`` and the prefix.
 
     RDI and ROBY come from a hook on the classifier head while ``validation_step`` runs, without another forward pass.
     The Fisher information and the attacks see a fixed sample, spread over the whole validation set. Nothing that
@@ -51,7 +52,8 @@ class RobustnessMonitor(Callback):
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
-        fim_samples: Number of samples for the Fisher information; 0 for none.
+        fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
+            comes with it; 0 for none.
         fim_method: How it is computed; see :func:`~lightning_robustness.functional.fisher_spectral_norm`.
         clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
         clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
@@ -116,6 +118,7 @@ class RobustnessMonitor(Callback):
         named = name_attacks(attacks, eps) if attack_samples else {}
         self.settings = MonitorSettings(
             attacks=named,
+            eps=eps,
             input_space=input_space or InputSpace(),
             num_classes=num_classes,
             head=head,

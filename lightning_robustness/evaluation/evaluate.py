@@ -12,7 +12,7 @@ from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import AttackLike, name_attacks
-from lightning_robustness.measurement.sample_meters import make_sample_meters
+from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
@@ -65,7 +65,8 @@ def evaluate(
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
         samples: Number of samples for the Fisher information and for attacks alike, instead of the next ones.
-        fim_samples: Number of samples for the Fisher information; 0 for none.
+        fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
+            comes with it; 0 for none.
         fim_method: How it is computed; see ``functional.fisher_spectral_norm``.
         attack_samples: Number of samples to attack; 0 for none.
         clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
@@ -115,10 +116,11 @@ def evaluate(
     check_integer("attack_samples", attack_samples, minimum=1 if needs_attacks else 0)
     check_integer("batch_size", batch_size, minimum=1)
     # Everything is made before the data is touched, so that a wrong argument is found here
-    meters = make_sample_meters(space, seed, fim_samples, fim_method, clever_samples, clever_radius)
+    named = name_attacks(attacks, eps) if attack_samples else {}
+    budget = common_budget(named.values(), eps, space)
+    meters = make_sample_meters(space, seed, fim_samples, fim_method, clever_samples, clever_radius, budget)
     if decision_space is not None:
         get_projection(decision_space, seed)
-    named = name_attacks(attacks, eps) if attack_samples else {}
     plan = plan_sweep(sweep_attacks, budgets) if budgets else []
     settings = describe_settings(named, attack_samples, meters, mode, space, seed) | {"torch": torch.__version__}
     forward = model if forward_fn is None else partial(forward_fn, model)
