@@ -11,6 +11,7 @@ from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.norms import l2_norm, nonzero
 from lightning_robustness.attacks.objective import Loss, loss_gradient
 from lightning_robustness.utilities.checks import check_integer, check_number, check_option
+from lightning_robustness.utilities.draws import Draws
 
 Start = Literal["uniform", "sign", "gaussian", "clean"]
 PGDLoss = Literal[Loss, "kl"]
@@ -99,9 +100,9 @@ class PGD(Attack):
         survivors, ball = active, self._ball(model, x)
         for restart in range(self.restarts):
             rows = all_or(survivors, len(x))
-            # Drawn for the whole batch: a sample's start depends on no other sample
-            start = self._start(model, x, ball)
-            descent = self.descend(model, x[rows], y[rows], start[rows], [corner[rows] for corner in ball])
+            bounds = [corner[rows] for corner in ball]
+            start = self._start(model, x[rows], bounds, model.draws.rows(rows), restart)
+            descent = self.descend(model, x[rows], y[rows], start, bounds)
             x_adv = descent.x_adv if isinstance(rows, slice) else x_adv.index_copy(0, rows, descent.x_adv)
             queries[survivors] += descent.queries
             if restart == 0 and descent.zero_gradients is not None:
@@ -147,21 +148,23 @@ class PGD(Attack):
         final = x_adv if self.all_steps else final.index_copy_(0, index, x_adv)
         return Perturbation(final, queries, zero_gradients)
 
-    def _start(self, model: Classifier, x: Tensor, ball: list[Tensor]) -> Tensor:
+    def _start(self, model: Classifier, x: Tensor, ball: list[Tensor], draws: Draws, restart: int) -> Tensor:
         if self.start == "clean":
             return x
+        draws, shape = draws.stream(restart), x.shape[1:]
         if self.start == "gaussian":
-            start = x + _NOISE * torch.randn_like(x)
+            start = x + _NOISE * draws.normal(0, shape, x.dtype)
             if self.all_steps:  # as published, projected by the first step only
                 return start
         elif self.norm == "l2":
-            direction = torch.randn_like(x)
+            direction = draws.normal(0, shape, x.dtype)
             # Uniform in the radius, not the volume: in many dimensions, that would be next to the surface
-            start = x + direction * (self.eps * torch.rand_like(l2_norm(x)) / nonzero(l2_norm(direction)))
+            radius = draws.uniform(1, (1,) * len(shape), 0.0, self.eps, x.dtype)
+            start = x + direction * (radius / nonzero(l2_norm(direction)))
         elif self.start == "sign":
-            start = x + self.step_size * torch.randn_like(x).sign()
+            start = x + self.step_size * draws.signs(0, shape, x.dtype)
         else:
-            start = torch.empty_like(x).uniform_(-self.eps, self.eps).add_(x)
+            start = draws.uniform(0, shape, -self.eps, self.eps, x.dtype).add_(x)
         return self._project(model, start, *ball)
 
     def _weights(self, logits: Tensor, target: Tensor) -> Tensor:

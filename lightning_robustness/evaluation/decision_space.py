@@ -85,9 +85,9 @@ def project(
     """
     reduce = get_projection(method, subject.seed)
     embeddings, adversarial, forward = [], [], subject.forward
-    for index, batch in enumerate(subject.batches(samples, "decision space")):
-        x = batch.x
-        x_adv = run(forward, attack, x, batch.labels(), subject.input_space, subject.seed, index).x_adv
+    for batch in subject.batches(samples, "decision space"):
+        x, y, positions = batch.x, batch.labels(), batch.positions
+        x_adv = run(forward, attack, x, y, subject.input_space, subject.seed, positions=positions).x_adv
         embeddings.append(tap.run(forward, x).embedding.flatten(1))
         adversarial.append(tap.run(forward, x_adv).embedding.flatten(1))
     points, number = reduce(torch.cat([*embeddings, *adversarial])), len(samples.x)

@@ -117,8 +117,8 @@ def sweep_samples(
     curves = {name: _Curve(len(eps)) for name in plan[0]}
     number, is_interrupted, space = 0, False, subject.input_space
     try:
-        for index, batch in enumerate(subject.batches(samples, "sweep")):
-            results = [_sweep_batch(subject, [named[name] for named in plan], batch, index) for name in curves]
+        for batch in subject.batches(samples, "sweep"):
+            results = [_sweep_batch(subject, [named[name] for named in plan], batch) for name in curves]
             for curve, result in zip(curves.values(), results, strict=True):
                 curve.add(result)
             number += len(batch.x)
@@ -161,9 +161,10 @@ class _Curve:
         return torch.stack([_survivors(self.first, len(quality)), *quality.T])
 
 
-def _sweep_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Samples, index: int) -> _BatchResult:
+def _sweep_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Samples) -> _BatchResult:
     start, input_space = perf_counter(), subject.input_space
-    opened = open_classifier(subject.forward, batch.x, batch.labels(), input_space, subject.seed, index)
+    x, y, positions = batch.x, batch.labels(), batch.positions
+    opened = open_classifier(subject.forward, x, y, input_space, subject.seed, positions=positions)
     with opened as (model, x, y):
         with torch.no_grad():
             logits = model.from_normalized(x)

@@ -58,9 +58,9 @@ class AttackMeter:
         """Run one of the attacks on samples."""
         start = perf_counter()
         outcomes, examples = [AttackOutcome.empty(subject.device)], list[Examples]()
-        for number, batch in enumerate(subject.batches(samples, f"{name} attack")):
-            x, y = batch.x, batch.labels()
-            result = run(subject.forward, self._attacks[name], x, y, self._input_space, subject.seed, number)
+        for batch in subject.batches(samples, f"{name} attack"):
+            x, y, attack = batch.x, batch.labels(), self._attacks[name]
+            result = run(subject.forward, attack, x, y, self._input_space, subject.seed, positions=batch.positions)
             outcomes.append(AttackOutcome.of(result, y))
             examples.append(self._pick(result, x, y, sum(len(picked.y) for picked in examples)))
         self._outcomes[name] = AttackOutcome.concatenate(outcomes)

@@ -7,11 +7,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_robustness.attacks import PGD, get_attack, run
+from lightning_robustness.utilities.draws import Draws
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.sandbox import sandbox
 from tests.attacks.linear import closest_boundary, linear, random_linear
 
 UNBOUNDED = InputSpace(low=None, high=None)
+
+
+@pytest.fixture
+def torch_draws(monkeypatch):
+    """Let attacks draw from the global random state, as those of torchattacks do, instead of per sample."""
+    draw = {
+        "uniform": lambda self, _, shape, low=0.0, high=1.0, dtype=torch.float32: torch.empty(
+            len(self), *shape, dtype=dtype
+        ).uniform_(low, high),
+        "normal": lambda self, _, shape, dtype=torch.float32: torch.randn(len(self), *shape, dtype=dtype),
+        "signs": lambda self, _, shape, dtype=torch.float32: torch.randn(len(self), *shape, dtype=dtype).sign(),
+    }
+    for name, function in draw.items():
+        monkeypatch.setattr(Draws, name, function)
 
 
 def reference(network, x, y, name, **options):
@@ -25,6 +40,7 @@ def success_rate(network, x, y, x_adv):
     return ((network(x_adv).argmax(1) != y) & right).sum().item() / right.sum().item()
 
 
+@pytest.mark.usefixtures("torch_draws")
 @pytest.mark.parametrize("steps", [1, 2, 10])
 def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
     x, y = digits[0][:64], digits[1][:64]
@@ -33,6 +49,7 @@ def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
     torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
 
 
+@pytest.mark.usefixtures("torch_draws")
 @pytest.mark.parametrize(
     ("name", "reference_name", "options"),
     [
@@ -55,6 +72,7 @@ def test_settings_give_the_other_attacks(digits, robust_digits_network, name, re
     torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
 
 
+@pytest.mark.usefixtures("torch_draws")
 @pytest.mark.parametrize(
     ("name", "reference_name", "options"),
     [
@@ -125,13 +143,14 @@ def test_all_steps_gives_images_of_full_strength(digits, digits_network):
     attack = PGD(eps=0.1, steps=10)
     early, full = (run(digits_network, a, x, y) for a in (attack, PGD(eps=0.1, steps=10, all_steps=True)))
     loss = torch.nn.CrossEntropyLoss()
-    assert loss(digits_network(full.x_adv), y) > 2 * loss(digits_network(early.x_adv), y)
+    assert loss(digits_network(full.x_adv), y) > 1.5 * loss(digits_network(early.x_adv), y)
     assert (full.queries == 10).all()
     assert torch.equal(early.x_adv[0], x[0])
     assert not torch.equal(full.x_adv[0], x[0])
     assert not full.success[0]
 
 
+@pytest.mark.usefixtures("torch_draws")
 def test_divergence_from_a_gaussian_start_is_that_of_torchattacks(digits, digits_network):
     """TPGD is the inner maximisation of TRADES, but for a start that it clamps: away from the ends of the range."""
     x, y = digits[0][:64].double().clamp(0.01, 0.99), digits[1][:64]

@@ -30,8 +30,8 @@ def attack_all(meter, model, x, y, attacks, **options):
 
 def by_hand(model, attack, x, y, batch_size, space, seed):
     """What ``run`` does to each batch, one array for each thing that it tells."""
-    batches = zip(x.split(batch_size), y.split(batch_size), strict=True)
-    results = [run(model, attack, *batch, space, seed, index) for index, batch in enumerate(batches)]
+    positions = torch.arange(len(x)).split(batch_size)
+    results = [run(model, attack, x[rows], y[rows], space, seed, positions=rows) for rows in positions]
     names = ("preds", "adv_preds", "success", "l2", "linf", "x_adv")
     return {name: torch.cat([getattr(result, name) for result in results]).numpy() for name in names}
 
