@@ -1,4 +1,4 @@
-"""Everything that loggers can show beside scalars: charts, figures, histograms, texts and embeddings."""
+"""Everything that loggers can show besides scalars: charts, figures, histograms, texts and embeddings."""
 
 import html
 import inspect
@@ -41,7 +41,7 @@ class Board:
         >>> from lightning.pytorch.loggers import CSVLogger
         >>> from lightning_robustness.callbacks.board import Board
         >>> board = Board([CSVLogger("logs")], prefix="robustness")
-        >>> board.open({"seed": "0"}, attacks=["pgd"], step=0)  # a CSV file shows scalars alone
+        >>> board.open({"seed": "0"}, attacks=["pgd"], step=0)  # a CSV file holds scalars only
 
     """
 
@@ -64,7 +64,7 @@ class Board:
             settings: Settings as text, by name.
             attacks: Names of the attacks.
             step: Step of the Trainer.
-            parts: The parts that are measured beside the attacks.
+            parts: Parts that are measured besides the attacks.
 
         """
         for writer, prefix in self._writers():

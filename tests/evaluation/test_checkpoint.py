@@ -111,7 +111,7 @@ def test_loading_that_is_not_strict(tmp_path, monkeypatch):
     module = Partial({"width": 7})
     save_checkpoint(module, tmp_path / "module.ckpt")
     monkeypatch.setattr(checkpoint_models, "Partial", Partial, raising=False)
-    expected = r"does not hold are as the class makes them: network.body.0.weight, network.body.0.bias. Loading is not"
+    expected = r"lacks weights of Partial, which keep their initial values: network.body.0.weight, network.body.0.bias"
     with pytest.warns(UserWarning, match=expected):
         loaded = load_model(f"{HERE}:Partial", tmp_path / "module.ckpt")
     assert torch.equal(loaded.network.head.weight, module.network.head.weight)
