@@ -22,14 +22,7 @@ class EpochMeans:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, name: str, value: Tensor, weight: Tensor | int) -> None:
-        """Add the mean of a batch.
-
-        Args:
-            name: Name of the mean.
-            value: Scalar, or a tensor to average.
-            weight: Number of samples in the batch; with 0 the value does not count.
-
-        """
+        """Add the mean of a value over a batch of ``weight`` samples; with 0 samples it does not count."""
         value = value.detach().float().mean()  # Lightning takes losses of shape (1,) too
         weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
         pair = torch.stack([torch.where(weight > 0, value, 0.0) * weight, weight])

@@ -53,7 +53,7 @@ class Faults:
             self.error = _describe(error)
 
     def agree(self, consequence: str) -> bool:
-        """Return whether no process has an error; report that of this one together with its consequence."""
+        """Return whether no process has an error; warn of one in this process together with its consequence."""
         if self._trainer.strategy.reduce_boolean_decision(self.error is None, all=True):
             return True
         self.report(consequence, self.error)

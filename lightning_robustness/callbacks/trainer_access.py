@@ -19,14 +19,10 @@ _DEFAULT_DTYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-tr
 
 
 def check_strategy(trainer: Trainer, callback: Callback) -> None:
-    """Check that each process holds the whole network.
-
-    Args:
-        trainer: The Trainer.
-        callback: The callback that needs it.
+    """Check that each process holds the whole network, as the callback needs it.
 
     Raises:
-        MisconfigurationException: If it does not.
+        MisconfigurationException: If the strategy shards it.
 
     """
     strategy = trainer.strategy

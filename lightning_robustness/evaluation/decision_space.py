@@ -69,14 +69,6 @@ def project(
 
     Both are projected together: by PCA, or by scikit-learn's t-SNE, which the ROBY paper uses.
 
-    Args:
-        subject: The model, and how to batch the samples.
-        tap: The head of the model.
-        samples: Samples with labels.
-        attack: The attack.
-        name: Its name.
-        method: ``"pca"`` or ``"tsne"``.
-
     Raises:
         ModuleNotFoundError: If scikit-learn is not installed, for t-SNE.
         ValueError: If the method is unknown.

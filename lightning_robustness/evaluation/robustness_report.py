@@ -79,7 +79,7 @@ class RobustnessReport(Report):
             notes.append(f"The run was interrupted while it measured {self.interrupted}: this report is incomplete.")
         if self.signs:
             names = ", ".join(sign.name for sign in self.signs)
-            notes.append(f"Gradients seem to be masked ({names}): success rates are probably too low.")
+            notes.append(f"Gradients seem to be masked ({names}), so success rates are too low.")
         if "worst" in self.rates and any(rate["asr"] > self.rates["worst"]["asr"] for rate in self.rates.values()):
             notes.append("'worst' counts an attack without a budget only where it stays within the others' budget.")
         return notes + ([] if self.sweep is None else self.sweep.notes)

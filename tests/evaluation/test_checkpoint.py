@@ -183,7 +183,7 @@ def test_checkpoint_of_another_class(tmp_path):
         load_model(f"{HERE}:Net", tmp_path / "wide.pt")
     torch.save({"model": Net().state_dict(), "epoch": 3}, tmp_path / "inner.pt")
     with pytest.raises(
-        ValueError, match=r"It holds dictionaries \(model\): save the one with the weights to a file of"
+        ValueError, match=r"It holds dictionaries \(model\): save the one with the weights to a separate file"
     ):
         load_model(f"{HERE}:Net", tmp_path / "inner.pt")
     torch.save({str(number): torch.ones(1) for number in range(7)}, tmp_path / "many.pt")

@@ -211,7 +211,7 @@ def test_probabilities_are_noticed():
     with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
         report = evaluate(model, [batch()], ["fgsm"], progress=False)
     assert [sign.name for sign in report.signs] == ["probabilities"]
-    assert report.notes == ["Gradients seem to be masked (probabilities): success rates are probably too low."]
+    assert report.notes == ["Gradients seem to be masked (probabilities), so success rates are too low."]
 
 
 @pytest.mark.parametrize(
