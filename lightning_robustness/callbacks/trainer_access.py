@@ -52,13 +52,13 @@ def check_validation(trainer: Trainer) -> None:
 
 
 def check_order(trainer: Trainer, monitor: Callback) -> None:
-    """Warn of callbacks that validate with averaged weights and swap them back before the monitor measures."""
+    """Warn of callbacks that validate with averaged weights and swap them out before the monitor measures."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     before = callbacks[: callbacks.index(monitor)]
     names = [type(c).__name__ for c in before if "WeightAveraging" in {kind.__name__ for kind in type(c).__mro__}]
     if names:
         rank_zero_warn(
-            f"RobustnessMonitor comes after {names[0]}, which swaps the averaged weights back before Fisher "
+            f"RobustnessMonitor comes after {names[0]}, which swaps the averaged weights out before Fisher "
             "information and attacks are measured, so these describe other weights. Put RobustnessMonitor first."
         )
 

@@ -55,7 +55,7 @@ def sandbox(
     uninitialised again on exit, so that training initialises them itself.
 
     Forward hooks run, since the output may depend on them: spectral and weight normalisation, pruning and quantisation
-    are hooks. A hook that only observes can return early where ``is_sandboxed()``.
+    are hooks. A hook that only observes can return early if ``is_sandboxed()``.
 
     Random states, the settings of cuDNN and the compiler, and the modules are shared by all threads of a process. So
     sandboxes of several threads run one after another; nested ones in a thread do not wait. Meanwhile, other threads
