@@ -1,4 +1,4 @@
-"""Train against an attack until RDI, which needs none, stops rising, and keep the checkpoint where it was highest.
+"""Train against an attack until RDI, which needs none, stops rising, and keep the checkpoint with the highest RDI.
 
 Takes about half a minute on two cores: ``python examples/early_stopping.py``.
 """
@@ -14,16 +14,16 @@ from lightning_robustness import AdversarialTraining, RobustnessMonitor
 
 
 def main() -> None:
-    """Train, say why training ended, and look at the best checkpoint."""
+    """Train, say why training ended, and validate the best checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=60, help="most epochs that training may take")
+    parser.add_argument("--epochs", type=int, default=60, help="maximum number of epochs")
     parser.add_argument("--patience", type=int, default=4)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data is in memory
     L.seed_everything(0)
 
     monitor = RobustnessMonitor(attacks=("pgd",), eps=0.1)
-    # RDI is there after every epoch; for what attacks say, every few epochs, there is RobustEarlyStopping
+    # RDI is logged after every epoch; for metrics of attacks, logged every few epochs, use RobustEarlyStopping
     stopping = EarlyStopping("robustness/rdi", mode="max", patience=arguments.patience)
     checkpoint = ModelCheckpoint(monitor="robustness/rdi", mode="max")
 
@@ -41,10 +41,10 @@ def main() -> None:
     if stopping.stopped_epoch:
         print(f"Stopped after epoch {stopping.stopped_epoch}: RDI did not rise for {stopping.patience} epochs.")
     else:
-        print(f"Took all {arguments.epochs} epochs: RDI did not stop it.")
+        print(f"Ran all {arguments.epochs} epochs: RDI did not stop training.")
 
     [values] = trainer.validate(model, validation_loader, ckpt_path="best", verbose=False)
-    print(f"\nThe best checkpoint, {checkpoint.best_model_path}, is that of epoch {curve.index(max(curve))}:")
+    print(f"\nThe best checkpoint, {checkpoint.best_model_path}, is from epoch {curve.index(max(curve))}:")
     for name in ("rdi", "acc", "adv_acc/pgd"):
         print(f"  {name:12s} {values[f'robustness/{name}']:.3f}")
 

@@ -1,4 +1,4 @@
-"""Everything that loggers can show beside scalars: charts, figures, histograms, texts and embeddings."""
+"""Everything that loggers can show besides scalars: charts, figures, histograms, texts and embeddings."""
 
 import html
 import inspect
@@ -41,7 +41,7 @@ class Board:
         >>> from lightning.pytorch.loggers import CSVLogger
         >>> from lightning_robustness.callbacks.board import Board
         >>> board = Board([CSVLogger("logs")], prefix="robustness")
-        >>> board.open({"seed": "0"}, attacks=["pgd"], step=0)  # a CSV file shows scalars alone
+        >>> board.open({"seed": "0"}, attacks=["pgd"], step=0)  # a CSV file holds scalars only
 
     """
 
@@ -58,15 +58,7 @@ class Board:
         step: int,
         parts: Collection[Part] = ("features", "fim"),
     ) -> None:
-        """Lay out the charts and show the settings, once per run.
-
-        Args:
-            settings: Settings as text, by name.
-            attacks: Names of the attacks.
-            step: Step of the Trainer.
-            parts: The parts that are measured beside the attacks.
-
-        """
+        """Lay out the charts of the attacks and of the other parts, and show the settings, once per run."""
         for writer, prefix in self._writers():
             layout = _LAYOUTS.setdefault(writer, {})
             layout[prefix] = _layout(prefix, charts(parts, attacks))
@@ -82,16 +74,7 @@ class Board:
         signs: Sequence[MaskingSign],
         input_space: InputSpace,
     ) -> None:
-        """Show the results of an evaluation, except for empty ones.
-
-        Args:
-            step: Step of the Trainer.
-            histograms: Values by tag; NaN is left out.
-            examples: Inputs before and after each attack, by its name.
-            signs: Signs of gradient masking.
-            input_space: Range and normalisation of the inputs.
-
-        """
+        """Show the results of an evaluation: histograms by tag, without NaN, and examples by attack."""
         if signs:
             self._show_text("masking_signs", MaskingSign._fields, signs, step)
         for name, values in histograms.items():
@@ -102,17 +85,7 @@ class Board:
     def embed(
         self, step: int, embedding: Tensor, labels: Tensor, preds: Tensor, x: Tensor, input_space: InputSpace
     ) -> None:
-        """Show embeddings in TensorBoard's projector, with labels and, for images, thumbnails.
-
-        Args:
-            step: Step of the Trainer.
-            embedding: Inputs of the head, of shape ``(N, ...)``.
-            labels: True labels.
-            preds: Predicted labels.
-            x: Inputs as the model sees them.
-            input_space: Range and normalisation of the inputs.
-
-        """
+        """Show embeddings of inputs in TensorBoard's projector, with labels and, for images, thumbnails."""
         if len(embedding) == 0:
             return
         metadata = [list(pair) for pair in zip(labels.tolist(), preds.tolist(), strict=True)]
@@ -176,9 +149,6 @@ class Board:
 def describe_eps(eps: float) -> str:
     """Write a perturbation budget as a number and, if it is a multiple of a quarter, in 8-bit pixel steps.
 
-    Args:
-        eps: The perturbation budget.
-
     Example:
         >>> from lightning_robustness.callbacks.board import describe_eps
         >>> describe_eps(8 / 255), describe_eps(0.5 / 255), describe_eps(0.12), describe_eps(8)
@@ -193,10 +163,7 @@ def describe_eps(eps: float) -> str:
 
 
 def markdown_list(rows: Iterable[Sequence[str]]) -> str:
-    """Write rows of texts as a Markdown list, which TensorBoard renders.
-
-    Args:
-        rows: Sequences of texts, the first of which names the row.
+    """Write rows of texts, of which the first is the name, as a Markdown list, which TensorBoard renders.
 
     Example:
         >>> from lightning_robustness.callbacks.board import markdown_list

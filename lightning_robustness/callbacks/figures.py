@@ -29,10 +29,6 @@ _MAX_LINES = 8
 def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
     """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch.
 
-    Args:
-        x: Inputs as the model sees them.
-        input_space: Range and normalisation of the inputs.
-
     Returns:
         Tensor of shape ``(N, 1 or 3, H, W)``, or None if the inputs are not images.
 
@@ -53,15 +49,10 @@ def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
 
 
 def perturbation_figure(examples: Examples, input_space: InputSpace, title: str) -> "Figure":
-    r"""Draw clean inputs, perturbations and adversarial inputs, with labels and predictions.
+    r"""Draw the first eight clean inputs, perturbations and adversarial inputs, with labels and predictions.
 
     Non-image inputs are drawn as lines, one per channel (dimension 1 of a batch). Perturbations of images are
     amplified so that the largest spans the colour range; the factor is written next to them.
-
-    Args:
-        examples: Inputs before and after an attack, of which the first eight are drawn.
-        input_space: Range and normalisation of the inputs.
-        title: Title of the figure.
 
     Raises:
         ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.

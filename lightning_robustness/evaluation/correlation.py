@@ -29,15 +29,15 @@ def pearson(x: Tensor, y: Tensor) -> float:
     """
     if _is_undefined(x) or _is_undefined(y):
         return torch.nan
-    # torchmetrics takes a small variance for zero, and large values overflow
+    # torchmetrics treats a small variance as zero, and overflows for large values
     x, y = x.double() - x.double().mean(), y.double() - y.double().mean()
     return pearson_corrcoef(x / x.abs().max(), y / y.abs().max()).item()
 
 
 def spearman(x: Tensor, y: Tensor) -> float:
-    """Compute Spearman's rank correlation of two series of shape ``(N,)``, which is Pearson's of the ranks.
+    """Compute Spearman's rank correlation of two series of shape ``(N,)``: Pearson's correlation of their ranks.
 
-    That of torchmetrics is in float32, with an error of 4e-6, and 0 rather than undefined for a constant series.
+    The one in torchmetrics has an error of 4e-6, from float32, and is 0 rather than NaN for a constant series.
 
     Returns:
         A number in [-1, 1], NaN if a series is constant, contains NaN, or has fewer than two values.
@@ -53,7 +53,7 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
 
 def kendall(x: Tensor, y: Tensor) -> float:
-    """Compute Kendall's rank correlation of two series of shape ``(N,)``, in its form for ties, tau-b.
+    """Compute Kendall's rank correlation of two series of shape ``(N,)``, tau-b, which allows for ties.
 
     Returns:
         A number in [-1, 1], to the precision of float32; NaN if a series is constant, contains NaN, or has fewer than

@@ -1,4 +1,4 @@
-"""Samples from a loader, and a model where it is needed, for as long as it is needed."""
+"""Draw samples from a loader, and move a model to a device temporarily."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,13 +26,13 @@ def check_setting(dataloader: Any) -> None:
 
     Raises:
         RuntimeError: If there are several processes: each would measure everything, or wait for the others.
-        TypeError: If the loader is a data module, a data set, or nothing that gives batches.
+        TypeError: If the loader is a data module, a data set, or not iterable.
 
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise RuntimeError(
             f"Expected a single process but this is one of {dist.get_world_size()}. Use `RobustnessMonitor` in a "
-            "distributed run, or evaluate its checkpoint afterwards, in a process of its own."
+            "distributed run, or evaluate its checkpoint afterwards, in a single process."
         )
     if hasattr(dataloader, "test_dataloader"):
         found = f"the data module {type(dataloader).__name__}. Pass one of its loaders, such as `test_dataloader()`."
@@ -53,12 +53,12 @@ def iterate(
     seed: int,
     progress: bool,
 ) -> Generator[tuple[Tensor, Tensor | None], None, None]:
-    """Go through a loader, with a random state of its own, and let a sample pick from what comes.
+    """Iterate over a loader, with a random state of its own, and let a sample pick from the batches.
 
     A caller that stops early must close the iterator: until then, the model stays in the sandbox.
     """
     number = 0
-    # A loader that shuffles gives every model the same order, and leaves the random state of the caller alone
+    # A loader that shuffles gives every model the same order, and the caller's random state is left alone
     with sandbox(model, seed=seed), _restored_generators(dataloader):
         for batch in tqdm(dataloader, desc="data", leave=False, disable=not progress):
             x, y = read_batch(batch, batch_fn)
@@ -75,7 +75,7 @@ def collect(
     seed: int,
     progress: bool,
 ) -> Samples:
-    """Collect a sample with labels that is spread over a loader.
+    """Collect labelled samples, spread evenly over a loader.
 
     Raises:
         ValueError: If the loader is empty or has no labels.
@@ -92,7 +92,7 @@ def collect(
 
 @contextmanager
 def _restored_generators(dataloader: Any) -> Iterator[None]:
-    """Leave a random generator that belongs to a loader as it was."""
+    """Restore the random generators of a loader afterwards."""
     owners = (dataloader, getattr(dataloader, "sampler", None))
     generators = [g for g in (getattr(owner, "generator", None) for owner in owners) if isinstance(g, torch.Generator)]
     states = [generator.get_state() for generator in generators]
@@ -105,7 +105,7 @@ def _restored_generators(dataloader: Any) -> Iterator[None]:
 
 @contextmanager
 def on_device(model: nn.Module, device: str | torch.device | None) -> Iterator[torch.device]:
-    """Move a model to a device and, in the end, back to where it was; without a device it stays."""
+    """Move a model to a device and back afterwards; with None it stays where it is."""
     own = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     if device is None or torch.device(device) == own:
         yield own

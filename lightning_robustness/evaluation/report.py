@@ -72,11 +72,11 @@ class Report:
         try:
             report = cls.from_dict(fields)
             str(report)  # finds entries that are missing
-        except Exception as error:  # of any type, as anything may be in a file
+        except Exception as error:  # a file may hold anything
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
             raise ValueError(
-                f"Expected all fields of a {cls.__name__} in {path} but some are missing or different. {reason} Read a "
-                "file that `to_json` or `--json` has written."
+                f"Expected all fields of a {cls.__name__} in {path} but some are missing or invalid. {reason} Read a "
+                "file that `to_json` or `--json` wrote."
             ) from error
         return report
 

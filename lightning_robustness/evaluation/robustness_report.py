@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class RobustnessReport(Report):
-    """Results of ``evaluate`` for one model; printed, they are a few tables.
+    """Results of ``evaluate`` for one model; prints as a few tables.
 
     Args:
         model: Name of the model's class.
@@ -68,7 +68,7 @@ class RobustnessReport(Report):
         if self.sweep is not None:
             drawn |= self.sweep.figures()
         if self.decision_space is not None:
-            drawn["Decision space: what enters the classifier head"] = self.decision_space.plot()
+            drawn["Decision space: inputs of the classifier head"] = self.decision_space.plot()
         return drawn
 
     @property
@@ -76,12 +76,12 @@ class RobustnessReport(Report):
     def notes(self) -> list[str]:
         notes = []
         if self.interrupted is not None:
-            notes.append(f"The run was interrupted while it measured {self.interrupted}: this report is not complete.")
+            notes.append(f"The run was interrupted while it measured {self.interrupted}: this report is incomplete.")
         if self.signs:
             names = ", ".join(sign.name for sign in self.signs)
-            notes.append(f"Gradients seem to be masked ({names}), so that success rates are too low.")
+            notes.append(f"Gradients seem to be masked ({names}), so success rates are too low.")
         if "worst" in self.rates and any(rate["asr"] > self.rates["worst"]["asr"] for rate in self.rates.values()):
-            notes.append("An attack without a budget counts in 'worst' only where it stays within that of the others.")
+            notes.append("'worst' counts an attack without a budget only where it stays within the others' budget.")
         return notes + ([] if self.sweep is None else self.sweep.notes)
 
     def plot(self) -> "Figure":

@@ -1,4 +1,4 @@
-"""Attacks of a sweep, a set for each budget."""
+"""Attacks of a sweep, one set per budget."""
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +17,10 @@ SWEEP_EPS = tuple(number / 100 for number in range(1, 21))
 
 
 def read_budgets(eps: Iterable[Any]) -> list[float]:
-    """Get budgets as plain numbers, also from arrays and tensors.
+    """Return budgets as plain numbers, also from arrays and tensors.
 
     Raises:
-        TypeError: If they are no sequence of numbers.
+        TypeError: If they are not a sequence of numbers.
 
     """
     try:
@@ -34,15 +34,14 @@ def read_budgets(eps: Iterable[Any]) -> list[float]:
 def plan_sweep(
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike], eps: Sequence[float]
 ) -> list[dict[str, Callable[..., Any]]]:
-    """Get attacks by name, a dictionary for each budget.
+    """Return attacks by name, one dictionary per budget.
 
     Args:
         attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
         eps: Budgets.
 
     Raises:
-        ValueError: If budgets are not positive and increasing, or there is no attack, or none of which the budget can
-            be set.
+        ValueError: If budgets are not positive and increasing, there is no attack, or the budget of one cannot be set.
 
     Example:
         >>> from lightning_robustness.attacks import Square
@@ -81,7 +80,7 @@ def describe_sweep(
     input_space: InputSpace,
     seed: int,
 ) -> dict[str, str]:
-    """Write down what curves depend on besides the model."""
+    """Describe the settings that curves depend on besides the model."""
     low, high = ("none" if bound is None else f"{bound:g}" for bound in (input_space.low, input_space.high))
     mean, std = input_space.mean, input_space.std
     return {

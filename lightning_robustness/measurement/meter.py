@@ -1,4 +1,4 @@
-"""Parts of a measurement, shared by the monitor and ``evaluate`` so that they agree key by key.
+"""Parts of a measurement, shared by the monitor and ``evaluate`` so that their values agree.
 
 A meter takes its share of the samples in ``update``, in every process, and returns the values over all processes in
 ``compute``. Only ``compute`` talks to the other processes.
@@ -42,8 +42,8 @@ class SampleMeter(Stopwatch, ABC):
 
     Attributes:
         name: Name of the part, as in ``seconds/<name>``.
-        title: What it measures, for a table or a progress bar.
-        label: The same within a sentence.
+        title: Its name in tables and progress bars.
+        label: Its name within a sentence.
 
     """
 
@@ -61,7 +61,7 @@ class SampleMeter(Stopwatch, ABC):
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Return the values over all samples of all processes; none without samples."""
+        """Return the values over all samples of all processes; empty without samples."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -72,11 +72,11 @@ class SampleMeter(Stopwatch, ABC):
         return {}
 
     def histograms(self) -> dict[str, Tensor]:
-        """Return distributions worth a look after ``compute``, by the tags of their histograms."""
+        """Return distributions to show after ``compute``, by the tags of their histograms."""
         return {}
 
     def rehearse(self, subject: Subject, samples: Samples) -> None:
-        """Find out, on a few samples, whether the model can be measured; the meter is of no use afterwards."""
+        """Check on a few samples that the model can be measured; the meter must not be used afterwards."""
 
 
 def gather(rows: Tensor) -> Tensor:

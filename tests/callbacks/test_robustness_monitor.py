@@ -706,7 +706,7 @@ def test_weights_that_are_averaged_before_the_monitor(tmp_path):
         pass
 
     trainer = make_trainer(tmp_path, WeightAveraging(), small_monitor())
-    with pytest.warns(UserWarning, match="stands behind WeightAveraging.*Put RobustnessMonitor first"):
+    with pytest.warns(UserWarning, match="comes after WeightAveraging.*Put RobustnessMonitor first"):
         trainer.fit(Classifier(), train_loader(), val_loader())
 
 
@@ -950,7 +950,7 @@ def test_a_loader_that_is_not_there(tmp_path):
 def test_sharded_strategies_are_refused(tmp_path, name):
     trainer = make_trainer(tmp_path, monitor := small_monitor())
     trainer.strategy.__class__ = type(name, (type(trainer.strategy),), {})
-    with pytest.raises(MisconfigurationException, match=f"{name} spreads its parameters over processes"):
+    with pytest.raises(MisconfigurationException, match=f"{name} shards its parameters"):
         monitor.setup(trainer, Classifier(), "validate")
 
 

@@ -211,7 +211,7 @@ def test_probabilities_are_noticed():
     with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
         report = evaluate(model, [batch()], ["fgsm"], progress=False)
     assert [sign.name for sign in report.signs] == ["probabilities"]
-    assert report.notes == ["Gradients seem to be masked (probabilities), so that success rates are too low."]
+    assert report.notes == ["Gradients seem to be masked (probabilities), so success rates are too low."]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_interruption_of_the_first_forward_pass():
     with pytest.warns(UserWarning, match="interrupted while it measured the features"):
         report = evaluate(Interrupted(2, 2), [batch()], progress=False)
     assert report.metrics == {}
-    assert report.notes == ["The run was interrupted while it measured the features: this report is not complete."]
+    assert report.notes == ["The run was interrupted while it measured the features: this report is incomplete."]
 
 
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted", "ignore:The sweep was interrupted")

@@ -11,7 +11,7 @@ def test_training_stops_where_rdi_does_and_the_best_checkpoint_is_kept(run_examp
 
     best = curve.index(max(curve))
     assert f"checkpoints/epoch={best}-step=" in output
-    assert f"is that of epoch {best}:" in output
+    assert f"is from epoch {best}:" in output
     values = dict(re.findall(r"^  (\S+) +([\d.]+)$", output, flags=re.MULTILINE))
     assert values["rdi"] == f"{max(curve):.3f}"
     assert best == 0, "the epoch that was attacked"
@@ -21,5 +21,5 @@ def test_training_stops_where_rdi_does_and_the_best_checkpoint_is_kept(run_examp
 
 def test_training_ends_without_stopping(run_example):
     _, output = run_example("early_stopping.py", "--epochs", "1")
-    assert "Took all 1 epochs: RDI did not stop it." in output
-    assert "is that of epoch 0:" in output
+    assert "Ran all 1 epochs: RDI did not stop training." in output
+    assert "is from epoch 0:" in output
