@@ -198,11 +198,8 @@ def test_attacks_run_at_the_end_of_a_run_that_stops_early(tmp_path):
     monitor, logger = small_monitor(), CSVLogger(tmp_path)
     trainer = make_trainer(tmp_path, monitor, Stop(), max_epochs=9, logger=logger)
     trainer.fit(module := Classifier(), train_loader(), val_loader())
-    assert [("asr/fgsm" in entry, "rdi" in entry) for entry in monitor.history] == [
-        (True, True),
-        (False, True),
-        (True, False),
-    ]
+    # The last evaluation is one with that of validation, which saw the same weights
+    assert [("asr/fgsm" in entry, "rdi" in entry) for entry in monitor.history] == [(True, True), (True, True)]
     assert trainer.callback_metrics["robustness/asr/fgsm"].item() == pytest.approx(monitor.history[-1]["asr/fgsm"])
     at_the_end = make_trainer(tmp_path, small_monitor())
     at_the_end.validate(module, val_loader(), verbose=False)
@@ -558,9 +555,9 @@ def test_memory_does_not_grow(tmp_path):
             tensors = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
             counts.append((len(tensors), sum(t.numel() for t in tensors)))
 
-    trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=5)
+    trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
     trainer.fit(Classifier(), train_loader(), val_loader())
-    assert counts[2] == counts[3] == counts[4]
+    assert counts[5] == counts[6] == counts[7]  # trust is logged from the fifth evaluation on
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):
