@@ -95,6 +95,11 @@ def last_value(trainer: Trainer, key: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def came_late(trainer: Trainer, key: str) -> bool:
+    """Return whether callbacks such as the monitor say in ``late_keys`` that a value came after the last validation."""
+    return any(key in getattr(callback, "late_keys", ()) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
 def _promised(trainer: Trainer) -> list[str]:
     """Return the keys that callbacks such as the monitor say in ``keys`` that they will log."""
     return [key for callback in trainer.callbacks for key in getattr(callback, "keys", ())]  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from typing_extensions import override
 from lightning_robustness.callbacks.awaited_keys import (
     DEFAULT_GUARD,
     ExtremeMode,
+    came_late,
     check_awaited,
     check_guard,
     last_value,
@@ -70,7 +71,6 @@ class RobustModelCheckpoint(ModelCheckpoint):
         # Values of the guard by the path of the checkpoint
         self._guard_values: dict[str, float] = {}
         self._has_seen_value = False
-        self._last_seen: Tensor | None = None
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -94,14 +94,12 @@ class RobustModelCheckpoint(ModelCheckpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._guard.observe(trainer)
-            self._last_seen = trainer.callback_metrics.get(str(self.monitor))
         super().on_validation_end(trainer, pl_module)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Judge the last epoch where the value came after validation, as that of attacks does after an early stop."""
-        value = trainer.callback_metrics.get(str(self.monitor))
-        if value is not None and value is not self._last_seen and not self._should_skip_saving_checkpoint(trainer):
+        if came_late(trainer, str(self.monitor)) and not self._should_skip_saving_checkpoint(trainer):
             candidates = self._monitor_candidates(trainer)
             candidates["epoch"] = torch.tensor(max(trainer.current_epoch - 1, 0))  # it is one ahead by now
             self._judge(trainer, candidates, last_value(trainer, str(self.monitor)))

@@ -76,6 +76,7 @@ class RobustnessMonitor(Callback):
 
     Attributes:
         history: One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix.
+        late_keys: Keys of values that were logged at the end of training, after the last validation epoch.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -140,6 +141,7 @@ class RobustnessMonitor(Callback):
             progress=progress,
         )
         self.history: list[dict[str, float]] = []
+        self.late_keys: set[str] = set()
         self._schedule = AttackSchedule(named, attack_every_n_epochs)
         self._run: MonitorRun | None = None
         self._is_fitting = True
@@ -188,7 +190,7 @@ class RobustnessMonitor(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_strategy(trainer, self)
-        self._is_fitting = stage == "fit"
+        self._is_fitting, self.late_keys = stage == "fit", set()
         if self._is_fitting:
             check_validation(trainer)
             check_order(trainer, self)
@@ -277,6 +279,7 @@ class RobustnessMonitor(Callback):
         logged = {tag(run.prefix, key): value for key, value in values.items()}
         run.faults.tolerate("the last values could not be logged", partial(_log_to_all, trainer, logged))
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
+        self.late_keys = set(logged)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -96,7 +96,7 @@ def test_state():
 
 
 def test_arguments():
-    with pytest.raises(ValueError, match="`tolerance` to be a finite number of at least 0 but got -0.1"):
+    with pytest.raises(ValueError, match=r"`tolerance` to be a finite number of at least 0 but got -0\.1"):
         Guard("acc", -0.1, "max", "Owner")
     with pytest.raises(ValueError, match=r"`guard_mode` to be one of \('min', 'max'\) but got 'most'"):
         Guard("acc", 0.1, "most", "Owner")
