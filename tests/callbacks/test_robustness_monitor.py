@@ -1001,10 +1001,10 @@ def test_trust_is_logged_from_the_fifth_evaluation_on(tmp_path):
 
 
 def test_trust_is_kept_over_a_resume(tmp_path):
-    checkpoint = RobustModelCheckpoint("robustness/rdi", dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+    settings = {"guard": None, "dirpath": tmp_path, "filename": "{epoch}", "save_top_k": -1}
+    checkpoint = RobustModelCheckpoint("robustness/rdi", **settings)
     whole, _ = fit_for_trust(tmp_path, checkpoint, enable_checkpointing=True)
-    [path] = tmp_path.glob("epoch=5.ckpt") or [checkpoint.best_model_path]
-    resumed, _ = fit_for_trust(tmp_path, ckpt_path=path)
+    resumed, _ = fit_for_trust(tmp_path, ckpt_path=tmp_path / "epoch=5.ckpt")
     keys = ("epoch", "rdi", "adv_acc/pgd", "trust/rdi", "trust/fim")
     histories = [[[entry.get(key) for key in keys] for entry in monitor.history] for monitor in (whole, resumed)]
     assert histories[0] == histories[1]
@@ -1024,8 +1024,8 @@ def test_trust_after_a_stop_counts_the_last_evaluation_once(tmp_path):
 def test_nobody_trusts_in_validate_and_test(tmp_path):
     monitor, trainer = fit_for_trust(tmp_path)
     history = copy.deepcopy(monitor.history)
-    trainer.validate(dataloaders=val_loader(), verbose=False)
-    trainer.test(dataloaders=val_loader(), verbose=False)
+    trainer.validate(Classifier(), val_loader(), verbose=False)
+    trainer.test(Classifier(), val_loader(), verbose=False)
     assert monitor.history == history
     assert "test_robustness/trust/rdi" not in trainer.callback_metrics
 
@@ -1043,11 +1043,11 @@ def test_a_stop_on_a_value_that_contradicts_the_attacks_gets_a_warning(tmp_path)
 
 
 def test_the_summary_is_logged_at_the_end(tmp_path, caplog):
-    monitor, _ = fit_for_trust(tmp_path, max_epochs=2)
+    monitor = small_monitor()
     with caplog.at_level("INFO"):
         make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
     [entry] = monitor.history
     [message] = [record.getMessage() for record in caplog.records if "most robust epoch" in record.getMessage()]
     assert message == f"RobustnessMonitor:\n{monitor.summary()}"
     assert monitor.summary().accuracy == entry["adv_acc/worst"]
-    assert monitor.summary().seconds["pgd"] == entry["seconds/pgd"]
+    assert monitor.summary().seconds["fgsm"] == entry["seconds/fgsm"]
