@@ -63,7 +63,7 @@ class Board:
             layout = _LAYOUTS.setdefault(writer, {})
             layout[prefix] = _layout(prefix, charts(parts, attacks))
             writer.add_custom_scalars(layout)
-        self._show_text("settings", ("setting", "value"), settings.items(), step)
+        self.show_text("settings", ("setting", "value"), settings.items(), step)
 
     def show(
         self,
@@ -76,7 +76,7 @@ class Board:
     ) -> None:
         """Show the results of an evaluation: histograms by tag, without NaN, and examples by attack."""
         if signs:
-            self._show_text("masking_signs", MaskingSign._fields, signs, step)
+            self.show_text("masking_signs", MaskingSign._fields, signs, step)
         for name, values in histograms.items():
             self._show_histogram(name, values, step)
         for name, examples_of_attack in examples.items():
@@ -101,7 +101,16 @@ class Board:
                 metadata_header=["label", "prediction"],
             )
 
-    def _show_text(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], step: int) -> None:
+    def show_text(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], step: int) -> None:
+        """Show texts as a list.
+
+        Args:
+            name: Tag without prefix.
+            columns: Names of the parts of a row, where loggers show a table.
+            rows: Sequences of texts, the first of which names the row.
+            step: Step of the Trainer.
+
+        """
         rows = [list(row) for row in rows]
         for writer, prefix in self._writers():
             writer.add_text(f"{prefix}/{name}", markdown_list(rows), step)

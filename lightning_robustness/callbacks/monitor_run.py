@@ -1,6 +1,6 @@
 """One run of a Trainer as the monitor sees it, from ``setup`` to ``teardown``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -69,7 +69,8 @@ class MonitorSettings:
     @property
     def parts(self) -> list[Part]:
         """The parts that are measured beside the attacks."""
-        return ["features", *(meter.name for meter in self.make_meters())]
+        trust: list[Part] = ["trust"] if self.attacks else []
+        return ["features", *(meter.name for meter in self.make_meters()), *trust]
 
     def make_meters(self) -> list[SampleMeter]:
         """Make the meters of the sample that are wanted."""
@@ -214,6 +215,12 @@ class MonitorRun:
         values = self._attack(meter, attacks)
         self._show(meter)
         return values
+
+    def show_summary(self, lines: Iterable[tuple[str, str]]) -> None:
+        """Hand the summary of the run to the loggers that take texts."""
+        if self._board is not None:
+            show = partial(self._board.show_text, "summary", ("title", "text"), lines, log_step(self._trainer))
+            self.faults.tolerate("the summary could not be logged", show)
 
     def _inspect(self, x: Tensor, y: Tensor | None) -> Inspection:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""

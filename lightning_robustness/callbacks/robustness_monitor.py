@@ -1,21 +1,31 @@
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
 from lightning_robustness.attacks import Attack
 from lightning_robustness.callbacks.attack_schedule import AttackSchedule
+from lightning_robustness.callbacks.distrust import warn_of_distrust
 from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.monitor_run import MonitorRun, MonitorSettings
-from lightning_robustness.callbacks.trainer_access import check_order, check_strategy, check_validation, log_step
+from lightning_robustness.callbacks.run_summary import RunSummary
+from lightning_robustness.callbacks.trainer_access import (
+    check_order,
+    check_strategy,
+    check_validation,
+    log_step,
+    num_training_batches,
+)
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import name_attacks
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import logged_keys, tag
+from lightning_robustness.measurement.trust import measure_trust
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
@@ -45,8 +55,9 @@ class RobustnessMonitor(Callback):
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults.
-        attack_every_n_epochs: How often to attack: in the first validation epoch, whenever so many epochs have passed,
-            and at the end of training.
+        attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
+            passed, and at the end of training. A mapping has a number for each attack. By default the attack called
+            ``pgd`` runs in every validation epoch, the others in every fifth.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
@@ -70,14 +81,15 @@ class RobustnessMonitor(Callback):
 
     Attributes:
         history: One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix.
+        late_keys: Keys of values that were logged at the end of training, after the last validation epoch.
 
     Raises:
         ValueError: If an argument is out of range.
 
     Example:
         >>> from lightning_robustness import RobustnessMonitor
-        >>> monitor = RobustnessMonitor(attacks=("pgd", "square"), eps=8 / 255, attack_every_n_epochs=5)
-        >>> # Trainer(callbacks=[monitor, EarlyStopping("robustness/rdi", mode="max")])
+        >>> monitor = RobustnessMonitor(attacks=("pgd", "square"), eps=8 / 255, attack_every_n_epochs={"square": 10})
+        >>> # Trainer(callbacks=[monitor, RobustModelCheckpoint("robustness/adv_acc/worst")])
 
     """
 
@@ -89,7 +101,7 @@ class RobustnessMonitor(Callback):
             "square",
         ),
         eps: float | None = 8 / 255,
-        attack_every_n_epochs: int = 5,
+        attack_every_n_epochs: int | Mapping[str, int] | None = None,
         input_space: InputSpace | None = None,
         num_classes: int | None = None,
         head: str | nn.Module | None = None,
@@ -139,9 +151,11 @@ class RobustnessMonitor(Callback):
             progress=progress,
         )
         self.history: list[dict[str, float]] = []
+        self.late_keys: set[str] = set()
         self._schedule = AttackSchedule(named, attack_every_n_epochs)
         self._run: MonitorRun | None = None
         self._is_fitting = True
+        self._last_batch: int | None = None  # number of training batches at the last evaluation
         # Wrong arguments are found here
         self.settings.make_meters()
         FeatureMeter(2 if num_classes is None else num_classes, mode, torch.device("cpu"))
@@ -166,6 +180,13 @@ class RobustnessMonitor(Callback):
         """
         return history_figure(self.history, self.settings.prefix)
 
+    def summary(self) -> RunSummary:
+        """Summarise ``history``: the most robust epoch, and the epochs that the attack-free values would have picked.
+
+        The result can be printed. At the end of training it is logged.
+        """
+        return RunSummary.of(self.history)
+
     @override
     def state_dict(self) -> dict[str, Any]:
         return {"schedule": self._schedule.state_dict(), "history": self.history}
@@ -179,10 +200,11 @@ class RobustnessMonitor(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_strategy(trainer, self)
-        self._is_fitting = stage == "fit"
+        self._is_fitting, self.late_keys = stage == "fit", set()
         if self._is_fitting:
             check_validation(trainer)
             check_order(trainer, self)
+            self._last_batch = None
             if trainer.current_epoch == 0:
                 self.history = []
                 self._schedule.reset()
@@ -243,12 +265,19 @@ class RobustnessMonitor(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attack once more where training ended between two attacks, as early stopping does."""
+        """Attack once more where training ended between two attacks, as early stopping does, and sum up."""
         run = self._run
         if run is None:
             return
         if not run.has_seen_data:
             run.faults.warn("there was no validation epoch to watch in this run.", key="validation")
+        self._attack_at_the_end(run, trainer)
+        if self.history:
+            summary = self.summary()
+            rank_zero_info(f"RobustnessMonitor:\n{summary}")
+            run.show_summary(summary.lines())
+
+    def _attack_at_the_end(self, run: MonitorRun, trainer: Trainer) -> None:
         missing = self._schedule.missing(trainer)
         if not missing or not run.has_sample:
             return
@@ -256,10 +285,11 @@ class RobustnessMonitor(Callback):
         values = run.faults.compute(f"left epoch {run.epoch} out", partial(run.attack, missing))
         if not values:
             return
-        self._remember(run, trainer, values, missing)
+        values = self._remember(run, trainer, values, missing)
         logged = {tag(run.prefix, key): value for key, value in values.items()}
         run.faults.tolerate("the last values could not be logged", partial(_log_to_all, trainer, logged))
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
+        self.late_keys = set(logged)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -277,15 +307,30 @@ class RobustnessMonitor(Callback):
         values = run.end_epoch(attacks)
         if values is None:
             return {"skipped": 1.0}
-        self._remember(run, trainer, values, attacks)
-        return values
+        return self._remember(run, trainer, values, attacks)
 
-    def _remember(self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Iterable[str]) -> None:
+    def _remember(
+        self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Sequence[str]
+    ) -> dict[str, float]:
+        """Add values to the history, and return them together with what the history then says about trust."""
         if trainer.state.fn != "fit":
-            return
-        self.history.append({"epoch": run.epoch, "step": log_step(trainer), **values})
-        if attacks:
-            self._schedule.record(trainer, run.epoch)
+            return values
+        batch = num_training_batches(trainer)
+        if self.history and batch == self._last_batch:  # attacks that run again at the end of training
+            entry = self.history[-1]
+            before = {key: entry.get(key, 0.0) for key in values if key.startswith("seconds/")}
+            entry |= values | {key: values[key] + seconds for key, seconds in before.items()}
+        else:
+            self.history.append({"epoch": run.epoch, "step": log_step(trainer), **values})
+        self._last_batch = batch
+        if not attacks:
+            return values
+        self._schedule.record(trainer, run.epoch, attacks)
+        trust = measure_trust(self.history)
+        warn_of_distrust(trainer, run, trust)
+        measured = {f"trust/{name}": agreement.tau for name, agreement in trust.items()}
+        self.history[-1] |= measured
+        return values | measured
 
 
 def _log_to_all(trainer: Trainer, values: dict[str, float]) -> None:

@@ -1,10 +1,10 @@
 """Agreement of series and of rankings, on tensors; tied values share the mean of their ranks."""
 
-from typing import cast
-
 import torch
 from torch import Tensor
-from torchmetrics.functional.regression import kendall_rank_corrcoef, pearson_corrcoef
+from torchmetrics.functional.regression import pearson_corrcoef
+
+from lightning_robustness.measurement.trust import kendall as kendall
 
 
 def rank(values: Tensor) -> Tensor:
@@ -50,23 +50,6 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
     """
     return torch.nan if _is_undefined(x) or _is_undefined(y) else pearson(rank(x), rank(y))
-
-
-def kendall(x: Tensor, y: Tensor) -> float:
-    """Compute Kendall's rank correlation of two series of shape ``(N,)``, tau-b, which allows for ties.
-
-    Returns:
-        A number in [-1, 1], to the precision of float32; NaN if a series is constant, contains NaN, or has fewer than
-        two values.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness.evaluation.correlation import kendall
-        >>> round(kendall(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 9.0, 3.0, 27.0])), 4)
-        0.6667
-
-    """
-    return torch.nan if _is_undefined(x) or _is_undefined(y) else cast(Tensor, kendall_rank_corrcoef(x, y)).item()
 
 
 def _is_undefined(values: Tensor) -> bool:

@@ -47,7 +47,6 @@ class AttackMeter:
         self._input_space = input_space
         self._num_examples = num_examples
         self._outcomes: dict[str, AttackOutcome] = {}
-        self._is_complete = True
         self.seconds: dict[str, float] = {}
         self.examples: dict[str, Examples] = {}
         self.outcomes: dict[str, AttackOutcome] = {}
@@ -69,11 +68,10 @@ class AttackMeter:
         self.seconds[name] = perf_counter() - start
 
     def drop(self, name: str) -> None:
-        """Leave an attack out, because it failed in some process, and with it the worst case."""
+        """Leave an attack out, because it failed in some process."""
         self._outcomes.pop(name, None)
         self.examples.pop(name, None)
         self.seconds.pop(name, None)
-        self._is_complete = False
 
     def compute(self) -> dict[str, float]:
         """Return the values over all samples of all processes; keep outcomes, rates and signs."""
@@ -87,11 +85,18 @@ class AttackMeter:
             values |= {f"asr/{name}": rates["asr"], f"adv_acc/{name}": rates["adv_acc"]}
             if rates["flipped"]:
                 values[f"distortion/{name}"] = rates["distortion"]
-            values |= {"masking": float(bool(self.signs)), "samples_attacks": rates["count"]}
+            values["samples_attacks"] = rates["count"]
+        if self.signs or self._is_complete:  # some signs take several attacks, so that no sign of a few says nothing
+            values["masking"] = float(bool(self.signs))
         return values
 
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all attacks ran, without which the worst case could not be compared with that of other epochs."""
+        return bool(self.outcomes) and self.outcomes.keys() == self._attacks.keys()
+
     def _worst(self) -> dict[str, AttackOutcome]:
-        if not self.outcomes or not self._is_complete:
+        if not self._is_complete:
             return {}
         budgets = {name: budget_of(self._attacks[name], self._input_space) for name in self.outcomes}
         return {"worst": worst_case(self.outcomes, budgets)}

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Part = Literal["features", "fim", "clever", "attacks", "run"]
+Part = Literal["features", "fim", "clever", "attacks", "trust", "run"]
 Role = Literal["metric", "context", "warning", "bookkeeping"]
 
 
@@ -87,6 +87,9 @@ KEYS: tuple[Key, ...] = (
         "mean size of the perturbations that succeed, if any does"),
     Key("masking", "attacks", "gradient masking", "0 or 1", None, None,
         "1 if there is a sign of gradient masking: success rates are then too low", "warning"),
+    Key("trust/<key>", "trust", "trust in <key>", "-1 to 1", None, "Trust",
+        "Kendall's tau-b of `<key>` with accuracy under attack over this run: 1 if they rank all epochs alike",
+        "context"),
     Key("skipped", "run", "skipped", "0 or 1", None, None,
         "1 if the epoch is left out, for example because of NaN", "bookkeeping"),
     Key("samples", "features", "samples", "samples", None, None,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import lightning as L
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -17,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_robustness import InputSpace, RobustEarlyStopping, RobustnessMonitor
+from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
 from lightning_robustness.attacks import CW, PGD, Square, run
 from lightning_robustness.functional import (
     clever_score,
@@ -220,11 +221,8 @@ def test_attacks_run_at_the_end_of_a_run_that_stops_early(tmp_path):
     monitor, logger = small_monitor(), CSVLogger(tmp_path)
     trainer = make_trainer(tmp_path, monitor, Stop(), max_epochs=9, logger=logger)
     trainer.fit(module := Classifier(), train_loader(), val_loader())
-    assert [("asr/fgsm" in entry, "rdi" in entry) for entry in monitor.history] == [
-        (True, True),
-        (False, True),
-        (True, False),
-    ]
+    # The last evaluation is one with that of validation, which saw the same weights
+    assert [("asr/fgsm" in entry, "rdi" in entry) for entry in monitor.history] == [(True, True), (True, True)]
     assert trainer.callback_metrics["robustness/asr/fgsm"].item() == pytest.approx(monitor.history[-1]["asr/fgsm"])
     at_the_end = make_trainer(tmp_path, small_monitor())
     at_the_end.validate(module, val_loader(), verbose=False)
@@ -580,9 +578,9 @@ def test_memory_does_not_grow(tmp_path):
             tensors = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
             counts.append((len(tensors), sum(t.numel() for t in tensors)))
 
-    trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=5)
+    trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
     trainer.fit(Classifier(), train_loader(), val_loader())
-    assert counts[2] == counts[3] == counts[4]
+    assert counts[5] == counts[6] == counts[7]  # trust is logged from the fifth evaluation on
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):
@@ -975,3 +973,103 @@ def test_sharded_strategies_are_refused(tmp_path, name):
 def test_arguments_are_checked(kwargs, message):
     with pytest.raises(ValueError, match=message):
         RobustnessMonitor(**kwargs)
+
+
+def test_each_attack_has_its_own_schedule_and_the_worst_case_takes_all(tmp_path):
+    monitor = small_monitor(attacks=("pgd", "fgsm"), attack_every_n_epochs={"fgsm": 3}, fim_samples=0)
+    make_trainer(tmp_path, monitor, max_epochs=6).fit(Classifier(), train_loader(), val_loader())
+    epochs = {
+        name: [entry["epoch"] for entry in monitor.history if f"adv_acc/{name}" in entry]
+        for name in ("pgd", "fgsm", "worst")
+    }
+    assert epochs == {"pgd": [0, 1, 2, 3, 4, 5], "fgsm": [0, 3, 5], "worst": [0, 3, 5]}
+    assert all(entry["adv_acc/worst"] <= entry["adv_acc/pgd"] for entry in monitor.history if "adv_acc/worst" in entry)
+    assert [entry["epoch"] for entry in monitor.history if "masking" in entry] == [0, 3, 5]
+
+
+def expected_trust(history, name, reference="adv_acc/pgd"):
+    sign = {"rdi": 1, "fim": -1, "roby": -1}[name]
+    columns = [[entry[key] for entry in history] for key in (name, reference)]
+    return sign * scipy.stats.kendalltau(*columns).statistic
+
+
+def fit_for_trust(path, *callbacks, ckpt_path=None, max_epochs=8, **kwargs):
+    L.seed_everything(1, verbose=False)
+    monitor = small_monitor(attacks=("pgd", "fgsm"), eps=0.03, attack_samples=101)
+    trainer = make_trainer(path, monitor, *callbacks, max_epochs=max_epochs, **kwargs)
+    module = Classifier()
+    module.net[5] = nn.Identity()  # no random numbers in training
+    trainer.fit(module, DataLoader(digits_data(0, 320), batch_size=32), val_loader(), ckpt_path=ckpt_path)
+    return monitor, trainer
+
+
+def test_trust_is_logged_from_the_fifth_evaluation_on(tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    monitor, trainer = fit_for_trust(tmp_path, logger=logger)
+    events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    for name in ("rdi", "fim", "roby"):
+        for end in range(1, 9):
+            entry = monitor.history[end - 1]
+            if end < 5:
+                assert f"trust/{name}" not in entry
+            else:
+                assert entry[f"trust/{name}"] == pytest.approx(expected_trust(monitor.history[:end], name))
+        shown = [event.value for event in events.Scalars(f"robustness/trust/{name}")]
+        assert shown == pytest.approx([entry[f"trust/{name}"] for entry in monitor.history[4:]])
+    assert logged(trainer)["trust/rdi"] == pytest.approx(monitor.history[-1]["trust/rdi"])
+    text = events.Tensors("robustness/summary/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "- **most robust epoch**:" in text
+    assert f"trust {monitor.history[-1]['trust/rdi']:+.2f}" in text
+
+
+def test_trust_is_kept_over_a_resume(tmp_path):
+    settings = {"guard": None, "dirpath": tmp_path, "filename": "{epoch}", "save_top_k": -1}
+    checkpoint = RobustModelCheckpoint("robustness/rdi", **settings)
+    whole, _ = fit_for_trust(tmp_path, checkpoint, enable_checkpointing=True)
+    resumed, _ = fit_for_trust(tmp_path, ckpt_path=tmp_path / "epoch=5.ckpt")
+    keys = ("epoch", "rdi", "adv_acc/pgd", "trust/rdi", "trust/fim")
+    histories = [[[entry.get(key) for key in keys] for entry in monitor.history] for monitor in (whole, resumed)]
+    assert histories[0] == histories[1]
+
+
+def test_trust_after_a_stop_counts_the_last_evaluation_once(tmp_path):
+    class Stop(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            trainer.should_stop = trainer.current_epoch == 6
+
+    monitor, trainer = fit_for_trust(tmp_path, Stop(), max_epochs=20)
+    assert [entry["epoch"] for entry in monitor.history] == list(range(7))
+    assert logged(trainer)["trust/rdi"] == pytest.approx(expected_trust(monitor.history, "rdi"))
+    assert "robustness/adv_acc/worst" in monitor.late_keys
+
+
+def test_nobody_trusts_in_validate_and_test(tmp_path):
+    monitor, trainer = fit_for_trust(tmp_path)
+    history = copy.deepcopy(monitor.history)
+    trainer.validate(Classifier(), val_loader(), verbose=False)
+    trainer.test(Classifier(), val_loader(), verbose=False)
+    assert monitor.history == history
+    assert "test_robustness/trust/rdi" not in trainer.callback_metrics
+
+
+def test_a_stop_on_a_value_that_contradicts_the_attacks_gets_a_warning(tmp_path):
+    monitor = small_monitor(attacks=("pgd",), eps=0.03, attack_samples=101)
+    stop = EarlyStopping("robustness/fim", mode="min", patience=100)
+    trainer = make_trainer(tmp_path, monitor, stop, max_epochs=8)
+    with pytest.warns(
+        UserWarning, match=r"EarlyStopping goes by 'robustness/fim', .* over [678] evaluations"
+    ) as record:
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert sum("goes by" in str(warning.message) for warning in record) == 1
+    assert expected_trust(monitor.history, "fim", "adv_acc/worst") < 0
+
+
+def test_the_summary_is_logged_at_the_end(tmp_path, caplog):
+    monitor = small_monitor()
+    with caplog.at_level("INFO"):
+        make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
+    [entry] = monitor.history
+    [message] = [record.getMessage() for record in caplog.records if "most robust epoch" in record.getMessage()]
+    assert message == f"RobustnessMonitor:\n{monitor.summary()}"
+    assert monitor.summary().accuracy == entry["adv_acc/worst"]
+    assert monitor.summary().seconds["fgsm"] == entry["seconds/fgsm"]
