@@ -4,6 +4,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Number of values in a batch from which it is evident whether they are normalised
+_ENOUGH = 32
+
 
 @dataclass(frozen=True)
 class InputSpace:
@@ -100,14 +103,46 @@ class InputSpace:
                 + self._remedy(low, high)
             )
 
+    def check_normalized(self, x: Tensor) -> None:
+        """Check that a batch is normalised if the space says so.
+
+        Raises:
+            ValueError: If a mean is declared but all values lie in the range as they are: none is below ``low``, which
+                normalisation would have moved about half of them to.
+
+        """
+        if self.mean is None or self.low is None or self.high is None or x.numel() < _ENOUGH:
+            return
+        low, high = torch.stack(x.detach().aminmax()).tolist()
+        moved = torch.as_tensor(self.mean).min().item() > self.low
+        if moved and self.low <= low and high <= self.high:
+            raise ValueError(
+                f"Expected inputs that the loader normalised with mean={self.mean} and std={self.std} but observed "
+                f"values from {low:.4g} to {high:.4g}, which are in the range [{self.low}, {self.high}] as they are. "
+                f"If the model normalises them itself, leave mean and std out: `InputSpace(low={self.low}, "
+                f"high={self.high})`."
+            )
+
     def _remedy(self, low: float, high: float) -> str:
         if self.mean is not None or self.std is not None:
             remedy = f"Does the loader normalise with mean={self.mean} and std={self.std}?"
+        elif self._is_overshoot(low, high):
+            remedy = (
+                "Interpolation and augmentation can overshoot: let the loader end with "
+                f"`x.clamp({self.low}, {self.high})`."
+            )
         elif low >= 0 and 1 < high <= 255:
             remedy = "For pixels from 0 to 255, pass `InputSpace(high=255)`, with budgets in the same units."
         else:
             remedy = "If the loader normalises its inputs, pass `InputSpace(mean=..., std=...)`."
         return f"{remedy} For unbounded data, pass `InputSpace(low=None, high=None)`, with mean and std if it has them."
+
+    def _is_overshoot(self, low: float, high: float) -> bool:
+        """Return whether values leave the range by little, compared with its width."""
+        if self.low is None or self.high is None:
+            return False
+        margin = 0.1 * (self.high - self.low)
+        return self.low - margin <= low and high <= self.high + margin
 
     def _per_channel(self, name: str, x: Tensor, default: float) -> Tensor:
         value = getattr(self, name)
