@@ -13,7 +13,7 @@ from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.monitor_run import MonitorRun, MonitorSettings
 from lightning_robustness.callbacks.trainer_access import check_order, check_strategy, check_validation, log_step
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import name_attacks
+from lightning_robustness.measurement.attack_names import check_budgets, name_attacks
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import logged_keys, tag
 from lightning_robustness.metrics.class_statistics import Mode
@@ -109,6 +109,7 @@ class RobustnessMonitor(Callback):
         if not prefix:
             raise ValueError("Expected argument `prefix` to be a name but got an empty one.")
         named = name_attacks(attacks, eps) if attack_samples else {}
+        check_budgets(named.values(), input_space or InputSpace())
         self.settings = MonitorSettings(
             attacks=named,
             input_space=input_space or InputSpace(),

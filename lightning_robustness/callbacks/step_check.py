@@ -81,8 +81,8 @@ class StepCheck:
             raise ValueError(
                 "Expected validation to run the network on the inputs of its batch as they are but it runs it on other "
                 "inputs and gets other logits. If `validation_step` prepares inputs, by normalising them for instance, "
-                "pass `forward_fn=`, a callable that takes the module and inputs, prepares them in the same way and returns "
-                "logits. If what `forward` makes of the batch is meant, pass "
+                "pass `forward_fn=`, a callable that takes the module and inputs, prepares them in the same way and "
+                "returns logits. If what `forward` makes of the batch is meant, pass "
                 "`forward_fn=lambda module, x: module(x)`."
             )
 

@@ -93,8 +93,7 @@ class InputSpace:
         low, high = torch.stack(values.aminmax()).tolist()  # one transfer from the device
         if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
             raise ValueError("Expected inputs to be finite but they hold NaN or infinity.")
-        bounds = [abs(bound) for bound in (self.low, self.high) if bound is not None]
-        rounding = 16 * torch.finfo(x.dtype).eps * max([1.0, *bounds])
+        rounding = self._rounding(x.dtype)
         if (self.low is not None and low < self.low - rounding) or (
             self.high is not None and high > self.high + rounding
         ):
@@ -102,6 +101,23 @@ class InputSpace:
                 f"Expected inputs in the range [{self.low}, {self.high}] but observed [{low:.4g}, {high:.4g}]. "
                 + self._remedy(low, high)
             )
+
+    def clip(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Put values that leave the range back into it.
+
+        Args:
+            x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
+
+        Returns:
+            The inputs, and whether each value was outside of the range by more than rounding.
+
+        """
+        if self.low is None and self.high is None:
+            return x, torch.zeros_like(x, dtype=torch.bool)
+        values, rounding = self.unnormalize(x), self._rounding(x.dtype)
+        clipped = values.clamp(self.low, self.high)
+        outside = (values - clipped).abs() > rounding
+        return torch.where(outside, self.normalize(clipped), x), outside
 
     def check_normalized(self, x: Tensor) -> None:
         """Check that a batch is normalised if the space says so.
@@ -122,6 +138,10 @@ class InputSpace:
                 f"If the model normalises them itself, leave mean and std out: `InputSpace(low={self.low}, "
                 f"high={self.high})`."
             )
+
+    def _rounding(self, dtype: torch.dtype) -> float:
+        bounds = [abs(bound) for bound in (self.low, self.high) if bound is not None]
+        return 16 * torch.finfo(dtype).eps * max([1.0, *bounds])
 
     def _remedy(self, low: float, high: float) -> str:
         if self.mean is not None or self.std is not None:
