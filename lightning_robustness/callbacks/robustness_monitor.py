@@ -1,5 +1,9 @@
+import json
+import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +15,13 @@ from lightning_robustness.attacks import Attack
 from lightning_robustness.callbacks.attack_schedule import AttackSchedule
 from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.monitor_run import MonitorRun, MonitorSettings
-from lightning_robustness.callbacks.trainer_access import check_order, check_strategy, check_validation, log_step
+from lightning_robustness.callbacks.trainer_access import (
+    check_order,
+    check_strategy,
+    check_validation,
+    is_spawned,
+    log_step,
+)
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import check_budgets, name_attacks
 from lightning_robustness.measurement.feature_meter import FeatureMeter
@@ -62,9 +72,6 @@ class RobustnessMonitor(Callback):
         log_figures: Whether to log pictures and histograms, where a logger takes them.
         log_embeddings: Whether to log the embeddings of the sample to TensorBoard's projector.
         progress: Whether to show progress bars; by default, where the Trainer has one.
-
-    Attributes:
-        history: One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -129,7 +136,8 @@ class RobustnessMonitor(Callback):
             log_embeddings=log_embeddings,
             progress=progress,
         )
-        self.history: list[dict[str, float]] = []
+        self._history: list[dict[str, float]] = []
+        self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.json"
         self._schedule = AttackSchedule(named, attack_every_n_epochs)
         self._run: MonitorRun | None = None
         self._is_fitting = True
@@ -141,6 +149,27 @@ class RobustnessMonitor(Callback):
     @override
     def state_key(self) -> str:
         return self._generate_state_key(prefix=self.settings.prefix)
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix."""
+        if self._transfer.exists():  # training ran in processes that Lightning started, and ended
+            self._history = json.loads(self._transfer.read_text())
+            self._transfer.unlink()
+        return self._history
+
+    @history.setter
+    def history(self, history: list[dict[str, float]]) -> None:
+        self._history = history
+
+    @override
+    def __repr__(self) -> str:
+        settings = self.settings
+        return (
+            f"RobustnessMonitor(attacks={list(settings.attacks)}, attack_samples={settings.attack_samples}, "
+            f"fim_samples={settings.fim_samples}, input_space={settings.input_space!r}, prefix={settings.prefix!r}, "
+            f"{len(self.history)} evaluations)"
+        )
 
     @property
     def keys(self) -> list[str]:
@@ -259,6 +288,8 @@ class RobustnessMonitor(Callback):
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and is_spawned(trainer) and trainer.is_global_zero:
+            self._transfer.write_text(json.dumps(self._history))  # the monitor of the main process reads it
         if self._run is not None:
             self._run.close_epoch()
         self._run = None

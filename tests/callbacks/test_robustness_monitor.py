@@ -957,3 +957,11 @@ def test_sharded_strategies_are_refused(tmp_path, name):
 def test_arguments_are_checked(kwargs, message):
     with pytest.raises(ValueError, match=message):
         RobustnessMonitor(**kwargs)
+
+
+def test_representation():
+    shown = repr(RobustnessMonitor(attacks=["pgd", "square"], fim_samples=16, prefix="mine"))
+    assert shown == (
+        "RobustnessMonitor(attacks=['pgd', 'square'], attack_samples=512, fim_samples=16, "
+        "input_space=InputSpace(low=0.0, high=1.0, mean=None, std=None), prefix='mine', 0 evaluations)"
+    )
