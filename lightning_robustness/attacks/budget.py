@@ -5,6 +5,7 @@ from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 Norm = Literal["linf", "l2"]
 
@@ -67,4 +68,17 @@ def check_budget(attack: Callable[..., Any], input_space: InputSpace) -> None:
                 f"Expected `eps` to be at most {high - low:g}, the width of the range of inputs [{low:g}, {high:g}], "
                 f"but got {budget.eps:g}. Budgets are in un-normalised units: 8/255 for pixels in [0, 1], or declare "
                 "another range in `input_space`."
+            )
+
+
+def warn_of_tiny_budget(attack: Callable[..., Any], input_space: InputSpace) -> None:
+    """Warn of an l-infinity budget below one grey level, where inputs are pixels from 0 to 255."""
+    low, high = input_space.low, input_space.high
+    if low is None or high is None or high - low < 100:
+        return
+    for budget in budgets_of(attack, input_space):
+        if budget is not None and budget.norm == "linf" and budget.eps < 1:
+            rank_zero_warn(
+                f"The budget eps={budget.eps:g} is below one grey level of inputs in [{low:g}, {high:g}]: budgets are "
+                "in the units of the inputs. Pass `eps=8` for 8 grey levels."
             )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_robustness.attacks.attack import Attack, craft
+from lightning_robustness.attacks.budget import check_budget
 from lightning_robustness.attacks.classifier import Classifier, open_classifier
 from lightning_robustness.attacks.registry import get_attack
 from lightning_robustness.utilities.input_space import InputSpace
@@ -107,6 +108,7 @@ def run(
 
     """
     attack = get_attack(attack)
+    check_budget(attack, input_space or InputSpace())
     targeted = isinstance(attack, Attack) and attack.targeted
     all_steps = isinstance(attack, Attack) and attack.all_steps
     with open_classifier(model, x, y, input_space, seed, index, positions=positions) as (classifier, x, y):

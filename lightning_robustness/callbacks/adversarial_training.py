@@ -1,5 +1,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -14,10 +15,16 @@ from lightning_robustness.attacks.classifier import open_classifier
 from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
 from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
+from lightning_robustness.callbacks.replaced_loss import (
+    AdversarialLoss,
+    compute_loss,
+    published_attack,
+    step_with_loss,
+)
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.utilities.batch import read_labelled_batch, replace_in_batch
-from lightning_robustness.utilities.checks import check_integer, check_option
+from lightning_robustness.utilities.checks import check_integer, check_number, check_option
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
@@ -26,6 +33,8 @@ from lightning_robustness.utilities.sandbox import sandbox
 AdversarialMode = Literal["replace", "mix", "concat"]
 # Number of steps of the attack that looks for catastrophic overfitting
 _MANY_STEPS = 5
+# Share of the values of the first batch that may be outside of the range
+_FEW = 0.1
 
 
 class AdversarialTraining(TrainingStepCallback):
@@ -46,6 +55,7 @@ class AdversarialTraining(TrainingStepCallback):
     ``acc``           robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
     ``broken``        share of the inputs classified correctly there that the attack broke
     ``eps``           budget of the attack, where it has one
+    ``clipped``       share of the inputs with values outside of the range, which were clipped for the attack
     ``acc_pgd``       for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
     ``overfitting``   for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
     ================  ==================================================================================================
@@ -62,6 +72,11 @@ class AdversarialTraining(TrainingStepCallback):
             drawn anew each time; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
             the size, in which labels and everything else that has one entry per sample are repeated.
         ratio: Share of adversarial inputs in mode ``"mix"``.
+        loss: ``"trades"`` or ``"mart"`` to train on that loss, instead of the one that ``training_step`` computes on
+            adversarial inputs. The step runs on the clean batch, for everything but its loss; the new one is the
+            cross-entropy loss of the paper, with hard labels, and takes two more forward passes. Without other
+            arguments, the attack is that of the paper: PGD of 10 steps from a little noise.
+        loss_weight: Weight of the divergence in that loss; by default 6 for TRADES and 5 for MART.
         warmup_epochs: Number of epochs at the beginning that are trained on clean batches. Nothing is logged in them: a
             ``ModelCheckpoint`` or ``EarlyStopping`` that monitors a key of this callback would end the run.
         input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
@@ -102,6 +117,8 @@ class AdversarialTraining(TrainingStepCallback):
         alpha: float | None = None,
         mode: AdversarialMode = "replace",
         ratio: float = 0.5,
+        loss: AdversarialLoss | None = None,
+        loss_weight: float | None = None,
         warmup_epochs: int = 0,
         input_space: InputSpace | None = None,
         eval_mode: bool = True,
@@ -118,12 +135,15 @@ class AdversarialTraining(TrainingStepCallback):
         check_option("mode", mode, AdversarialMode)
         if not 0 < ratio <= 1:
             raise ValueError(f"Expected argument `ratio` to be above 0 and at most 1 but got {ratio}.")
+        _check_loss(loss, loss_weight, mode)
         counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
         for name, value in counts.items():
             check_integer(name, value, minimum=0)
         check_integer("measure_every_n_batches", measure_every_n_batches, minimum=1)
         self.mode: AdversarialMode = mode
         self.ratio = ratio
+        self.loss = loss
+        self.loss_weight = loss_weight
         self.warmup_epochs = warmup_epochs
         self.input_space = input_space or InputSpace()
         self.eval_mode = eval_mode
@@ -137,6 +157,8 @@ class AdversarialTraining(TrainingStepCallback):
         budgets = eps if isinstance(eps, Sequence) else [eps]
         if len(budgets) == 0:
             raise ValueError("Expected argument `eps` to hold at least one number but got none.")
+        if loss is not None and attack == "pgd":
+            attack = published_attack(loss)
         self._attacks = [
             make_inner_attack(attack, budget, steps, alpha, all_steps, self.input_space) for budget in budgets
         ]
@@ -151,6 +173,8 @@ class AdversarialTraining(TrainingStepCallback):
         self._overfitting = CatastrophicOverfitting()
         self._means = EpochMeans()
         self._is_measured = False
+        self._is_first = True
+        self._has_warned = False
         self._probe: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -171,7 +195,7 @@ class AdversarialTraining(TrainingStepCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            self._probe, self._means = [], EpochMeans()
+            self._probe, self._means, self._is_first = [], EpochMeans(), True
             if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
                 self._num_batches, self._overfitting = 0, CatastrophicOverfitting()
 
@@ -202,16 +226,21 @@ class AdversarialTraining(TrainingStepCallback):
     ) -> Any:
         if trainer.current_epoch < self.warmup_epochs:
             return step(batch, *args)
-        x, y = read_labelled_batch(batch, self.batch_fn, needed_by="the attack")
+        x, y = read_labelled_batch(batch, self.batch_fn, needed_by="the attack", soft=self.loss is None)
         index = (self._num_batches - 1) * trainer.world_size + trainer.global_rank
         rows = self._choose_rows(x, index)
         clean, labels = (x, y) if rows is None else (x[rows], y[rows])
+        clean = self._clip(clean)
         x_adv = self._perturb(pl_module, clean, labels, index)
         if self._is_measured:
             self._measure(pl_module, clean, x_adv, labels)
         self._keep_for_later(clean, labels)
-        output = step(replace_in_batch(batch, self._combine(x, x_adv, rows), self.batch_fn), *args)
-        loss = find_loss(output)
+        if self.loss is None:
+            output = step(replace_in_batch(batch, self._combine(x, x_adv, rows), self.batch_fn), *args)
+            loss = find_loss(output)
+        else:
+            new = partial(compute_loss, self.loss, self.loss_weight, self._forward(pl_module), x, y, x_adv)
+            output, loss = step_with_loss(trainer, pl_module, partial(step, batch, *args), new)
         if loss is not None:
             self._means.add("loss", loss, len(x))
         return output
@@ -235,6 +264,27 @@ class AdversarialTraining(TrainingStepCallback):
         forward = self._forward(pl_module)
         with open_classifier(forward, x, y, self.input_space, self.seed, index, self.eval_mode) as (classifier, x, y):
             return craft(self.attack, classifier, x, y).x_adv
+
+    def _clip(self, x: Tensor) -> Tensor:
+        """Put values a little outside of the range into it; augmentation may produce some, hours into a run."""
+        space, is_first = self.input_space, self._is_first
+        self._is_first = False
+        if is_first:
+            space.check_normalized(x)
+        if not x.is_floating_point():
+            return x  # refused by the attack
+        clipped, outside = space.clip(x)
+        share = outside.flatten(1).any(dim=1).float().mean()
+        if is_first and _is_mistaken(space, x, outside):
+            space.check(x)
+        self._means.add("clipped", share, len(x))
+        if not self._has_warned and share > 0:
+            self._has_warned = True
+            rank_zero_warn(
+                f"Some inputs of a training batch leave the range [{space.low}, {space.high}], as augmentation can "
+                f"make them. They are clipped for the attack; `{self.prefix}/clipped` has their share."
+            )
+        return clipped
 
     def _combine(self, x: Tensor, x_adv: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:
@@ -280,3 +330,22 @@ class AdversarialTraining(TrainingStepCallback):
         if self.overfitting_checkpoint is not None and not sign.seen and not has_fallen:
             trainer.save_checkpoint(self.overfitting_checkpoint)
         return {"acc_pgd": multi, "overfitting": float(is_there)}
+
+
+def _check_loss(loss: AdversarialLoss | None, weight: float | None, mode: AdversarialMode) -> None:
+    if loss is None:
+        if weight is not None:
+            raise ValueError(f"Expected argument `loss_weight` with `loss` but got {weight} alone. Leave it out.")
+        return
+    check_option("loss", loss, AdversarialLoss)
+    if weight is not None:
+        check_number("loss_weight", weight)
+    if mode != "replace":
+        raise ValueError(f"Expected `mode` to be 'replace' with `loss={loss!r}`, which has its own, but got {mode!r}.")
+
+
+def _is_mistaken(space: InputSpace, x: Tensor, outside: Tensor) -> bool:
+    """Return whether it is evident that inputs are not in the space: many are outside, or their mean is."""
+    mean = space.unnormalize(x).mean()
+    center, _ = InputSpace(space.low, space.high).clip(mean.reshape(1, 1))
+    return bool(outside.float().mean() > _FEW) or bool(center != mean)

@@ -13,9 +13,9 @@ from lightning_robustness.callbacks.training_step import TrainingStepCallback, f
 from lightning_robustness.losses import fisher_penalty, rdi_loss
 from lightning_robustness.losses.fisher_penalty import FisherKind
 from lightning_robustness.utilities.batch import read_batch, require_labels
-from lightning_robustness.utilities.head import find_head
 from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.logits import compute_logits
+from lightning_robustness.utilities.logits import as_classes, compute_logits
+from lightning_robustness.utilities.logits_route import find_route
 from lightning_robustness.utilities.sandbox import is_compiled, is_sandboxed
 
 
@@ -135,7 +135,7 @@ class AttackFreeRegularization(TrainingStepCallback):
     def _terms(self, forward: Callable[..., Any], x: Tensor, y: Tensor | None) -> Iterator[tuple[str, float, Tensor]]:
         if self.rdi:
             labels = require_labels(y, "the RDI loss", otherwise="`rdi=0` to leave it out")
-            logits = next((output for output in self._outputs if len(output) == len(x)), None)
+            logits = next((as_classes(output, len(x)) for output in self._outputs if len(output) == len(x)), None)
             yield "rdi_loss", self.rdi, rdi_loss(compute_logits(forward, x) if logits is None else logits, labels)
         if self.fisher:
             value = fisher_penalty(
@@ -148,10 +148,13 @@ class AttackFreeRegularization(TrainingStepCallback):
         if self._hook is not None or self._has_no_head or is_compiled(pl_module.modules()):
             return
         try:
-            name = find_head(pl_module, x[:2], forward, self.head)
+            sources = find_route(pl_module, x[:2], forward, self.head).sources
         except ValueError:
             if self.head is not None:
                 raise
+            sources = {}
+        name = next((name for name, transform in sources.items() if transform == "identity"), None)
+        if name is None:
             self._has_no_head = True  # a forward pass for each batch will do
             return
         self._hook = pl_module.get_submodule(name).register_forward_hook(self._record)

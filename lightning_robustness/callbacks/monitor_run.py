@@ -1,7 +1,7 @@
 """One run of a Trainer as the monitor sees it, from ``setup`` to ``teardown``."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import Inspection, inspect_model, rehearse
+from lightning_robustness.measurement.inspection import inspect_model, rehearse
 from lightning_robustness.measurement.keys import Part, is_tag
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
@@ -38,6 +38,8 @@ from lightning_robustness.utilities.batch import read_batch, require_labels
 from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.loader_share import loader_share
+from lightning_robustness.utilities.logits import pick_entry
+from lightning_robustness.utilities.logits_route import Route
 from lightning_robustness.utilities.sample import SpreadSample
 
 
@@ -110,7 +112,8 @@ class MonitorRun:
         self._settings = settings
         self._trainer = trainer
         self._module = pl_module
-        self._inspection: Inspection | None = None
+        self._route: Route | None = None
+        self._is_checked = settings.forward_fn is not None  # what a user says is not questioned
         self._sample: FixedSample | None = None
         self._num_parts = 1
         self._watch: ValidationWatch | None = None
@@ -139,9 +142,9 @@ class MonitorRun:
             return
         with self.faults.guard():
             x, y = read_batch(batch, self._settings.batch_fn)
-            inspection = self._inspect(x, y)
+            route = self._inspect(x, y)
             if self._watch is None:
-                self._watch = self._open(inspection, x.device)
+                self._watch = self._open(route, x.device)
             self._watch.before(x, y)
 
     def after_batch(self) -> None:
@@ -149,7 +152,8 @@ class MonitorRun:
         if self.faults.error is not None or self._watch is None:
             return
         with self.faults.guard():
-            if self._watch.after() and self._watch.uses_hooks:
+            is_ours, self._is_checked = self._watch.after(), self._watch.is_checked
+            if is_ours and self._watch.uses_hooks:
                 self.faults.warn(
                     "validation does not run the network on the inputs of its batch as they are, so RDI and ROBY take "
                     "another forward pass. If `validation_step` prepares inputs, by normalising them for instance, all "
@@ -183,7 +187,7 @@ class MonitorRun:
     def end_epoch(self, attacks: Sequence[str]) -> dict[str, float] | None:
         """Measure everything at the end of a validation epoch; None if the epoch was left out."""
         left_out, watch = f"left epoch {self.epoch} out", self._watch
-        is_complete, num_classes = self.faults.agree(left_out), self._agree_on_classes()
+        is_complete, (num_classes, has_embedding) = self.faults.agree(left_out), self._agree_on_classes()
         self.close_epoch()
         if not is_complete:
             return None
@@ -192,7 +196,7 @@ class MonitorRun:
             self.faults.report(left_out, f"no batch came from loader {self._settings.dataloader_idx}")
             return None
         # A process to which no batch came takes part with zero samples
-        meter = self._feature_meter(num_classes, self._module.device) if watch is None else watch.meter
+        meter = self._feature_meter(num_classes, has_embedding) if watch is None else watch.meter
         values = self.faults.compute(left_out, meter.compute)
         if values is None:
             return None
@@ -222,39 +226,42 @@ class MonitorRun:
             show = partial(self._board.show_text, "summary", ("title", "text"), lines, log_step(self._trainer))
             self.faults.tolerate("the summary could not be logged", show)
 
-    def _inspect(self, x: Tensor, y: Tensor | None) -> Inspection:
+    def _inspect(self, x: Tensor, y: Tensor | None) -> Route:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""
-        if self._inspection is None:
+        if self._route is None:
             settings, subject = self._settings, self._subject(x.device)
             if settings.attacks:
                 require_labels(y, "attacks", otherwise="watch without them: `attacks=()`")
             if settings.make_meters() or settings.attacks:
                 settings.input_space.check(x)
-            found = inspect_model(self._module, subject, x, settings.head, settings.num_classes)
+                settings.input_space.check_normalized(x)
+            found = inspect_model(self._module, subject, x, y, settings.head, settings.num_classes)
             if not has_trained(self._trainer):  # later, what fails is left out when it does
+                subject = replace(subject, forward=pick_entry(subject.forward, found.entry))
                 rehearse(subject, x, settings.make_meters(), settings.attacks)
-            rank_zero_info(
-                f"RobustnessMonitor listens to the head {found.head!r}: {found.num_features} features, "
-                f"{found.num_classes} classes."
-            )
-            self._inspection = found
-        return self._inspection
+            features = "no embedding" if found.head is None else f"{found.num_features} features of {found.head!r}"
+            rank_zero_info(f"RobustnessMonitor sees {found.num_classes} classes, and {features}.")
+            self._route = found
+        return self._route
 
     def _check_loader(self) -> None:
         """Check that there is a loader of this index, where no batch came from it."""
         with self.faults.guard():
             evaluation_loader(self._trainer, self._settings.dataloader_idx)
 
-    def _agree_on_classes(self) -> int:
-        """Return the number of classes that any process has found out in this epoch, 0 if none has."""
-        found = 0 if self._watch is None or self._inspection is None else self._inspection.num_classes
-        number = torch.tensor(found, device=self._module.device)
-        return int(self._trainer.strategy.reduce(number, reduce_op="max"))
+    def _agree_on_classes(self) -> tuple[int, bool]:
+        """Return the number of classes, 0 if no batch came to any process, and whether there are embeddings."""
+        found = [0, 0]
+        if self._watch is not None and self._route is not None:
+            found = [self._route.num_classes, int(self._route.head is not None)]
+        numbers = torch.tensor(found, device=self._module.device)
+        number, has_embedding = self._trainer.strategy.reduce(numbers, reduce_op="max").tolist()
+        return number, bool(has_embedding)
 
-    def _feature_meter(self, num_classes: int, device: torch.device) -> FeatureMeter:
-        return FeatureMeter(num_classes, self._settings.mode, device)
+    def _feature_meter(self, num_classes: int, has_embedding: bool) -> FeatureMeter:
+        return FeatureMeter(num_classes, self._settings.mode, self._module.device, has_embedding)
 
-    def _open(self, inspection: Inspection, device: torch.device) -> ValidationWatch:
+    def _open(self, route: Route, device: torch.device) -> ValidationWatch:
         settings, trainer = self._settings, self._trainer
         loader, num_batches = evaluation_loader(trainer, settings.dataloader_idx)
         share, sample = loader_share(loader, num_batches), None
@@ -263,8 +270,8 @@ class MonitorRun:
             # Without a distributed sampler, each process draws its own part: it does not know what others see
             self._num_parts = trainer.world_size if share.num_replicas == 1 else 1
             sample = SpreadSample(-(-max(sizes) // self._num_parts), share.total, settings.seed)
-        meter = self._feature_meter(inspection.num_classes, device)
-        return ValidationWatch(self._module, self._forward(), inspection.head, meter, share, sample)
+        meter = FeatureMeter(route.num_classes, settings.mode, device, route.head is not None)
+        return ValidationWatch(self._module, self._forward(), route, meter, share, sample, self._is_checked)
 
     def _keep(self, sample: SpreadSample) -> None:
         """Keep the sample for the rest of the run."""
@@ -304,7 +311,8 @@ class MonitorRun:
         return AttackMeter(self._settings.attacks, self._settings.input_space)
 
     def _forward(self) -> Callable[..., Any]:
-        return forward_of(self._module, self._settings.forward_fn)
+        entry = None if self._route is None else self._route.entry
+        return pick_entry(forward_of(self._module, self._settings.forward_fn), entry)
 
     def _subject(self, device: torch.device) -> Subject:
         settings, wanted = self._settings, self._settings.progress
@@ -314,14 +322,14 @@ class MonitorRun:
 
     def _show(self, attacks: AttackMeter, histograms: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         """Hand everything that is not a scalar to the loggers; a picture is never worth a training run."""
-        if not self._trainer.is_global_zero or not self._trainer.loggers or self._inspection is None:
+        if not self._trainer.is_global_zero or not self._trainer.loggers or self._route is None:
             return
         step, settings = log_step(self._trainer), self._settings
         try:
             if self._board is None:
                 self._board = Board(self._trainer.loggers, self.prefix, settings.log_figures)
-                head = f"{self._inspection.head!r} of {type(self._module).__name__}"
-                described = settings.describe() | {"head": f"{head}, {self._inspection.num_classes} classes"}
+                head = f"{self._route.head!r} of {type(self._module).__name__}"
+                described = settings.describe() | {"head": f"{head}, {self._route.num_classes} classes"}
                 self._board.open(described, list(settings.attacks), step, settings.parts)
             self._board.show(
                 step,
@@ -330,15 +338,15 @@ class MonitorRun:
                 signs=attacks.signs,
                 input_space=settings.input_space,
             )
-            if settings.log_embeddings and self._sample is not None:
-                self._embed(self._board, self._sample, HeadTap(self._module, self._inspection.head), step)
+            if settings.log_embeddings and self._sample is not None and self._route.head is not None:
+                self._embed(self._board, self._sample, self._route.tap(self._module), step)
         except Exception as error:
             self.faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
 
     def _embed(self, board: Board, sample: FixedSample, tap: HeadTap, step: int) -> None:
         subject = self._subject(self._module.device)
         calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(sample.samples, "embeddings")]
-        embedding = torch.cat([call.embedding for call in calls]).cpu()
+        embedding = torch.cat([call.embedding for call in calls if call.embedding is not None]).cpu()
         preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
         x, y, _ = sample.samples
         board.embed(step, embedding, preds if y is None else y, preds, x, self._settings.input_space)

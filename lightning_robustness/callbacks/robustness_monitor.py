@@ -1,5 +1,9 @@
+import json
+import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +22,12 @@ from lightning_robustness.callbacks.trainer_access import (
     check_order,
     check_strategy,
     check_validation,
+    is_spawned,
     log_step,
     num_training_batches,
 )
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import name_attacks
+from lightning_robustness.measurement.attack_names import check_budgets, name_attacks
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import logged_keys, tag
 from lightning_robustness.measurement.trust import measure_trust
@@ -80,7 +85,6 @@ class RobustnessMonitor(Callback):
         progress: Whether to show progress bars; by default, where the Trainer has one.
 
     Attributes:
-        history: One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix.
         late_keys: Keys of values that were logged at the end of training, after the last validation epoch.
 
     Raises:
@@ -128,6 +132,7 @@ class RobustnessMonitor(Callback):
         if not prefix:
             raise ValueError("Expected argument `prefix` to be a name but got an empty one.")
         named = name_attacks(attacks, eps) if attack_samples else {}
+        check_budgets(named.values(), input_space or InputSpace())
         self.settings = MonitorSettings(
             attacks=named,
             eps=eps,
@@ -150,7 +155,8 @@ class RobustnessMonitor(Callback):
             log_embeddings=log_embeddings,
             progress=progress,
         )
-        self.history: list[dict[str, float]] = []
+        self._history: list[dict[str, float]] = []
+        self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.json"
         self.late_keys: set[str] = set()
         self._schedule = AttackSchedule(named, attack_every_n_epochs)
         self._run: MonitorRun | None = None
@@ -164,6 +170,27 @@ class RobustnessMonitor(Callback):
     @override
     def state_key(self) -> str:
         return self._generate_state_key(prefix=self.settings.prefix)
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix."""
+        if self._transfer.exists():  # training ran in processes that Lightning started, and ended
+            self._history = json.loads(self._transfer.read_text())
+            self._transfer.unlink()
+        return self._history
+
+    @history.setter
+    def history(self, history: list[dict[str, float]]) -> None:
+        self._history = history
+
+    @override
+    def __repr__(self) -> str:
+        settings = self.settings
+        return (
+            f"RobustnessMonitor(attacks={list(settings.attacks)}, attack_samples={settings.attack_samples}, "
+            f"fim_samples={settings.fim_samples}, input_space={settings.input_space!r}, prefix={settings.prefix!r}, "
+            f"{len(self.history)} evaluations)"
+        )
 
     @property
     def keys(self) -> list[str]:
@@ -298,6 +325,8 @@ class RobustnessMonitor(Callback):
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and is_spawned(trainer) and trainer.is_global_zero:
+            self._transfer.write_text(json.dumps(self._history))  # the monitor of the main process reads it
         if self._run is not None:
             self._run.close_epoch()
         self._run = None

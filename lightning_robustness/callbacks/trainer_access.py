@@ -69,6 +69,12 @@ def has_trained(trainer: Trainer) -> bool:
     return is_training and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
+def is_spawned(trainer: Trainer) -> bool:
+    """Return whether Lightning starts processes that end with the run, as `ddp_spawn` and `ddp_fork` do."""
+    launcher = trainer.strategy.launcher
+    return "_MultiProcessingLauncher" in {kind.__name__ for kind in type(launcher).__mro__}
+
+
 def num_training_batches(trainer: Trainer) -> int:
     """Count the training batches of the run so far.
 

@@ -79,13 +79,18 @@ def project(
     for batch in subject.batches(samples, "decision space"):
         x, y, positions = batch.x, batch.labels(), batch.positions
         x_adv = run(forward, attack, x, y, subject.input_space, subject.seed, positions=positions).x_adv
-        embeddings.append(tap.run(forward, x).embedding.flatten(1))
-        adversarial.append(tap.run(forward, x_adv).embedding.flatten(1))
+        embeddings.append(_embedding(tap, forward, x))
+        adversarial.append(_embedding(tap, forward, x_adv))
     points, number = reduce(torch.cat([*embeddings, *adversarial])), len(samples.x)
     budget = budget_of(attack, subject.input_space)
     title = name if budget is None else f"{name}, $\\epsilon$ = {budget.eps:.3g}"
     label = {"pca": "PCA", "tsne": "t-SNE"}[method]
     return DecisionSpace(label, title, samples.labels().tolist(), points[:number].tolist(), points[number:].tolist())
+
+
+def _embedding(tap: HeadTap, forward: Callable[..., Any], x: Tensor) -> Tensor:
+    embedding, logits = tap.run(forward, x)
+    return logits if embedding is None else embedding
 
 
 def get_projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:

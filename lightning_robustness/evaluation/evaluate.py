@@ -11,7 +11,7 @@ from lightning_robustness.evaluation.loading import check_setting, on_device
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import AttackLike, name_attacks
+from lightning_robustness.measurement.attack_names import AttackLike, check_budgets, name_attacks
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
@@ -122,6 +122,7 @@ def evaluate(
     if decision_space is not None:
         get_projection(decision_space, seed)
     plan = plan_sweep(sweep_attacks, budgets) if budgets else []
+    check_budgets([*named.values(), *(attack for step in plan for attack in step.values())], space)
     settings = describe_settings(named, attack_samples, meters, mode, space, seed) | {"torch": torch.__version__}
     forward = model if forward_fn is None else partial(forward_fn, model)
     with on_device(model, device) as place:

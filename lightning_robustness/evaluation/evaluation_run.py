@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_robustness.evaluation.decision_space import DecisionSpace, Projection, project
 from lightning_robustness.evaluation.loading import EMPTY, iterate
@@ -15,13 +16,14 @@ from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import Inspection, inspect_model
+from lightning_robustness.measurement.inspection import inspect_model
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import require_labels
-from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.loader_share import loader_share
+from lightning_robustness.utilities.logits import pick_entry
+from lightning_robustness.utilities.logits_route import Route
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sample import SpreadSample
 
@@ -56,7 +58,7 @@ class EvaluationRun:
         self._model, self._subject, self._meters = model, subject, meters
         self._attacks = AttackMeter(attacks, subject.input_space, num_examples=0)
         self._attack_samples = attack_samples
-        self._inspection: Inspection | None = None
+        self._route: Route | None = None
         self._sample: FixedSample | None = None
         self._seconds: dict[str, float] = {}
         self._features: FeatureMeter | None = None
@@ -94,17 +96,25 @@ class EvaluationRun:
                 if self._attack_samples:
                     require_labels(y, "attacks", otherwise="measure without them: `attacks=()`")
                 x, y = x.to(subject.device), None if y is None else y.to(subject.device)
-                if self._inspection is None:
-                    subject.input_space.check(x)
-                    self._inspection = inspect_model(self._model, subject, x, head, num_classes)
-                    meter = FeatureMeter(self._inspection.num_classes, mode, subject.device)
-                    tap = HeadTap(self._model, self._inspection.head)
+                if self._route is None:
+                    route = self._inspect(x, y, head, num_classes)
+                    meter = FeatureMeter(route.num_classes, mode, subject.device, route.head is not None)
+                    tap, subject = route.tap(self._model), self._subject
                 meter.update(tap.run(subject.forward, x), y)
                 self._features = meter  # only now is there something to report
                 self._seconds["features"] = perf_counter() - start
         if self._features is None:
             raise ValueError(EMPTY)
         self._sample = FixedSample(sample)
+
+    def _inspect(self, x: Tensor, y: Tensor | None, head: str | nn.Module | None, num_classes: int | None) -> Route:
+        subject = self._subject
+        if self._attack_samples or any(meter.size for meter in self._meters):
+            subject.input_space.check(x)
+            subject.input_space.check_normalized(x)
+        self._route = inspect_model(self._model, subject, x, y, head, num_classes)
+        self._subject = replace(subject, forward=pick_entry(subject.forward, self._route.entry))
+        return self._route
 
     def measure_sample(self, meter: SampleMeter) -> None:
         """Measure a part of the sample without attacks."""
@@ -129,9 +139,11 @@ class EvaluationRun:
 
     def project(self, attacks: Mapping[str, Callable[..., Any]], method: Projection) -> None:
         """Project embeddings of clean and adversarial samples."""
-        start = perf_counter()
+        start, route = perf_counter(), self._found()
+        if route.head is None:
+            return  # a warning has said that there are no embeddings
         ((name, attack),) = attacks.items()
-        tap = HeadTap(self._model, self._found().head)
+        tap = route.tap(self._model)
         samples = self._take(self._attack_samples)
         self._decision_space = project(self._subject, tap, samples, attack, name, method)
         self._seconds["decision_space"] = perf_counter() - start
@@ -148,21 +160,21 @@ class EvaluationRun:
         has_features = self._features is not None
         return RobustnessReport(
             model=type(self._model).__name__,
-            num_classes=self._inspection.num_classes if self._inspection is not None else 0,
+            num_classes=self._route.num_classes if self._route is not None else 0,
             metrics=metrics,
             rates=self._attacks.rates,
             signs=self._attacks.signs,
-            settings={**({"head": self._found().head} if has_features else {}), **settings},
+            settings={**({"head": self._found().head or "none"} if has_features else {}), **settings},
             interrupted=self._interrupted,
             per_sample=self._per_sample() if per_sample else None,
             sweep=self._sweep if per_sample or self._sweep is None else self._sweep.without_samples(),
             decision_space=self._decision_space,
         )
 
-    def _found(self) -> Inspection:
-        if self._inspection is None:
+    def _found(self) -> Route:
+        if self._route is None:
             raise RuntimeError("The features have to be measured first.")
-        return self._inspection
+        return self._route
 
     def _take(self, size: int) -> Samples:
         if self._sample is None:

@@ -21,7 +21,7 @@ from lightning_robustness.evaluation.sweep_plan import (
     read_budgets,
 )
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
-from lightning_robustness.measurement.attack_names import AttackLike
+from lightning_robustness.measurement.attack_names import AttackLike, check_budgets
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace
@@ -102,6 +102,7 @@ def sweep(
         check_integer("samples", samples, minimum=1)
     space, eps = input_space or InputSpace(), read_budgets(eps)
     plan = plan_sweep(attacks, eps)
+    check_budgets([attack for step in plan for attack in step.values()], space)
     samples_of_loader = collect(model, dataloader, batch_fn, samples, seed, progress)
     forward = model if forward_fn is None else partial(forward_fn, model)
     with on_device(model, device) as place:

@@ -82,7 +82,9 @@ class AttackMeter:
             metric = AttackSuccessRate(sync_on_compute=False).to(outcome.y.device)
             metric.update(outcome.preds, outcome.adv_preds, outcome.y, outcome.l2)
             self.rates[name] = rates = {part: value.item() for part, value in metric.compute_components().items()}
-            values |= {f"asr/{name}": rates["asr"], f"adv_acc/{name}": rates["adv_acc"]}
+            if rates["correct"]:  # without a sample that was right, a success rate of 0 would be the best one
+                values[f"asr/{name}"] = rates["asr"]
+            values[f"adv_acc/{name}"] = rates["adv_acc"]
             if rates["flipped"]:
                 values[f"distortion/{name}"] = rates["distortion"]
             values["samples_attacks"] = rates["count"]

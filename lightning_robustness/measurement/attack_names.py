@@ -2,6 +2,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lightning_robustness.attacks import Attack, get_attack
+from lightning_robustness.attacks.budget import check_budget, warn_of_tiny_budget
+from lightning_robustness.utilities.input_space import InputSpace
 
 AttackLike = str | Attack | Callable[..., Any]
 # For attacks given by name, where the defaults are too expensive to be repeated during training
@@ -46,6 +48,18 @@ def name_attacks(
                 f"Expected attacks without a target but got {named[name]!r}. A data set has true labels only."
             )
     return named
+
+
+def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace) -> None:
+    """Check that budgets fit the range of inputs, and warn of those below one grey level.
+
+    Raises:
+        ValueError: If a budget is wider than the range.
+
+    """
+    for attack in attacks:
+        check_budget(attack, input_space)
+        warn_of_tiny_budget(attack, input_space)
 
 
 def _default_name(attack: AttackLike) -> str:

@@ -220,7 +220,11 @@ def test_probabilities_are_noticed():
         ({"model": torch.sin}, TypeError, "Expected `model` to be a torch.nn.Module.*but got builtin_function"),
         ({"dataloader": [batch()[0]]}, ValueError, r"Expected batches with labels.*`attacks=\(\)`"),
         ({"dataloader": []}, ValueError, "Expected a loader with at least one sample but it is empty"),
-        ({"num_classes": 3}, ValueError, "Expected 3 classes, as `num_classes` or the models before say, but the head"),
+        (
+            {"num_classes": 3},
+            ValueError,
+            "Expected 3 classes, as `num_classes` or the models before say, but the model has 2",
+        ),
         ({"samples": -1}, ValueError, "Expected argument `samples` to be an integer of at least 0 but got -1"),
         ({"fim_samples": -1}, ValueError, "Expected argument `fim_samples` to be an integer of at least 0 but got -1"),
         ({"clever_samples": 0.5}, ValueError, "Expected argument `clever_samples` to be an integer of at least 0"),

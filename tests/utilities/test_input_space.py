@@ -57,6 +57,7 @@ def test_no_bounds():
             torch.tensor([[-2.1, 2.6]]),
             r"range \[0.0, 1.0\] but observed \[-2.1, 2.6\].*InputSpace\(mean=.*InputSpace\(low=None, high=None\)",
         ),
+        (InputSpace(), torch.tensor([[0.0, 1.003]]), r"observed \[0, 1.003\]. Interpolation.*`x.clamp\(0.0, 1.0\)`"),
         (InputSpace(), torch.tensor([[0.0, 255.0]]), r"observed \[0, 255\]. For pixels from 0 to 255.*high=255"),
         (
             InputSpace(mean=0.5, std=0.5),
@@ -93,3 +94,23 @@ def test_integers_are_refused():
 def test_arguments_are_checked(arguments, match):
     with pytest.raises(ValueError, match=match):
         InputSpace(**arguments)
+
+
+def test_the_remedy_for_an_overshoot():
+    InputSpace().check(torch.tensor([[0.0, 1.003]]).clamp(0.0, 1.0))
+
+
+def test_data_that_is_evidently_not_normalised():
+    space, x = (
+        InputSpace(mean=(0.5, 0.4), std=(0.25, 0.2)),
+        torch.rand(16, 2, generator=torch.Generator().manual_seed(0)),
+    )
+    with pytest.raises(
+        ValueError, match=r"normalised with mean=\(0.5, 0.4\).*observed.*`InputSpace\(low=0.0, high=1.0\)"
+    ):
+        space.check_normalized(x)
+    InputSpace(low=0.0, high=1.0).check_normalized(x)
+    space.check_normalized(space.normalize(x))
+    space.check_normalized(x[:2])  # of so few values nothing is evident
+    InputSpace(low=None, high=None, mean=0.5, std=0.25).check_normalized(x)
+    InputSpace(mean=0.0, std=0.5).check_normalized(0.5 * x)
