@@ -41,15 +41,17 @@ SIGN = MaskingSign("zero_gradients", "PGD finds none.", "It cannot move.", "Use 
 KEYS = (
     *("acc", "adv_acc/pgd", "adv_acc/worst", "asr/pgd", "asr/worst", "rdi", "rdi_intra", "rdi_embedding", "roby"),
     *("fsa", "fsd", "fim", "fim_inverse", "fim_geometric", "clever", "lipschitz", "distortion/pgd"),
+    *("boundary", "boundary_acc"),
     *("seconds/features", "seconds/fim", "seconds/pgd", "seconds/figures", "samples", "samples_fim", "masking"),
     *("accidental", "asr", "asr_low/pgd"),
 )
 CHARTS = {
-    "Clean and adversarial accuracy": ["acc", "adv_acc/pgd", "adv_acc/worst"],
+    "Clean and adversarial accuracy": ["acc", "adv_acc/pgd", "adv_acc/worst", "boundary_acc"],
     "Attack success": ["asr/pgd", "asr/worst"],
     "RDI": ["rdi", "rdi_embedding"],
     "ROBY, FSA, FSD": ["fsa", "fsd", "roby"],
     "Fisher information": ["fim", "fim_geometric"],
+    "Distance to the boundary": ["boundary"],
     "What watching costs (seconds)": [f"seconds/{part}" for part in ("features", "figures", "fim", "pgd")],
 }
 
