@@ -360,7 +360,10 @@ def test_others_get_nothing(examples, monkeypatch, tmp_path):
         def log_image(self, name, path):
             raise AssertionError("this is not how pictures are logged")
 
-    monkeypatch.setattr(board_module, "perturbation_figure", None)  # nobody asks for a picture
+    def draw(*args):
+        raise AssertionError("nobody asks for a picture")
+
+    monkeypatch.setattr(board_module, "perturbation_figure", draw)
     logger = Other(tmp_path)
     show_all([logger, DummyLogger()], examples)
     assert logger.experiment.metrics == []
