@@ -4,8 +4,9 @@ import html
 import inspect
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from lightning.pytorch.loggers import Logger
@@ -13,11 +14,15 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from lightning_robustness.attacks import MaskingSign
-from lightning_robustness.callbacks.figures import as_images, perturbation_figure, render
+from lightning_robustness.callbacks.figures import as_images, boundary_figure, perturbation_figure, render
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import Part, charts, tag
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # TensorBoard shows only the last layout of a run, so each writer's layout is kept and extended
 _LAYOUTS: WeakKeyDictionary[Any, dict[str, dict[str, list[Any]]]] = WeakKeyDictionary()
@@ -50,6 +55,7 @@ class Board:
         self._prefix = prefix
         self._figures = figures
         self._can_draw = True
+        self._curves: dict[int, BoundaryCurve] = {}
 
     def open(
         self,
@@ -73,8 +79,16 @@ class Board:
         examples: Mapping[str, Examples],
         signs: Sequence[MaskingSign],
         input_space: InputSpace,
+        epoch: int = 0,
+        curve: BoundaryCurve | None = None,
     ) -> None:
-        """Show the results of an evaluation: histograms by tag, without NaN, and examples by attack."""
+        """Show the results of an evaluation: histograms by tag, without NaN, and examples by attack.
+
+        The curve is robust accuracy to first order over budgets, drawn with those of the epochs before.
+        """
+        if curve is not None:
+            self._curves[epoch] = curve
+            self._show_figure("boundary_curve", partial(boundary_figure, self._curves), step)
         if signs:
             self.show_text("masking_signs", MaskingSign._fields, signs, step)
         for name, values in histograms.items():
@@ -125,20 +139,25 @@ class Board:
                 writer.add_histogram(f"{prefix}/{name}", values, step)
 
     def _show_examples(self, name: str, examples: Examples, input_space: InputSpace, step: int) -> None:
+        if len(examples.x):
+            draw = partial(perturbation_figure, examples, input_space, f"{name}, step {step}")
+            self._show_figure(f"examples/{name}", draw, step)
+
+    def _show_figure(self, name: str, draw: Callable[[], "Figure"], step: int) -> None:
         writers, others = list(self._writers()), list(self._others("log_image", "images"))
-        if not (self._figures and self._can_draw and len(examples.x) and (writers or others)):
+        if not (self._figures and self._can_draw and (writers or others)):
             return
         try:
-            figure = perturbation_figure(examples, input_space, f"{name}, step {step}")
+            figure = draw()
         except ModuleNotFoundError as error:
             self._can_draw = False
-            rank_zero_warn(f"Pictures of adversarial inputs are left out. {error}")
+            rank_zero_warn(f"Figures are left out. {error}")
             return
         picture = render(figure)
         for writer, prefix in writers:
-            writer.add_image(f"{prefix}/examples/{name}", picture, step, dataformats="HWC")
+            writer.add_image(f"{prefix}/{name}", picture, step, dataformats="HWC")
         for logger in others:
-            logger.log_image(f"{self._prefix}/examples/{name}", images=[picture], step=step)
+            logger.log_image(f"{self._prefix}/{name}", images=[picture], step=step)
 
     def _writers(self) -> Iterator[tuple[Any, str]]:
         """Yield the TensorBoard writers, each with the full prefix of its tags."""

@@ -25,6 +25,7 @@ from lightning_robustness.callbacks.trainer_access import (
 from lightning_robustness.callbacks.validation_watch import ValidationWatch
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_meter import AttackMeter
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
 from lightning_robustness.measurement.inspection import inspect_model, rehearse
@@ -210,7 +211,8 @@ class MonitorRun:
         histograms = {f"distances/{name}": distances for name, distances in meter.distances.items()}
         for sample_meter in meters:
             histograms |= sample_meter.histograms()
-        self._show(attack_meter, histograms)
+        curve = next((curve for sample_meter in meters if (curve := sample_meter.curve()) is not None), None)
+        self._show(attack_meter, histograms, curve)
         return {**values, "seconds/figures": perf_counter() - start, "skipped": 0.0}
 
     def attack(self, attacks: Sequence[str]) -> dict[str, float]:
@@ -320,7 +322,12 @@ class MonitorRun:
         progress = shown and self._trainer.is_global_zero
         return Subject(self._forward(), settings.input_space, device, settings.batch_size, settings.seed, progress)
 
-    def _show(self, attacks: AttackMeter, histograms: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+    def _show(
+        self,
+        attacks: AttackMeter,
+        histograms: Mapping[str, Tensor] = MappingProxyType({}),
+        curve: BoundaryCurve | None = None,
+    ) -> None:
         """Hand everything that is not a scalar to the loggers; a picture is never worth a training run."""
         if not self._trainer.is_global_zero or not self._trainer.loggers or self._route is None:
             return
@@ -337,6 +344,8 @@ class MonitorRun:
                 examples=attacks.examples,
                 signs=attacks.signs,
                 input_space=settings.input_space,
+                epoch=self.epoch,
+                curve=curve,
             )
             if settings.log_embeddings and self._sample is not None and self._route.head is not None:
                 self._embed(self._board, self._sample, self._route.tap(self._module), step)

@@ -14,6 +14,7 @@ from lightning_robustness.evaluation.report import Report
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS
 from lightning_robustness.evaluation.table import Table
+from lightning_robustness.measurement.fisher_meter import FisherMeter
 from lightning_robustness.measurement.keys import Key, attack_free_metrics, get_key
 
 if TYPE_CHECKING:
@@ -101,6 +102,12 @@ class ComparisonReport(Report):
             if len(set(by_model.values())) > 1:
                 listed = "; ".join(f"{value} ({name})" for name, value in by_model.items())
                 notes.append(f"Models were attacked with different settings, so ranks mean little. {what}: {listed}.")
+        measured = {name: report.settings.get(FisherMeter.title, "unknown") for name, report in self.reports.items()}
+        if len(set(measured.values())) > 1:
+            listed = "; ".join(f"{value} ({name})" for name, value in measured.items())
+            notes.append(
+                f"{FisherMeter.title} and distance to the boundary were measured with different settings: {listed}."
+            )
         notes += [f"{name}: {note}" for name, report in self.reports.items() for note in report.notes]
         for metric, weight in self.entropy_weights.items():
             if weight == 0:

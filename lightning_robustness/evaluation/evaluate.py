@@ -117,7 +117,7 @@ def evaluate(
     check_integer("batch_size", batch_size, minimum=1)
     # Everything is made before the data is touched, so that a wrong argument is found here
     named = name_attacks(attacks, eps) if attack_samples else {}
-    budget = common_budget(named.values(), eps, space)
+    budget = common_budget(named.values(), budgets[len(budgets) // 2] if budgets else eps, space)
     meters = make_sample_meters(space, seed, fim_samples, fim_method, clever_samples, clever_radius, budget)
     if decision_space is not None:
         get_projection(decision_space, seed)

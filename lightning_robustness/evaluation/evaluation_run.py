@@ -169,6 +169,7 @@ class EvaluationRun:
             per_sample=self._per_sample() if per_sample else None,
             sweep=self._sweep if per_sample or self._sweep is None else self._sweep.without_samples(),
             decision_space=self._decision_space,
+            boundary=next((curve for meter in self._measured if (curve := meter.curve()) is not None), None),
         )
 
     def _found(self) -> Route:

@@ -18,7 +18,7 @@ BoundaryNorm = Literal["linf", "l2"]
 _DUAL_ORDERS = {"linf": 1, "l2": 2}
 # Rivals with the highest logits that are looked at where there are many classes; docs/boundary.md says how often the
 # nearest one is among them
-_NUM_RIVALS = 9
+_NUM_RIVALS = 5
 
 
 def _check_arguments(norm: BoundaryNorm, num_rivals: int | None, chunk_size: int | None) -> None:
@@ -40,7 +40,7 @@ def margins_and_slopes(
         y: Classes c of shape ``(N,)``; the predicted ones by default.
         norm: Norm of the perturbations.
         num_rivals: Number of rivals, those with the highest logits. By default all where the rows are kept or there are
-            few classes, and 9 otherwise.
+            few classes, and 5 otherwise.
 
     Returns:
         Two tensors of shape ``(N, number of rivals)``.
@@ -124,7 +124,7 @@ def boundary_distance(
         y: Integer tensor of shape ``(N,)`` with the true labels. By default the predicted ones.
         norm: Norm of the perturbations, ``"linf"`` or ``"l2"``.
         num_rivals: Number of rival classes to look at, those with the highest logits; fewer can only raise the
-            distance. By default all of up to 12 classes, and 9 rivals where there are more classes.
+            distance. By default all of up to 12 classes, and 5 rivals where there are more classes.
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
             Results are in un-normalised units.
         chunk_size: Number of samples to process at a time, which bounds memory; by default all.

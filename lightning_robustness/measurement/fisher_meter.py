@@ -4,6 +4,7 @@ from typing_extensions import override
 
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, quantile, share_beyond
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import Part
 from lightning_robustness.measurement.meter import SampleMeter, gather
 from lightning_robustness.measurement.subject import Samples, Subject
@@ -55,6 +56,7 @@ class FisherMeter(SampleMeter):
         self._metric = FisherSpectralNorm(method=method, input_space=input_space, seed=seed, boundary=norm)
         self._norm, self._eps = norm, None if eps is None else check_number("eps", eps)
         self._rows: list[Tensor] = []
+        self._curve: BoundaryCurve | None = None
         self.values = self.distances = torch.zeros(0)
 
     @override
@@ -84,6 +86,7 @@ class FisherMeter(SampleMeter):
                 values["boundary"] = quantile(self.distances, 0.5).item()
                 if self._eps is not None and has_label.all():
                     values["boundary_acc"] = share_beyond(self.distances, [self._eps])[0].item()
+                    self._curve = BoundaryCurve.of(self.distances, self._norm, self._eps)
             return values | {"samples_fim": parts["count"].item()}
 
     @override
@@ -102,6 +105,10 @@ class FisherMeter(SampleMeter):
             "lambda_log10": self.values.float().clamp(min=_SMALLEST_LAMBDA).log10(),
             "boundary_distance": self.distances.float(),
         }
+
+    @override
+    def curve(self) -> BoundaryCurve | None:
+        return self._curve
 
     @override
     def rehearse(self, subject: Subject, samples: Samples) -> None:

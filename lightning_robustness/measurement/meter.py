@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import Part
 from lightning_robustness.measurement.subject import Samples, Subject
 
@@ -74,6 +75,10 @@ class SampleMeter(Stopwatch, ABC):
     def histograms(self) -> dict[str, Tensor]:
         """Return distributions to show after ``compute``, by the tags of their histograms."""
         return {}
+
+    def curve(self) -> BoundaryCurve | None:
+        """Return robust accuracy to first order over budgets after ``compute``, where it is measured."""
+        return None
 
     def rehearse(self, subject: Subject, samples: Samples) -> None:
         """Check on a few samples that the model can be measured; the meter must not be used afterwards."""

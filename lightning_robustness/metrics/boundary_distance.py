@@ -57,7 +57,7 @@ class BoundaryDistance(RobustnessMetric):
         budgets: Perturbation budgets, increasing, in un-normalised units.
         quantiles: Further quantiles, between 0 and 1.
         num_rivals: Number of rival classes to look at, those with the highest logits. By default all of up to 12
-            classes, and 9 rivals where there are more classes.
+            classes, and 5 rivals where there are more classes.
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
             Results are in un-normalised units.
         confidence: Probability with which a confidence interval contains the share.

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
 from lightning_robustness.attacks import CW, PGD, Square, run
 from lightning_robustness.functional import (
+    boundary_distance,
     clever_score,
     feature_subspace_aggregation,
     feature_subspace_distance,
@@ -45,7 +46,9 @@ FEATURES = {
     "samples",
     "seconds/features",
 }
-FISHER = {"fim", "fim_inverse", "fim_geometric", "lipschitz", "samples_fim", "seconds/fim"}
+FISHER = {
+    *("fim", "fim_inverse", "fim_geometric", "lipschitz", "boundary", "boundary_acc", "samples_fim", "seconds/fim"),
+}
 ALWAYS = {"skipped", "seconds/figures"}
 
 
@@ -73,6 +76,7 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
         logits = module.net[-1](embedding)
     preds = logits.argmax(dim=1)
     norms = fisher_spectral_norm(module, x, input_space=InputSpace())
+    to_boundary = boundary_distance(module, x, y).numpy()
     centers = np.stack([logits[preds == k].mean(dim=0) for k in preds.unique()])
     intra = [
         torch.linalg.vector_norm(logits[preds == k] - logits[preds == k].mean(0), dim=1).mean() for k in preds.unique()
@@ -91,6 +95,8 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
         "fim_inverse": (1 / norms).mean(),
         "fim_geometric": norms.log().mean().exp(),
         "lipschitz": lipschitz_constant(module, x).mean(),
+        "boundary": np.median(to_boundary),
+        "boundary_acc": (to_boundary > 0.1).mean(),
         "samples_fim": len(x),
         "samples_attacks": len(x),
         "skipped": 0,

@@ -2,6 +2,7 @@ import sys
 from collections import Counter
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from lightning_robustness import InputSpace, RobustnessMonitor
 from lightning_robustness.attacks import PGD, Square, run
 from lightning_robustness.evaluation import RobustnessReport, evaluate, sweep
 from lightning_robustness.functional import (
+    boundary_distance,
     fisher_spectral_norm,
     lipschitz_constant,
     robustness_difference_index,
@@ -103,6 +105,13 @@ def test_equals_metrics_by_hand(data, loader, digits_network):
     assert metrics["fim"] == pytest.approx(lambdas.mean().item(), rel=1e-4)
     assert report.per_sample["fim"] == pytest.approx(lambdas.tolist(), rel=1e-3)
     assert metrics["lipschitz"] == pytest.approx(lipschitz_constant(digits_network, x).mean().item(), rel=1e-4)
+    distances = boundary_distance(digits_network, x, y)
+    assert report.per_sample["boundary"] == pytest.approx(distances.tolist(), rel=1e-3)
+    assert metrics["boundary"] == pytest.approx(np.median(distances.numpy()), rel=1e-4)
+    assert metrics["boundary_acc"] == pytest.approx((distances > 0.1).double().mean().item())
+    assert report.boundary.share[::8] == pytest.approx(
+        [(distances > eps).double().mean().item() for eps in (0.0, 0.1, 0.2, 0.3, 0.4)]
+    )
     result = run(digits_network, PGD(eps=0.1), x, y)
     assert metrics["asr/pgd"] == metrics["asr/worst"] == pytest.approx(result.success_rate)
     assert report.per_sample["adv_preds/pgd"] == result.adv_preds.tolist()
@@ -211,7 +220,9 @@ def test_probabilities_are_noticed():
     with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
         report = evaluate(model, [batch()], ["fgsm"], progress=False)
     assert [sign.name for sign in report.signs] == ["probabilities"]
-    assert report.notes == ["Gradients seem to be masked (probabilities), so success rates are too low."]
+    assert report.notes == [
+        "Gradients seem to be masked (probabilities), so success rates are too low and distances too high."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +289,7 @@ def test_samples_have_their_position_in_the_loader(data, loader, digits_network)
     report = evaluate(digits_network, loader, **settings, sweep_attacks=["fgsm"], per_sample=True, progress=False)
     columns, (x, y) = report.per_sample, data.tensors
     assert (len(columns["fim_index"]), len(columns["index"])) == (20, 50)
+    assert columns["boundary_index"] == columns["fim_index"]
     assert columns["y"] == y[columns["index"]].tolist()
     expected = fisher_spectral_norm(digits_network, x[columns["fim_index"]])
     assert columns["fim"] == pytest.approx(expected.tolist(), rel=1e-3)

@@ -80,7 +80,7 @@ def test_by_default_the_predicted_class():
 def test_rivals_are_those_with_the_highest_logits(options):
     model, x = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 30)).double(), torch.rand(9, 6).double()
     y = torch.randint(30, (9,))
-    number = min(options.get("num_rivals", 9), 29)
+    number = min(options.get("num_rivals", 5), 29)
     logits, expected = model(x).detach(), []
     for i, c in enumerate(y.tolist()):
         rivals = [j for j in logits[i].argsort(descending=True).tolist() if j != c][:number]

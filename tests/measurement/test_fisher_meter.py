@@ -65,6 +65,11 @@ def test_robust_accuracy_to_first_order(batch_size, norm):
     values = meter.compute()
     assert values["boundary"] == pytest.approx(np.median(distances), rel=1e-4)
     assert values["boundary_acc"] == pytest.approx((distances > eps).mean())
+    curve = meter.curve()
+    assert (curve.norm, curve.eps[0], curve.eps[-1]) == (norm, 0.0, pytest.approx(4 * eps))
+    assert curve.share == pytest.approx([(distances > budget).mean() for budget in curve.eps])
+    assert all(low <= share <= high for low, share, high in zip(curve.low, curve.share, curve.high, strict=True))
+    assert min(high - low for low, high in zip(curve.low, curve.high, strict=True)) > 0
     assert meter.describe() == f"at most 31 samples, method 'exact', boundary in {norm}, eps {eps:.4g}"
 
 
@@ -76,6 +81,7 @@ def test_no_robust_accuracy_without_labels_or_a_budget():
         values = meter.compute()
         assert "boundary" in values
         assert "boundary_acc" not in values
+        assert meter.curve() is None
 
 
 def test_no_distance_without_gradients():
