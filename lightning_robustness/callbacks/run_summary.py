@@ -7,10 +7,14 @@ from typing_extensions import Self
 
 from lightning_robustness.functional.attack_success_rate import wilson_interval
 from lightning_robustness.measurement.keys import attack_free_metrics
-from lightning_robustness.measurement.trust import Evaluation, comparable, measure_trust, pick, reference_of
-
-# That of RobustModelCheckpoint
-_TOLERANCE = 0.02
+from lightning_robustness.measurement.trust import (
+    Evaluation,
+    candidates,
+    comparable,
+    measure_trust,
+    pick,
+    reference_of,
+)
 
 
 class Choice(NamedTuple):
@@ -20,7 +24,7 @@ class Choice(NamedTuple):
         epoch: The epoch with the best value.
         cost: Accuracy under attack below that of the most robust epoch, in points.
         guarded_epoch: The epoch with the best value among those within two points of the best clean accuracy.
-        guarded_cost: What that costs.
+        guarded_cost: Accuracy under attack below that of the most robust of these epochs, in points.
         trust: Kendall's tau-b with the accuracy under attack; None if it is not defined.
 
     """
@@ -68,11 +72,11 @@ class RunSummary:
         attacked = comparable(history, reference, reference)
         if not attacked:
             return cls(None, 0, 0.0, (0.0, 1.0), 0, {}, [], seconds)
-        best = pick(attacked, reference, higher_is_better=True)
+        best = pick(attacked, reference)
         number, accuracy = best["samples_attacks"], best[reference]
         low, high = wilson_interval(torch.tensor(accuracy * number), torch.tensor(number))
         masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
-        interval, choices = (low.item(), high.item()), _choices(history, reference, accuracy)
+        interval, choices = (low.item(), high.item()), _choices(history, reference)
         return cls(reference, int(best["epoch"]), accuracy, interval, int(number), choices, list(masked), seconds)
 
     def lines(self) -> list[tuple[str, str]]:
@@ -102,21 +106,20 @@ class RunSummary:
         return "\n".join(f"{title:{width}s}  {text}" for title, text in self.lines())
 
 
-def _choices(history: Sequence[Evaluation], reference: str, best: float) -> dict[str, Choice]:
+def _choices(history: Sequence[Evaluation], reference: str) -> dict[str, Choice]:
     trust, choices = measure_trust(history), dict[str, Choice]()
     for name, key in attack_free_metrics().items():
         entries = comparable(history, name, reference)
         if key.higher_is_better is None or not entries:
             continue
-        picked, guarded = (pick(entries, name, key.higher_is_better, tolerance) for tolerance in (None, _TOLERANCE))
-        choices[name] = Choice(
-            int(picked["epoch"]),
-            100 * (best - picked[reference]),
-            int(guarded["epoch"]),
-            100 * (best - guarded[reference]),
-            trust[name].tau if name in trust else None,
-        )
+        costs = [_choose(rows, name, key.higher_is_better, reference) for rows in (entries, candidates(entries))]
+        choices[name] = Choice(*costs[0], *costs[1], trust[name].tau if name in trust else None)
     return choices
+
+
+def _choose(entries: Sequence[Evaluation], name: str, higher_is_better: bool, reference: str) -> tuple[int, float]:
+    picked, best = pick(entries, name, higher_is_better), pick(entries, reference)
+    return int(picked["epoch"]), 100 * (best[reference] - picked[reference])
 
 
 def _describe(choice: Choice) -> str:

@@ -107,22 +107,12 @@ def comparable(history: Iterable[Evaluation], name: str, reference: str) -> list
     return [entry for entry in history if not math.isnan(entry.get(name, math.nan) + entry.get(reference, math.nan))]
 
 
-def pick(
-    history: Iterable[Evaluation], name: str, higher_is_better: bool, tolerance: float | None = None
-) -> Evaluation:
-    """Return the evaluation with the best value, the first of equals.
+def candidates(history: Sequence[Evaluation], tolerance: float = 0.02) -> Sequence[Evaluation]:
+    """Return the evaluations whose clean accuracy is within a tolerance of the highest; all if none is known."""
+    known = [entry["acc"] for entry in history if not math.isnan(entry.get("acc", math.nan))]
+    return [entry for entry in history if entry.get("acc", math.nan) >= max(known) - tolerance] if known else history
 
-    Args:
-        history: Evaluations that have the value; at least one.
-        name: Name of the value.
-        higher_is_better: Whether higher values are better.
-        tolerance: Distance from the highest clean accuracy within which evaluations are considered; None for all.
 
-    """
-    entries = list(history)
-    if tolerance is not None:
-        accuracies = [entry.get("acc", math.nan) for entry in entries]
-        best = max((accuracy for accuracy in accuracies if not math.isnan(accuracy)), default=math.nan)
-        near = [entry for entry, accuracy in zip(entries, accuracies, strict=True) if accuracy >= best - tolerance]
-        entries = near or entries
-    return max(entries, key=lambda entry: entry[name] if higher_is_better else -entry[name])
+def pick(history: Iterable[Evaluation], name: str, higher_is_better: bool = True) -> Evaluation:
+    """Return the evaluation with the best value, the first of equals, of those that all have it."""
+    return max(history, key=lambda entry: entry[name] if higher_is_better else -entry[name])

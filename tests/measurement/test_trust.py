@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import torch
 
-from lightning_robustness.measurement.trust import kendall, measure_trust, pick, reference_of
+from lightning_robustness.measurement.trust import candidates, kendall, measure_trust, pick, reference_of
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -78,12 +78,14 @@ HISTORY = [
 
 
 @pytest.mark.parametrize(
-    ("higher", "tolerance", "epoch"), [(True, None, 0), (False, None, 1), (True, 0.021, 2), (True, 0.011, 3)]
+    ("higher", "tolerance", "epoch"), [(True, 1.0, 0), (False, 1.0, 1), (True, 0.021, 2), (True, 0.011, 3)]
 )
 def test_the_epoch_that_a_value_picks(higher, tolerance, epoch):
-    assert pick(HISTORY, "rdi", higher, tolerance)["epoch"] == epoch
+    assert pick(candidates(HISTORY, tolerance), "rdi", higher)["epoch"] == epoch
 
 
-def test_without_clean_accuracy_all_epochs_are_considered():
+def test_without_clean_accuracy_all_epochs_are_candidates():
     rows = [{"epoch": row["epoch"], "rdi": row["rdi"]} for row in HISTORY]
-    assert pick(rows, "rdi", True, 0.02)["epoch"] == 0
+    assert candidates(rows) == rows
+    assert candidates([*rows, HISTORY[1]]) == [HISTORY[1]]
+    assert candidates([]) == []
