@@ -240,7 +240,7 @@ class MonitorRun:
                 first = open_inputs(subject, x, extras)
             self._is_discrete = first is None
             if first is not None and not has_trained(self._trainer):  # later, what fails is left out when it does
-                subject = replace(subject, forward=pick_entry(subject.forward, found.entry))
+                subject = replace(subject, forward=pick_entry(subject.forward, found.entry), embed=None)
                 rehearse(subject, first, meters, settings.attacks)
             features = "no embedding" if found.head is None else f"{found.num_features} features of {found.head!r}"
             rank_zero_info(f"RobustnessMonitor sees {found.num_classes} classes, and {features}.")
