@@ -28,14 +28,15 @@ from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import inspect_model, rehearse
+from lightning_robustness.measurement.inspection import inspect_model, open_inputs, rehearse
 from lightning_robustness.measurement.keys import Part, is_tag
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.batch import read_batch, require_labels
+from lightning_robustness.utilities.batch import read_batch, read_extras, require_labels
+from lightning_robustness.utilities.extra_inputs import ExtraInputs, embed_and_call, find_extra_inputs
 from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.loader_share import loader_share
@@ -54,6 +55,7 @@ class MonitorSettings:
     num_classes: int | None
     head: str | nn.Module | None
     forward_fn: Callable[..., Any] | None
+    embed_fn: Callable[..., Any] | None
     batch_fn: Callable[..., Any] | None
     fim_samples: int
     fim_method: FisherMethod
@@ -115,6 +117,8 @@ class MonitorRun:
         self._module = pl_module
         self._route: Route | None = None
         self._is_checked = settings.forward_fn is not None  # what a user says is not questioned
+        self._extra: ExtraInputs | None = None
+        self._is_discrete = False
         self._sample: FixedSample | None = None
         self._num_parts = 1
         self._watch: ValidationWatch | None = None
@@ -143,10 +147,13 @@ class MonitorRun:
             return
         with self.faults.guard():
             x, y = read_batch(batch, self._settings.batch_fn)
-            route = self._inspect(x, y)
+            name, extras = read_extras(batch, self._settings.batch_fn, len(x))
+            route = self._inspect(x, y, name, extras)
             if self._watch is None:
                 self._watch = self._open(route, x.device)
-            self._watch.before(x, y)
+            if self._extra is not None:
+                self._extra.values = extras
+            self._watch.before(x, y, extras)
 
     def after_batch(self) -> None:
         """See what validation made of the batch."""
@@ -228,19 +235,27 @@ class MonitorRun:
             show = partial(self._board.show_text, "summary", ("title", "text"), lines, log_step(self._trainer))
             self.faults.tolerate("the summary could not be logged", show)
 
-    def _inspect(self, x: Tensor, y: Tensor | None) -> Route:
+    def _inspect(self, x: Tensor, y: Tensor | None, name: str | None, extras: Mapping[str, Tensor]) -> Route:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""
         if self._route is None:
-            settings, subject = self._settings, self._subject(x.device)
+            settings, meters = self._settings, self._settings.make_meters()
+            function = partial(settings.forward_fn, self._module) if settings.forward_fn else self._module
+            self._extra = find_extra_inputs(function, "inputs_embeds" if settings.embed_fn else name, extras)
+            if self._extra is not None:
+                self._extra.values = {key: value[:2] for key, value in extras.items()}
             if settings.attacks:
                 require_labels(y, "attacks", otherwise="watch without them: `attacks=()`")
-            if settings.make_meters() or settings.attacks:
-                settings.input_space.check(x)
-                settings.input_space.check_normalized(x)
-            found = inspect_model(self._module, subject, x, y, settings.head, settings.num_classes)
-            if not has_trained(self._trainer):  # later, what fails is left out when it does
-                subject = replace(subject, forward=pick_entry(subject.forward, found.entry))
-                rehearse(subject, x, settings.make_meters(), settings.attacks)
+            subject = self._subject(x.device)
+            found = inspect_model(
+                self._module, replace(subject, forward=self._forward()), x, y, settings.head, settings.num_classes
+            )
+            first = None
+            if settings.attacks or meters:
+                first = open_inputs(subject, x, extras)
+            self._is_discrete = first is None
+            if first is not None and not has_trained(self._trainer):  # later, what fails is left out when it does
+                subject = replace(subject, forward=pick_entry(subject.forward, found.entry), embed=None)
+                rehearse(subject, first, meters, settings.attacks)
             features = "no embedding" if found.head is None else f"{found.num_features} features of {found.head!r}"
             rank_zero_info(f"RobustnessMonitor sees {found.num_classes} classes, and {features}.")
             self._route = found
@@ -253,11 +268,12 @@ class MonitorRun:
 
     def _agree_on_classes(self) -> tuple[int, bool]:
         """Return the number of classes, 0 if no batch came to any process, and whether there are embeddings."""
-        found = [0, 0]
+        found = [0, 0, 0]
         if self._watch is not None and self._route is not None:
-            found = [self._route.num_classes, int(self._route.head is not None)]
+            found = [self._route.num_classes, int(self._route.head is not None), int(self._is_discrete)]
         numbers = torch.tensor(found, device=self._module.device)
-        number, has_embedding = self._trainer.strategy.reduce(numbers, reduce_op="max").tolist()
+        number, has_embedding, is_discrete = self._trainer.strategy.reduce(numbers, reduce_op="max").tolist()
+        self._is_discrete = bool(is_discrete)
         return number, bool(has_embedding)
 
     def _feature_meter(self, num_classes: int, has_embedding: bool) -> FeatureMeter:
@@ -279,14 +295,14 @@ class MonitorRun:
         """Keep the sample for the rest of the run."""
 
         def collect() -> None:
-            self._sample = FixedSample(sample, self._num_parts)
+            self._sample = FixedSample(sample, self._num_parts, () if self._extra is None else self._extra.names)
 
         if not self.faults.attempt(f"the sample failed and is left out of epoch {self.epoch}", collect):
             self._sample = None
 
     def _measure(self, meters: Sequence[SampleMeter]) -> dict[str, float]:
         values: dict[str, float] = {}
-        if self._sample is None:
+        if self._sample is None or self._is_discrete:
             return values
         subject = self._subject(self._module.device)
         for meter in meters:
@@ -296,7 +312,7 @@ class MonitorRun:
         return values
 
     def _attack(self, meter: AttackMeter, attacks: Sequence[str]) -> dict[str, float]:
-        if self._sample is None or not attacks:
+        if self._sample is None or self._is_discrete or not attacks:
             return {}
         subject, samples = self._subject(self._module.device), self._sample.take(self._settings.attack_samples)
         for name in attacks:
@@ -313,14 +329,21 @@ class MonitorRun:
         return AttackMeter(self._settings.attacks, self._settings.input_space)
 
     def _forward(self) -> Callable[..., Any]:
-        entry = None if self._route is None else self._route.entry
-        return pick_entry(forward_of(self._module, self._settings.forward_fn), entry)
+        """What computes logits from what the loader gives."""
+        subject = self._subject(self._module.device)
+        return subject.forward if subject.embed is None else partial(embed_and_call, subject.forward, subject.embed)
 
     def _subject(self, device: torch.device) -> Subject:
         settings, wanted = self._settings, self._settings.progress
         shown = self._trainer.progress_bar_callback is not None if wanted is None else wanted
         progress = shown and self._trainer.is_global_zero
-        return Subject(self._forward(), settings.input_space, device, settings.batch_size, settings.seed, progress)
+        forward = forward_of(self._module, settings.forward_fn)
+        if self._extra is not None:
+            forward = self._extra.bind(forward)
+        forward = pick_entry(forward, None if self._route is None else self._route.entry)
+        embed = None if settings.embed_fn is None else partial(settings.embed_fn, self._module)
+        space, size, seed = settings.input_space, settings.batch_size, settings.seed
+        return Subject(forward, space, device, size, seed, progress, self._extra, embed)
 
     def _show(
         self,
@@ -357,5 +380,7 @@ class MonitorRun:
         calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(sample.samples, "embeddings")]
         embedding = torch.cat([call.embedding for call in calls if call.embedding is not None]).cpu()
         preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
-        x, y, _ = sample.samples
+        x, y, *_ = sample.samples
+        if not isinstance(x, Tensor):
+            x = torch.zeros(len(x), 1)  # there is no picture of inputs of several shapes
         board.embed(step, embedding, preds if y is None else y, preds, x, self._settings.input_space)

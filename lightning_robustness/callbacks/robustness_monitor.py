@@ -67,7 +67,11 @@ class RobustnessMonitor(Callback):
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
-        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
+        embed_fn: Callable that takes the module and what the loader gives, such as tokens, and returns embeddings: the
+            inputs that are perturbed then, in a space without bounds unless ``input_space`` has some. ``forward_fn``
+            takes them to logits; by default ``module(inputs_embeds=...)`` if it has such an argument.
+        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form; as a third
+            value a dictionary of what else ``forward`` takes from a batch, with one row per sample.
         fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
             comes with it; 0 for none.
         fim_method: How it is computed; see :func:`~lightning_robustness.functional.fisher_spectral_norm`.
@@ -110,6 +114,7 @@ class RobustnessMonitor(Callback):
         num_classes: int | None = None,
         head: str | nn.Module | None = None,
         forward_fn: Callable[..., Any] | None = None,
+        embed_fn: Callable[..., Any] | None = None,
         batch_fn: Callable[..., Any] | None = None,
         fim_samples: int = 256,
         fim_method: FisherMethod = "auto",
@@ -132,14 +137,16 @@ class RobustnessMonitor(Callback):
         if not prefix:
             raise ValueError("Expected argument `prefix` to be a name but got an empty one.")
         named = name_attacks(attacks, eps) if attack_samples else {}
-        check_budgets(named.values(), input_space or InputSpace())
+        space = input_space or (InputSpace() if embed_fn is None else InputSpace(low=None, high=None))
+        check_budgets(named.values(), space)
         self.settings = MonitorSettings(
             attacks=named,
             eps=eps,
-            input_space=input_space or InputSpace(),
+            input_space=space,
             num_classes=num_classes,
             head=head,
             forward_fn=forward_fn,
+            embed_fn=embed_fn,
             batch_fn=batch_fn,
             fim_samples=fim_samples,
             fim_method=fim_method,

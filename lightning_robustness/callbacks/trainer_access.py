@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
@@ -90,11 +89,11 @@ def forward_of(pl_module: LightningModule, forward_fn: Callable[..., Any] | None
     return forward if dtype is None else partial(_call_with_default, dtype, forward)
 
 
-def _call_with_default(dtype: torch.dtype, forward: Callable[..., Any], x: Tensor) -> Any:
+def _call_with_default(dtype: torch.dtype, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        return forward(x)
+        return forward(*args, **kwargs)
     finally:
         torch.set_default_dtype(before)
 

@@ -1,6 +1,6 @@
 """One pass over a validation loader, watched from outside."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -54,13 +54,14 @@ class ValidationWatch:
         self.uses_hooks = not is_compiled(model.modules())
         self.is_checked = is_checked or not self.uses_hooks
 
-    def before(self, x: Tensor, y: Tensor | None) -> None:
-        """See a batch before validation does."""
+    def before(self, x: Tensor, y: Tensor | None, extras: Mapping[str, Tensor] | None = None) -> None:
+        """See a batch, with its other entries, before validation does."""
         indices = self._share.indices(self._num_seen, len(x))
         number = len(indices)
         self._num_seen += len(x)
         if self.sample is not None:
-            self.sample.add(indices, x[:number], None if y is None else y[:number])
+            others = {name: value[:number] for name, value in (extras or {}).items()}
+            self.sample.add(indices, x[:number], None if y is None else y[:number], others)
         self._batch = x, y, number
         if self.uses_hooks:
             self._tap.attach()

@@ -29,6 +29,7 @@ def evaluate(
     num_classes: int | None = None,
     head: str | nn.Module | None = None,
     forward_fn: Callable[..., Any] | None = None,
+    embed_fn: Callable[..., Any] | None = None,
     batch_fn: Callable[..., Any] | None = None,
     samples: int | None = None,
     fim_samples: int = 256,
@@ -63,7 +64,11 @@ def evaluate(
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
-        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
+        embed_fn: Callable that takes the model and what the loader gives, such as tokens, and returns embeddings: the
+            inputs that are perturbed then, in a space without bounds unless ``input_space`` has some. ``forward_fn``
+            takes them to logits; by default ``model(inputs_embeds=...)`` if it has such an argument.
+        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form; as a third
+            value a dictionary of what else ``forward`` takes from a batch, with one row per sample.
         samples: Number of samples for the Fisher information and for attacks alike, instead of the next ones.
         fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
             comes with it; 0 for none.
@@ -109,7 +114,8 @@ def evaluate(
             f"{type(model).__name__}. Wrap it in one."
         )
     check_setting(dataloader)
-    space, budgets = input_space or InputSpace(), read_budgets(sweep_eps)
+    space = input_space or (InputSpace() if embed_fn is None else InputSpace(low=None, high=None))
+    budgets = read_budgets(sweep_eps)
     needs_attacks = bool(budgets or decision_space)
     if samples is not None:
         fim_samples = attack_samples = check_integer("samples", samples, minimum=1 if needs_attacks else 0)
@@ -126,7 +132,8 @@ def evaluate(
     settings = describe_settings(named, attack_samples, meters, mode, space, seed) | {"torch": torch.__version__}
     forward = model if forward_fn is None else partial(forward_fn, model)
     with on_device(model, device) as place:
-        subject = Subject(forward, space, place, batch_size, seed, progress)
+        embed = None if embed_fn is None else partial(embed_fn, model)
+        subject = Subject(forward, space, place, batch_size, seed, progress, embed=embed)
         run = EvaluationRun(model, subject, meters, named, attack_samples if named or needs_attacks else 0)
         parts = [Part("the features", partial(run.measure_features, dataloader, batch_fn, head, num_classes, mode))]
         parts += [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -16,11 +17,12 @@ from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import inspect_model
+from lightning_robustness.measurement.inspection import inspect_model, open_inputs
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import require_labels
+from lightning_robustness.utilities.extra_inputs import embed_and_call, find_extra_inputs
 from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.logits import pick_entry
 from lightning_robustness.utilities.logits_route import Route
@@ -59,6 +61,7 @@ class EvaluationRun:
         self._attacks = AttackMeter(attacks, subject.input_space, num_examples=0)
         self._attack_samples = attack_samples
         self._route: Route | None = None
+        self._is_discrete = False
         self._sample: FixedSample | None = None
         self._seconds: dict[str, float] = {}
         self._features: FeatureMeter | None = None
@@ -92,37 +95,55 @@ class EvaluationRun:
         size = max(1, self._attack_samples, *(meter.size for meter in self._meters))
         sample = SpreadSample(size, loader_share(dataloader).total, subject.seed)
         with closing(iterate(self._model, dataloader, batch_fn, sample, subject.seed, subject.progress)) as batches:
-            for x, y in batches:
+            for x, y, name, extras in batches:
                 if self._attack_samples:
                     require_labels(y, "attacks", otherwise="measure without them: `attacks=()`")
                 x, y = x.to(subject.device), None if y is None else y.to(subject.device)
                 if self._route is None:
-                    route = self._inspect(x, y, head, num_classes)
+                    route = self._inspect(x, y, name, extras, head, num_classes)
                     meter = FeatureMeter(route.num_classes, mode, subject.device, route.head is not None)
                     tap, subject = route.tap(self._model), self._subject
-                meter.update(tap.run(subject.forward, x), y)
+                if subject.extra is not None:
+                    subject.extra.values = extras
+                meter.update(tap.run(_from_loader(subject), x), y)
                 self._features = meter  # only now is there something to report
                 self._seconds["features"] = perf_counter() - start
         if self._features is None:
             raise ValueError(EMPTY)
-        self._sample = FixedSample(sample)
+        self._sample = FixedSample(sample, names=() if subject.extra is None else subject.extra.names)
 
-    def _inspect(self, x: Tensor, y: Tensor | None, head: str | nn.Module | None, num_classes: int | None) -> Route:
+    def _inspect(
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        name: str | None,
+        extras: Mapping[str, Tensor],
+        head: str | nn.Module | None,
+        num_classes: int | None,
+    ) -> Route:
         subject = self._subject
-        if self._attack_samples or any(meter.size for meter in self._meters):
-            subject.input_space.check(x)
-            subject.input_space.check_normalized(x)
-        self._route = inspect_model(self._model, subject, x, y, head, num_classes)
+        extra = find_extra_inputs(subject.forward, "inputs_embeds" if subject.embed else name, extras)
+        if extra is not None:
+            extra.values = {key: value[:2] for key, value in extras.items()}
+            subject = replace(subject, forward=extra.bind(subject.forward), extra=extra)
+        loaded = replace(subject, forward=_from_loader(subject))
+        self._route = inspect_model(self._model, loaded, x, y, head, num_classes)
         self._subject = replace(subject, forward=pick_entry(subject.forward, self._route.entry))
+        if self._attack_samples or any(meter.size for meter in self._meters):
+            self._is_discrete = open_inputs(subject, x, extras) is None
         return self._route
 
     def measure_sample(self, meter: SampleMeter) -> None:
         """Measure a part of the sample without attacks."""
+        if self._is_discrete:
+            return
         self._measured.append(meter)
         meter.update(self._subject, self._take(meter.size))
 
     def attack(self, name: str) -> None:
         """Run one of the attacks."""
+        if self._is_discrete:
+            return
         try:
             self._attacks.update(name, self._subject, self._take(self._attack_samples))
         except KeyboardInterrupt:
@@ -131,6 +152,8 @@ class EvaluationRun:
 
     def sweep(self, plan: Sequence[Mapping[str, Callable[..., Any]]], eps: Sequence[float]) -> None:
         """Attack with increasing budgets."""
+        if self._is_discrete:
+            return
         sweep = sweep_samples(self._subject, self._take(self._attack_samples), plan, eps)
         self._sweep = sweep if sweep.samples else None
         self._seconds["sweep"] = sum(sweep.seconds.values())
@@ -140,8 +163,8 @@ class EvaluationRun:
     def project(self, attacks: Mapping[str, Callable[..., Any]], method: Projection) -> None:
         """Project embeddings of clean and adversarial samples."""
         start, route = perf_counter(), self._found()
-        if route.head is None:
-            return  # a warning has said that there are no embeddings
+        if route.head is None or self._is_discrete:
+            return  # a warning has said that there are no embeddings, or no attacks
         ((name, attack),) = attacks.items()
         tap = route.tap(self._model)
         samples = self._take(self._attack_samples)
@@ -195,3 +218,8 @@ class EvaluationRun:
         for name, outcome in outcomes.items():
             columns |= {f"{part}/{name}": getattr(outcome, part).tolist() for part in ("adv_preds", "l2", "linf")}
         return columns
+
+
+def _from_loader(subject: Subject) -> Callable[..., Any]:
+    """Return what computes logits from what the loader gives."""
+    return subject.forward if subject.embed is None else partial(embed_and_call, subject.forward, subject.embed)

@@ -13,7 +13,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness.measurement.fixed_sample import FixedSample
 from lightning_robustness.measurement.subject import Samples
-from lightning_robustness.utilities.batch import read_batch
+from lightning_robustness.utilities.batch import read_batch, read_extras
+from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
 from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.sample import SpreadSample
 from lightning_robustness.utilities.sandbox import sandbox
@@ -52,8 +53,10 @@ def iterate(
     sample: SpreadSample,
     seed: int,
     progress: bool,
-) -> Generator[tuple[Tensor, Tensor | None], None, None]:
-    """Iterate over a loader, with a random state of its own, and let a sample pick from the batches.
+) -> Generator[tuple[Tensor, Tensor | None, str | None, dict[str, Tensor]], None, None]:
+    """Go through a loader, with a random state of its own, and let a sample pick from what comes.
+
+    It gives inputs, labels, the name of the inputs in the batch and its other entries.
 
     A caller that stops early must close the iterator: until then, the model stays in the sandbox.
     """
@@ -62,9 +65,10 @@ def iterate(
     with sandbox(model, seed=seed), _restored_generators(dataloader):
         for batch in tqdm(dataloader, desc="data", leave=False, disable=not progress):
             x, y = read_batch(batch, batch_fn)
-            sample.add(np.arange(number, number + len(x)), x, y)
+            name, extras = read_extras(batch, batch_fn, len(x))
+            sample.add(np.arange(number, number + len(x)), x, y, extras)
             number += len(x)
-            yield x, y
+            yield x, y, name, extras
 
 
 def collect(
@@ -74,20 +78,26 @@ def collect(
     size: int | None,
     seed: int,
     progress: bool,
-) -> Samples:
-    """Collect labelled samples, spread evenly over a loader.
+    forward: Callable[..., Any] | None = None,
+) -> tuple[Samples, ExtraInputs | None]:
+    """Collect a sample with labels that is spread over a loader.
+
+    Returns:
+        The sample, and how ``forward``, by default the model, takes other entries of a batch, if it does.
 
     Raises:
         ValueError: If the loader is empty or has no labels.
 
     """
     sample = SpreadSample(2**62 if size is None else size, loader_share(dataloader).total, seed)
-    for _ in iterate(model, dataloader, batch_fn, sample, seed, progress):
-        pass
-    samples = FixedSample(sample).samples
+    names = [batch[2] for batch in iterate(model, dataloader, batch_fn, sample, seed, progress)]
+    extra = None
+    if names:
+        extra = find_extra_inputs(forward or model, names[0], (sample.extras or [{}])[0])
+    samples = FixedSample(sample, names=() if extra is None else extra.names).samples
     if len(samples.x) == 0:
         raise ValueError(EMPTY)
-    return samples._replace(y=samples.labels())
+    return samples._replace(y=samples.labels()), extra
 
 
 @contextmanager

@@ -103,10 +103,11 @@ def sweep(
     space, eps = input_space or InputSpace(), read_budgets(eps)
     plan = plan_sweep(attacks, eps)
     check_budgets([attack for step in plan for attack in step.values()], space)
-    samples_of_loader = collect(model, dataloader, batch_fn, samples, seed, progress)
-    forward = model if forward_fn is None else partial(forward_fn, model)
+    forward: Callable[..., Any] = model if forward_fn is None else partial(forward_fn, model)
+    samples_of_loader, extra = collect(model, dataloader, batch_fn, samples, seed, progress, forward)
+    forward = forward if extra is None else extra.bind(forward)
     with on_device(model, device) as place:
-        subject = Subject(forward, space, place, batch_size, seed, progress)
+        subject = Subject(forward, space, place, batch_size, seed, progress, extra)
         report = sweep_samples(subject, samples_of_loader, plan, eps)
     return report if per_sample else report.without_samples()
 

@@ -63,6 +63,7 @@ class AttackMeter:
             outcomes.append(AttackOutcome.of(result, y))
             examples.append(self._pick(result, x, y, sum(len(picked.y) for picked in examples)))
         self._outcomes[name] = AttackOutcome.concatenate(outcomes)
+        examples = [picked for picked in examples if picked.x.shape[1:] == examples[0].x.shape[1:]]
         if examples:
             self.examples[name] = Examples(*(torch.cat(parts) for parts in zip(*examples, strict=True)))
         self.seconds[name] = perf_counter() - start

@@ -87,6 +87,38 @@ def _check_outputs(model: nn.Module, forward: Callable[..., Any], x: Tensor, rou
         )
 
 
+def open_inputs(subject: Subject, x: Tensor, extras: Mapping[str, Tensor]) -> Tensor | None:
+    """Check the inputs of a batch, and get the first samples for ``rehearse``.
+
+    Args:
+        subject: What is going to measure them.
+        x: A batch as the loader gives it.
+        extras: Its other entries.
+
+    Returns:
+        Inputs of the subject's model, or None, after a warning, if they are integers, which cannot be perturbed.
+
+    Raises:
+        ValueError: If the inputs are out of range, or evidently not normalised as declared.
+
+    """
+    if not x.is_floating_point() and subject.embed is None:
+        rank_zero_warn(
+            f"Inputs are integers ({x.dtype}), which cannot be perturbed by small amounts: attacks, the Fisher "
+            "information and all else that needs gradients are left out. For tokens, pass `embed_fn=`, a callable that "
+            "takes the module and tokens and returns their embeddings; for pixels that the module converts itself, "
+            "`embed_fn=lambda module, x: x.float()` and `input_space=InputSpace(high=255)`."
+        )
+        return None
+    whole = subject.embedded(x)
+    subject.input_space.check(whole)
+    subject.input_space.check_normalized(whole)
+    if subject.extra is None or not extras:
+        return whole[:2]
+    subject.extra.values = {name: value[:1] for name, value in extras.items()}
+    return whole[:1]
+
+
 def rehearse(
     subject: Subject, x: Tensor, meters: Iterable[SampleMeter], attacks: Mapping[str, Callable[..., Any]]
 ) -> None:

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from lightning_robustness.utilities.checks import check_integer_tensor
 
-_INPUT_NAMES = ("image", "images", "pixel_values", "input", "inputs", "x")
+_INPUT_NAMES = (
+    *("image", "images", "pixel_values", "input_values", "input_features", "inputs_embeds", "input", "inputs", "x"),
+    "input_ids",
+)
 _LABEL_NAMES = ("label", "labels", "target", "targets", "y")
 _NOT_CLASSIFICATION = "Expected single-label classification, with one class per sample, but this is none:"
 _BATCH_FN = "If they are elsewhere, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
@@ -27,9 +30,11 @@ def read_batch(
 
     Args:
         batch: A tuple or list ``(x, y, ...)``; a mapping, dataclass or named tuple with inputs named ``image``,
-            ``images``, ``pixel_values``, ``input``, ``inputs`` or ``x`` and labels named ``label``, ``labels``,
+            ``images``, ``pixel_values``, ``input_values``, ``input_features``, ``inputs_embeds``, ``input``,
+            ``inputs``, ``x`` or ``input_ids`` and labels named ``label``, ``labels``,
             ``target``, ``targets`` or ``y``; or a tensor, which has no labels.
-        batch_fn: Callable that takes the batch and returns ``(x, y)``, for batches of other forms. ``y`` may be None.
+        batch_fn: Callable that takes the batch and returns ``(x, y)``, for batches of other forms. ``y`` may be None. A
+            third value, a dictionary, holds other entries that the model takes by name; see ``read_extras``.
         soft: Whether soft labels, distributions over the classes, are read as the most likely class.
 
     Returns:
@@ -51,6 +56,31 @@ def read_batch(
     """
     x, y = _find(batch, batch_fn)
     return x, None if y is None else _read_labels(x, y, soft)
+
+
+def read_extras(
+    batch: Any, batch_fn: Callable[[Any], Any] | None, num_samples: int
+) -> tuple[str | None, dict[str, Tensor]]:
+    """Find what a batch holds beside inputs and labels, by name: an attention mask, for instance.
+
+    Args:
+        batch: A batch, as for ``read_batch``.
+        batch_fn: A callable, as for ``read_batch``.
+        num_samples: Number of samples in it.
+
+    Returns:
+        Name of the inputs, None if they have none, and the other tensors with one row per sample.
+
+    """
+    if batch_fn is not None:
+        result = batch_fn(batch)
+        return None, dict(result[2]) if len(result) == 3 else {}
+    entries = _named_entries(batch)
+    name = next((name for name in _INPUT_NAMES if name in entries), None)
+    if name is None:
+        return None, {}
+    others = {key: value for key, value in entries.items() if key != name and key not in _LABEL_NAMES}
+    return name, {k: v for k, v in others.items() if isinstance(v, Tensor) and v.shape[:1] == (num_samples,)}
 
 
 def read_labelled_batch(
@@ -151,7 +181,7 @@ def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> tuple[Tensor, An
 
 def _call(batch_fn: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
     result = batch_fn(batch)
-    if not isinstance(result, (tuple, list)) or len(result) != 2:
+    if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
         raise TypeError(f"Expected `batch_fn` to return a pair of inputs and labels but got {type(result).__name__}.")
     return result[0], result[1]
 

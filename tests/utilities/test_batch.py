@@ -171,7 +171,7 @@ def test_batch_function():
             r"or a mapping, dataclass or named tuple .* but got tuple\. For other batches, pass `batch_fn=",
         ),
         (3, TypeError, r"but got int\."),
-        ({"foo": X, "bar": Y}, TypeError, r"named image, .*, x but got dict with 'foo', 'bar'\. .*`batch_fn="),
+        ({"foo": X, "bar": Y}, TypeError, r"named image, .*, input_ids but got dict with 'foo', 'bar'\. .*`batch_fn="),
         ({"x": "path"}, TypeError, r"tensor of shape \(N, \.\.\.\) but got str\. .*`batch_fn="),
         ([(X, Y), (X, Y)], TypeError, r"tensor of shape \(N, \.\.\.\) but got tuple"),
         (torch.tensor(1.0), TypeError, r"but got one of shape \(\)"),
