@@ -205,7 +205,7 @@ def _advance(
     active: Tensor,
 ) -> Tensor:
     """Attack the active samples, from what is left of the budget before where the attack can start there."""
-    if not isinstance(before, PGD) or not isinstance(attack, PGD) or attack.restarts > 1:
+    if not isinstance(before, PGD) or not isinstance(attack, PGD) or attack.num_restarts > 1:
         return perturb(attack, model, x, y, active).x_adv[active]
     if attack.steps == 1 and attack.start == "clean" and attack.alpha is None:
         return x_adv[active]
