@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -42,6 +43,15 @@ def test_contract(metric_class, function, options, mode):
 
 
 @each_mode
+@each_metric
+@each_mode
+def test_number_of_classes_from_numpy(metric_class, function, options, mode):
+    features, preds = data()
+    metric = metric_class(np.int64(8), mode=mode, **options)
+    metric.update(features, preds)
+    torch.testing.assert_close(metric.compute(), function(features, preds, **options))
+
+
 @pytest.mark.parametrize("num_classes", [2, 200])
 @pytest.mark.parametrize("p", [1, 2, 3, math.inf])
 def test_equals_the_papers_loops(mode, num_classes, p):
