@@ -42,7 +42,6 @@ def test_contract(metric_class, function, options, mode):
     )
 
 
-@each_mode
 @each_metric
 @each_mode
 def test_number_of_classes_from_numpy(metric_class, function, options, mode):
@@ -52,6 +51,7 @@ def test_number_of_classes_from_numpy(metric_class, function, options, mode):
     torch.testing.assert_close(metric.compute(), function(features, preds, **options))
 
 
+@each_mode
 @pytest.mark.parametrize("num_classes", [2, 200])
 @pytest.mark.parametrize("p", [1, 2, 3, math.inf])
 def test_equals_the_papers_loops(mode, num_classes, p):
