@@ -23,6 +23,7 @@ class Classifier(nn.Module):
         dtype: Precision that the model takes its inputs in.
         num_rows: Number of samples that went through, over all calls.
         draws: Random numbers for the samples of the batch, the only ones that built-in attacks use.
+        num_classes: Number of logits, from the first call on; None before.
 
     Args:
         model: The model, from normalised inputs to logits.
@@ -45,6 +46,7 @@ class Classifier(nn.Module):
         self.dtype = x.dtype
         self.num_rows = 0
         self.draws = draws
+        self.num_classes: int | None = None
         working = at_least_float32(x.dtype)
         corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=working)
         self._is_normalized = input_space.mean is not None or input_space.std is not None
@@ -101,6 +103,7 @@ class Classifier(nn.Module):
         self.num_rows += len(x)
         version = x._version
         logits = compute_logits(self.model, x)
+        self.num_classes = logits.shape[1]
         if logits.shape[1] <= self._highest_label:
             raise ValueError(
                 f"Expected labels in the range 0 to {logits.shape[1] - 1}, for logits of {logits.shape[1]} classes, "

@@ -27,7 +27,7 @@ from lightning_robustness.callbacks.trainer_access import (
     num_training_batches,
 )
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import check_budgets, name_attacks
+from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, check_budgets, name_attacks
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import logged_keys, tag
 from lightning_robustness.measurement.trust import measure_trust
@@ -58,8 +58,10 @@ class RobustnessMonitor(Callback):
 
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
-            Empty for none. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
-        eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults.
+            Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
+            published attack. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+        eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
+            the l2 norm keep in any case.
         attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
             passed, and at the end of training. A mapping has a number for each attack. By default the attack called
             ``pgd`` runs in every validation epoch, the others in every fifth.
@@ -103,11 +105,8 @@ class RobustnessMonitor(Callback):
 
     def __init__(
         self,
-        attacks: Iterable[str | Attack | Callable[..., Any]] | Mapping[str, str | Attack | Callable[..., Any]] = (
-            "pgd",
-            "cw",
-            "square",
-        ),
+        attacks: Iterable[str | Attack | Callable[..., Any]]
+        | Mapping[str, str | Attack | Callable[..., Any]] = DEFAULT_ATTACKS,
         eps: float | None = 8 / 255,
         attack_every_n_epochs: int | Mapping[str, int] | None = None,
         input_space: InputSpace | None = None,

@@ -11,7 +11,7 @@ from lightning_robustness.evaluation.loading import check_setting, on_device
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import AttackLike, check_budgets, name_attacks
+from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, AttackLike, check_budgets, name_attacks
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
@@ -23,7 +23,7 @@ from lightning_robustness.utilities.input_space import InputSpace
 def evaluate(
     model: nn.Module,
     dataloader: Iterable[Any],
-    attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = ("pgd", "cw", "square"),
+    attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = DEFAULT_ATTACKS,
     eps: float | None = 8 / 255,
     input_space: InputSpace | None = None,
     num_classes: int | None = None,
@@ -58,8 +58,10 @@ def evaluate(
         model: The trained model, any module that returns logits.
         dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
-            Empty for none. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
-        eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults.
+            Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
+            published attack. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+        eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
+            the l2 norm keep in any case.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
@@ -141,7 +143,7 @@ def evaluate(
         if plan:
             parts.append(Part("the sweep", partial(run.sweep, plan, budgets)))
         if decision_space is not None:
-            project = partial(run.project, name_attacks(["pgd"], eps), decision_space)
+            project = partial(run.project, name_attacks(["pgd"], eps, as_published=True), decision_space)
             parts.append(Part("the decision space", project))
         run.measure(parts)
     return run.report(settings, per_sample)

@@ -57,7 +57,7 @@ def plan_sweep(
     attacks = attacks if isinstance(attacks, (Mapping, str)) else list(attacks)
     if len(attacks) == 0:
         raise ValueError("Expected at least one attack for a sweep but got none.")
-    return [_at_budget(name_attacks(attacks, budget), budget) for budget in eps]
+    return [_at_budget(name_attacks(attacks, budget, as_published=True), budget) for budget in eps]
 
 
 def _at_budget(attacks: dict[str, Callable[..., Any]], eps: float) -> dict[str, Callable[..., Any]]:

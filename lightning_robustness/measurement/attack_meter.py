@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from lightning_robustness.attacks import AttackResult, MaskingSign, budget_of, run
+from lightning_robustness.attacks.budget import budgets_of
 from lightning_robustness.attacks.masking import AttackTally, signs_of
+from lightning_robustness.measurement.attack_names import WORST
 from lightning_robustness.measurement.attack_outcome import AttackOutcome, worst_case
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics import AttackSuccessRate
@@ -101,8 +103,8 @@ class AttackMeter:
     def _worst(self) -> dict[str, AttackOutcome]:
         if not self._is_complete:
             return {}
-        budgets = {name: budget_of(self._attacks[name], self._input_space) for name in self.outcomes}
-        return {"worst": worst_case(self.outcomes, budgets)}
+        budgets = {name: budgets_of(self._attacks[name], self._input_space) for name in self.outcomes}
+        return {WORST: worst_case(self.outcomes, budgets)}
 
     def _find_signs(self) -> list[MaskingSign]:
         tallies = [

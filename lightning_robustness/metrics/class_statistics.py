@@ -63,7 +63,7 @@ class ClassStatisticsMetric(RobustnessMetric):
 
     def __init__(self, num_classes: int, p: float, mode: Mode, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_integer("num_classes", num_classes, minimum=2)
+        num_classes = check_integer("num_classes", num_classes, minimum=2)
         check_option("mode", mode, Mode)
         check_p(p)
         self.num_classes = num_classes

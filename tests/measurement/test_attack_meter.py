@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_robustness.attacks import CW, PGD, Attack, Square, get_attack, run
+from lightning_robustness.attacks import CW, PGD, Attack, Cascade, Square, get_attack, run
 from lightning_robustness.attacks.attack import Perturbation
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.attack_names import name_attacks
@@ -84,6 +84,22 @@ def test_an_attack_without_a_budget_breaks_more_than_the_worst_case(digits, digi
     values = attack_all(AttackMeter(attacks, InputSpace()), digits_network, x, y, attacks, batch_size=50)
     assert values["asr/cw"] > 0.9
     assert values["asr/pgd"] <= values["asr/worst"] < 0.5
+
+
+def test_no_attack_with_a_budget_does_better_than_the_worst_case(digits, digits_network):
+    x, y = digits[0][1200:1300], digits[1][1200:1300]
+    members = PGD(eps=0.1, steps=3), PGD(eps=0.9, steps=3, norm="l2")
+    attacks = {
+        "weak": PGD(eps=0.02, steps=3),
+        "strong": get_attack("strong_pgd", eps=0.1),
+        "cascade": Cascade(attacks=members[:1]),
+        "mixed": Cascade(attacks=members),
+        "l2": PGD(eps=0.5, norm="l2", steps=3),
+    }
+    values = attack_all(AttackMeter(attacks, InputSpace()), digits_network, x, y, attacks, batch_size=50)
+    assert values["asr/weak"] < values["asr/strong"] < values["asr/mixed"]
+    assert values["asr/worst"] >= max(values[f"asr/{name}"] for name in attacks)
+    assert values["adv_acc/worst"] <= min(values[f"adv_acc/{name}"] for name in attacks)
 
 
 class Line(nn.Module):

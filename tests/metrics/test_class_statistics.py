@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,6 +39,15 @@ def test_contract(metric_class, function, options, mode):
         lambda f, k: function(f, k, **options),
         (features, preds),
     )
+
+
+@each_metric
+@each_mode
+def test_number_of_classes_from_numpy(metric_class, function, options, mode):
+    features, preds = data()
+    metric = metric_class(np.int64(8), mode=mode, **options)
+    metric.update(features, preds)
+    torch.testing.assert_close(metric.compute(), function(features, preds, **options))
 
 
 @each_mode
