@@ -7,6 +7,7 @@ from typing import Any
 from lightning_robustness.attacks.attack import Attack
 from lightning_robustness.attacks.cascade import Cascade
 from lightning_robustness.attacks.cw import CW
+from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
@@ -20,6 +21,7 @@ _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "pgd_l2": (PGD, {"norm": "l2", "eps": 1.0}),
     "mifgsm": (PGD, {"start": "clean", "momentum": 1.0}),
     "cw": (CW, {}),
+    "ddn": (DDN, {}),
     "square": (Square, {}),
     "siren": (SirenAttack, {}),
 }
@@ -59,13 +61,13 @@ def get_attack(
     """Get an attack by its name.
 
     Args:
-        attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``, ``"square"``,
-            ``"siren"``, or ``"worst"``: PGD with cross-entropy, PGD with the margin and five restarts, and Square, of
-            which each sees only what those before it did not break. ``"torchattacks:NAME"`` is a class of
-            torchattacks. An instance of such a class, or any other callable ``(model, x, y) -> x_adv``, works too, and
-            takes no further arguments.
+        attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``, ``"ddn"``,
+            ``"square"``, ``"siren"``, or ``"worst"``: PGD with cross-entropy, PGD with the margin and five restarts,
+            and Square, of which each sees only what those before it did not break. ``"torchattacks:NAME"`` is a class
+            of torchattacks. An instance of such a class, or any other callable ``(model, x, y) -> x_adv``, works too,
+            and takes no further arguments.
         eps: Largest distance from the input, in un-normalised units, instead of that of the preset or the default of
-            the attack. C&W has no budget, and takes no notice.
+            the attack. C&W and DDN have no budget, and take no notice.
         preset: Settings of the RDI paper for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``,
             ``"tiny-imagenet"`` and (SirenAttack alone) ``"speech"``; those of the Fisher information paper for
             ``"imagenet"`` or, by the name ``"fisher"``, its other data sets.
