@@ -7,6 +7,7 @@ from typing import Any
 from lightning_robustness.attacks import ensembles
 from lightning_robustness.attacks.attack import Attack
 from lightning_robustness.attacks.cw import CW
+from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
@@ -21,6 +22,7 @@ _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "pgd_l2": (PGD, {"norm": "l2", "eps": 1.0}),
     "mifgsm": (PGD, {"start": "clean", "momentum": 1.0}),
     "cw": (CW, {}),
+    "ddn": (DDN, {}),
     "square": (Square, {}),
     "siren": (SirenAttack, {}),
 }
@@ -62,12 +64,12 @@ def get_attack(
 
     Args:
         attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"strong_pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``,
-            ``"square"``, ``"siren"``, or a cascade, ``"worst"`` or ``"autoattack"``. ``"pgd"`` is the attack as
+            ``"ddn"``, ``"square"``, ``"siren"``, or a cascade, ``"worst"`` or ``"autoattack"``. ``"pgd"`` is the attack as
             published, which is weak on robust networks; ``"strong_pgd"`` takes 10 shrinking steps with cross-entropy
             and 10 with the margin on what is left. ``"torchattacks:NAME"`` is a class of torchattacks. An instance of
             such a class, or any other callable ``(model, x, y) -> x_adv``, works too, and takes no further arguments.
         eps: Largest distance from the input, in un-normalised units, instead of that of the preset or the default of
-            the attack. C&W has no budget, and takes no notice.
+            the attack. C&W and DDN have no budget, and take no notice.
         preset: Settings of the papers, which are weak on robust networks; of those, ``"strong_pgd"`` and cascades take
             the budget only. Those of the RDI paper for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``,
             ``"tiny-imagenet"`` and (SirenAttack alone) ``"speech"``; those of the Fisher information paper for
