@@ -23,7 +23,7 @@ from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_lo
 def cost(repetitions: int) -> None:
     """Seconds of the distance beside those of the Fisher information and of PGD."""
     print("\n1. Cost: the Fisher information with the distance over the Fisher information alone; over 20-step PGD")
-    print("   network          K  samples  Fisher + distance / Fisher  distance / PGD-20  Fisher + distance / PGD-20")
+    print("   network          K  samples  Fisher with distance / Fisher  distance / PGD-20  both / PGD-20")
     for name, num_classes, number in (("ResNet-18", 10, 8), ("small network", 10, 256), ("ResNet-18", 1000, 8)):
         if name == "ResNet-18":
             x = torch.rand(number, 3, 32, 32)
@@ -40,7 +40,7 @@ def cost(repetitions: int) -> None:
         }
         times = seconds(functions, repetitions)
         ratios = times["both"] / times["fim"], times["alone"] / times["pgd"], times["both"] / times["pgd"]
-        columns = f"{ratios[0]:29.2f}  {ratios[1]:17.2f}  {ratios[2]:29.2f}"
+        columns = f"{ratios[0]:29.2f}  {ratios[1]:17.2f}  {ratios[2]:13.2f}"
         print(f"   {name:13s} {num_classes:5d}  {number:7d}  {columns}")
 
 

@@ -169,6 +169,15 @@ def test_settings_that_differ_are_noted(reports):
     )
 
 
+def test_distances_that_were_not_measured_alike_are_noted(reports):
+    for name, report in reports.items():
+        report.settings["Fisher information"] = f"boundary in linf, eps {0.2 if name == 'b' else 0.1}"
+    assert ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes == [
+        "Fisher information and distance to the boundary were not measured alike: boundary in linf, eps 0.1 (a); "
+        "boundary in linf, eps 0.2 (b); boundary in linf, eps 0.1 (c)."
+    ]
+
+
 def test_one_model_has_curves_but_no_correlation(reports):
     report = ComparisonReport({"a": reports["a"]})
     assert report.scores["a"] > 0
