@@ -40,9 +40,7 @@ def main() -> None:
     for row in monitor.history:
         print(f"{row['epoch']:5d}  {row['acc']:8.3f}  {row['rdi']:5.3f}  {row['adv_acc/pgd']:18.3f}")
     if stopping.stopped_epoch:
-        print(
-            f"Stopped after epoch {stopping.stopped_epoch}: neither RDI nor accuracy rose for {stopping.patience} epochs."
-        )
+        print(f"Stopped after epoch {stopping.stopped_epoch}: no better RDI for {stopping.patience} epochs.")
     else:
         print(f"Took all {arguments.epochs} epochs: RDI did not stop it.")
     print(f"\n{monitor.summary()}")
