@@ -14,9 +14,9 @@ from lightning_robustness import AdversarialTraining, RobustEarlyStopping, Robus
 
 
 def main() -> None:
-    """Train, say why training ended, and validate the best checkpoint."""
+    """Train, say why training ended, and look at the best checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=60, help="maximum number of epochs")
+    parser.add_argument("--epochs", type=int, default=60, help="most epochs that training may take")
     parser.add_argument("--patience", type=int, default=4)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data is in memory
@@ -40,10 +40,7 @@ def main() -> None:
     for row in monitor.history:
         print(f"{row['epoch']:5d}  {row['acc']:8.3f}  {row['rdi']:5.3f}  {row['adv_acc/pgd']:18.3f}")
     if stopping.stopped_epoch:
-        print(
-            f"Stopped after epoch {stopping.stopped_epoch}: neither RDI nor accuracy rose for "
-            f"{stopping.patience} epochs."
-        )
+        print(f"Stopped after epoch {stopping.stopped_epoch}: no better RDI for {stopping.patience} epochs.")
     else:
         print(f"Took all {arguments.epochs} epochs: RDI did not stop it.")
     print(f"\n{monitor.summary()}")
