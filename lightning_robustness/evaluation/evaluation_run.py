@@ -16,7 +16,7 @@ from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import inspect_model, open_inputs
+from lightning_robustness.measurement.inspection import inspect_model, open_inputs, warn_of_unused_layers
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics.class_statistics import Mode
@@ -127,6 +127,8 @@ class EvaluationRun:
             subject = replace(subject, forward=extra.bind(subject.forward), extra=extra)
         loaded = replace(subject, forward=subject.from_loader)
         self._route = inspect_model(self._model, loaded, x, y, head, num_classes)
+        if self._subject.forward is self._model:  # without a `forward_fn`
+            warn_of_unused_layers(self._model, self._route)
         self._subject = replace(subject, forward=pick_entry(subject.forward, self._route.entry))
         if self._attack_samples or any(meter.size for meter in self._meters):
             self._is_discrete = open_inputs(subject, x, extras) is None
