@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_robustness import InputSpace, RobustnessMonitor
+from lightning_robustness import AdversarialTraining, InputSpace, RobustnessMonitor
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import evaluate, sweep
+from lightning_robustness.utilities.extra_inputs import find_extra_inputs
 from tests import references
 from tests.callbacks.modules import make_trainer
 from tests.zoo import affine, wide
@@ -289,3 +290,48 @@ def test_bytes_that_the_module_scales_itself(tmp_path):
     assert values["acc"] == values["val_acc"] == pytest.approx((preds == y).double().mean().item())
     assert values["adv_acc/fgsm"] == pytest.approx(right.double().mean().item())
     assert values["adv_acc/fgsm"] < values["acc"]
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "mix", "ratio": 0.5}, {"loss": "trades"}])
+def test_adversarial_training_takes_the_mask_along(tmp_path, options):
+    class Trained(Masked):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def training_step(self, batch, batch_idx):
+            self.seen.append(batch["x"])
+            return nn.functional.cross_entropy(self.own(batch), batch["labels"])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    attack = PGD(eps=EPS, alpha=ALPHA, steps=STEPS, start="clean", all_steps=True)
+    module = Trained()
+    data, expected = Data(module), Masked()
+    make_trainer(tmp_path, AdversarialTraining(attack, **options)).fit(module, data.loader())
+    for batch, seen in zip(data.batches(), module.seen, strict=True):
+        by_hand = attack(lambda x, mask=batch["mask"]: expected.classify(x, mask), batch["x"], batch["labels"])
+        changed = (seen != batch["x"]).flatten(1).any(dim=1)
+        assert torch.equal(seen[changed], by_hand[changed])
+        assert changed.sum() == {0: 4, 1: 2}.get("mode" in options) * ("loss" not in options)
+
+
+def test_attacks_that_drop_samples_cannot_take_a_mask_along():
+    extra = find_extra_inputs(Masked(), "x", ["mask"])
+    extra.values = {"mask": torch.ones(4, 2)}
+    with pytest.raises(ValueError, match=r"as many inputs as mask have rows but got 3.*`all_steps=True`"):
+        extra.bind(Masked())(torch.rand(3, 2, 4))
+
+
+def test_what_a_model_takes_from_a_batch():
+    def found(model, name, *extras):
+        extra = find_extra_inputs(model, name, extras)
+        return None if extra is None else (extra.names, extra.keyword)
+
+    assert found(Masked(), "image", "mask", "index") == (("mask",), None)
+    assert found(Keywords(), "x", "mask", "index") == (("mask", "index"), "x")
+    assert found(Transformer(), "inputs_embeds", "attention_mask") == (("attention_mask",), "inputs_embeds")
+    assert found(Unmasked(), "x", "mask") is None
+    assert found(lambda x, **others: x, "x", "mask") is None
+    assert found(max, None) is None

@@ -338,6 +338,15 @@ def test_evaluate_refuses_the_same(name):
         evaluate(module, data.loader(), **data.options(module), progress=False)
 
 
+def test_evaluate_warns_of_a_head_that_forward_does_not_run():
+    module, data = made(Case(zoo.EmbeddingForward))
+    remedy = r"`forward_fn=lambda module, x: module\.get_submodule\('head'\)\(module\(x\)\)`"
+    with pytest.warns(UserWarning, match=rf"does not run 'head', a layer that takes 6 features.*{remedy}"):
+        evaluate(module, data.loader(), **data.options(module), progress=False)
+    options = {**data.options(module), "forward_fn": lambda module, x: module.get_submodule("head")(module(x))}
+    data.check(module, evaluate(module, data.loader(), **options, progress=False).metrics, labelled=True)
+
+
 @pytest.mark.filterwarnings("ignore:.*take another forward pass")
 def test_samples_without_a_class_can_be_left_out(tmp_path):
     """The remedy for labels of -100 leaves fewer samples."""

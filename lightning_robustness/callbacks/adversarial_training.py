@@ -17,14 +17,16 @@ from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
 from lightning_robustness.callbacks.replaced_loss import (
     AdversarialLoss,
+    check_loss,
     compute_loss,
     published_attack,
     step_with_loss,
 )
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
-from lightning_robustness.utilities.batch import read_labelled_batch, replace_in_batch
-from lightning_robustness.utilities.checks import check_integer, check_number, check_option
+from lightning_robustness.utilities.batch import read_extras, read_labelled_batch, replace_in_batch
+from lightning_robustness.utilities.checks import check_integer, check_option
+from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
@@ -33,8 +35,6 @@ from lightning_robustness.utilities.sandbox import sandbox
 AdversarialMode = Literal["replace", "mix", "concat"]
 # Number of steps of the attack that looks for catastrophic overfitting
 _MANY_STEPS = 5
-# Share of the values of the first batch that may be outside of the range
-_FEW = 0.1
 
 
 class AdversarialTraining(TrainingStepCallback):
@@ -135,7 +135,11 @@ class AdversarialTraining(TrainingStepCallback):
         check_option("mode", mode, AdversarialMode)
         if not 0 < ratio <= 1:
             raise ValueError(f"Expected argument `ratio` to be above 0 and at most 1 but got {ratio}.")
-        _check_loss(loss, loss_weight, mode)
+        check_loss(loss, loss_weight)
+        if loss is not None and mode != "replace":
+            raise ValueError(
+                f"Expected `mode` to be 'replace' with `loss={loss!r}`, which has its own, but got {mode!r}."
+            )
         counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
         for name, value in counts.items():
             check_integer(name, value, minimum=0)
@@ -173,6 +177,7 @@ class AdversarialTraining(TrainingStepCallback):
         self._overfitting = CatastrophicOverfitting()
         self._means = EpochMeans()
         self._is_measured = False
+        self._extra: ExtraInputs | None = None
         self._is_first = True
         self._has_warned = False
         self._probe: list[tuple[Tensor, Tensor]] = []
@@ -230,6 +235,7 @@ class AdversarialTraining(TrainingStepCallback):
         index = (self._num_batches - 1) * trainer.world_size + trainer.global_rank
         rows = self._choose_rows(x, index)
         clean, labels = (x, y) if rows is None else (x[rows], y[rows])
+        self._take_extras(pl_module, batch, len(x), rows)
         clean = self._clip(clean)
         x_adv = self._perturb(pl_module, clean, labels, index)
         if self._is_measured:
@@ -245,8 +251,18 @@ class AdversarialTraining(TrainingStepCallback):
             self._means.add("loss", loss, len(x))
         return output
 
+    def _take_extras(self, pl_module: LightningModule, batch: Any, num_samples: int, rows: Tensor | None) -> None:
+        """Find what else the network takes from the batch, such as a mask."""
+        name, extras = read_extras(batch, self.batch_fn, num_samples)
+        self._extra = find_extra_inputs(
+            pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module), name, extras
+        )
+        if self._extra is not None:
+            self._extra.values = extras if rows is None else {key: value[rows] for key, value in extras.items()}
+
     def _forward(self, pl_module: LightningModule) -> Callable[..., Any]:
-        return forward_of(pl_module, self.forward_fn)
+        forward = forward_of(pl_module, self.forward_fn)
+        return forward if self._extra is None else self._extra.bind(forward)
 
     def _choose_attack(self, trainer: Trainer) -> None:
         epoch = max(trainer.current_epoch - self.warmup_epochs, 0)
@@ -275,7 +291,7 @@ class AdversarialTraining(TrainingStepCallback):
             return x  # refused by the attack
         clipped, outside = space.clip(x)
         share = outside.flatten(1).any(dim=1).float().mean()
-        if is_first and _is_mistaken(space, x, outside):
+        if is_first and space.is_mistaken(x, outside):
             space.check(x)
         self._means.add("clipped", share, len(x))
         if not self._has_warned and share > 0:
@@ -300,7 +316,8 @@ class AdversarialTraining(TrainingStepCallback):
 
     def _keep_for_later(self, x: Tensor, y: Tensor) -> None:
         missing = self.overfitting_samples - sum(len(labels) for _, labels in self._probe)
-        if self._is_one_step and missing > 0:
+        takes_extras = self._extra is not None and bool(self._extra.names)
+        if self._is_one_step and missing > 0 and not takes_extras:
             # Copies: the loader may use its memory again
             self._probe.append((x[:missing].detach().clone(), y[:missing].clone()))
 
@@ -330,22 +347,3 @@ class AdversarialTraining(TrainingStepCallback):
         if self.overfitting_checkpoint is not None and not sign.seen and not has_fallen:
             trainer.save_checkpoint(self.overfitting_checkpoint)
         return {"acc_pgd": multi, "overfitting": float(is_there)}
-
-
-def _check_loss(loss: AdversarialLoss | None, weight: float | None, mode: AdversarialMode) -> None:
-    if loss is None:
-        if weight is not None:
-            raise ValueError(f"Expected argument `loss_weight` with `loss` but got {weight} alone. Leave it out.")
-        return
-    check_option("loss", loss, AdversarialLoss)
-    if weight is not None:
-        check_number("loss_weight", weight)
-    if mode != "replace":
-        raise ValueError(f"Expected `mode` to be 'replace' with `loss={loss!r}`, which has its own, but got {mode!r}.")
-
-
-def _is_mistaken(space: InputSpace, x: Tensor, outside: Tensor) -> bool:
-    """Return whether it is evident that inputs are not in the space: many are outside, or their mean is."""
-    mean = space.unnormalize(x).mean()
-    center, _ = InputSpace(space.low, space.high).clip(mean.reshape(1, 1))
-    return bool(outside.float().mean() > _FEW) or bool(center != mean)

@@ -36,7 +36,7 @@ from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import read_batch, read_extras, require_labels
-from lightning_robustness.utilities.extra_inputs import ExtraInputs, embed_and_call, find_extra_inputs
+from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
 from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.loader_share import loader_share
@@ -151,9 +151,9 @@ class MonitorRun:
             route = self._inspect(x, y, name, extras)
             if self._watch is None:
                 self._watch = self._open(route, x.device)
+            self._watch.before(x, y, extras)
             if self._extra is not None:
                 self._extra.values = extras
-            self._watch.before(x, y, extras)
 
     def after_batch(self) -> None:
         """See what validation made of the batch."""
@@ -164,9 +164,7 @@ class MonitorRun:
             if is_ours and self._watch.uses_hooks:
                 self.faults.warn(
                     "validation does not run the network on the inputs of its batch as they are, so RDI and ROBY take "
-                    "another forward pass. If `validation_step` prepares inputs, by normalising them for instance, all "
-                    "values here are of inputs without that: pass `forward_fn=`, a callable that takes the module and "
-                    "inputs, prepares them in the same way and returns logits.",
+                    "another forward pass. All values are of `forward`, or `forward_fn=`, on these inputs.",
                     key="forward",
                 )
 
@@ -204,14 +202,15 @@ class MonitorRun:
             self.faults.report(left_out, f"no batch came from loader {self._settings.dataloader_idx}")
             return None
         # A process to which no batch came takes part with zero samples
-        meter = self._feature_meter(num_classes, has_embedding) if watch is None else watch.meter
+        settings, device = self._settings, self._module.device
+        meter = FeatureMeter(num_classes, settings.mode, device, has_embedding) if watch is None else watch.meter
         values = self.faults.compute(left_out, meter.compute)
         if values is None:
             return None
         values["seconds/features"] = meter.seconds
         if self._sample is None:
             self._keep(SpreadSample(0, None) if watch is None or watch.sample is None else watch.sample)
-        meters, attack_meter = self._settings.make_meters(), self._attack_meter()
+        meters, attack_meter = settings.make_meters(), AttackMeter(settings.attacks, settings.input_space)
         values |= self._measure(meters)
         values |= self._attack(attack_meter, attacks)
         start = perf_counter()
@@ -224,7 +223,7 @@ class MonitorRun:
 
     def attack(self, attacks: Sequence[str]) -> dict[str, float]:
         """Run attacks, outside of a validation epoch."""
-        meter = self._attack_meter()
+        meter = AttackMeter(self._settings.attacks, self._settings.input_space)
         values = self._attack(meter, attacks)
         self._show(meter)
         return values
@@ -246,18 +245,15 @@ class MonitorRun:
             if settings.attacks:
                 require_labels(y, "attacks", otherwise="watch without them: `attacks=()`")
             subject = self._subject(x.device)
-            found = inspect_model(
-                self._module, replace(subject, forward=self._forward()), x, y, settings.head, settings.num_classes
-            )
-            first = None
-            if settings.attacks or meters:
-                first = open_inputs(subject, x, extras)
+            loaded = replace(subject, forward=subject.from_loader)
+            found = inspect_model(self._module, loaded, x, y, settings.head, settings.num_classes)
+            first = open_inputs(subject, x, extras) if settings.attacks or meters else None
             self._is_discrete = first is None
             if first is not None and not has_trained(self._trainer):  # later, what fails is left out when it does
                 subject = replace(subject, forward=pick_entry(subject.forward, found.entry), embed=None)
                 rehearse(subject, first, meters, settings.attacks)
-            features = "no embedding" if found.head is None else f"{found.num_features} features of {found.head!r}"
-            rank_zero_info(f"RobustnessMonitor sees {found.num_classes} classes, and {features}.")
+            head = "no embedding" if found.head is None else f"{found.num_features} features of {found.head!r}"
+            rank_zero_info(f"RobustnessMonitor sees {found.num_classes} classes, and {head}.")
             self._route = found
         return self._route
 
@@ -268,16 +264,12 @@ class MonitorRun:
 
     def _agree_on_classes(self) -> tuple[int, bool]:
         """Return the number of classes, 0 if no batch came to any process, and whether there are embeddings."""
-        found = [0, 0, 0]
-        if self._watch is not None and self._route is not None:
-            found = [self._route.num_classes, int(self._route.head is not None), int(self._is_discrete)]
-        numbers = torch.tensor(found, device=self._module.device)
+        route = None if self._watch is None else self._route
+        found = [0, 0, 0] if route is None else [route.num_classes, route.head is not None, self._is_discrete]
+        numbers = torch.tensor(found, dtype=torch.long, device=self._module.device)
         number, has_embedding, is_discrete = self._trainer.strategy.reduce(numbers, reduce_op="max").tolist()
         self._is_discrete = bool(is_discrete)
         return number, bool(has_embedding)
-
-    def _feature_meter(self, num_classes: int, has_embedding: bool) -> FeatureMeter:
-        return FeatureMeter(num_classes, self._settings.mode, self._module.device, has_embedding)
 
     def _open(self, route: Route, device: torch.device) -> ValidationWatch:
         settings, trainer = self._settings, self._trainer
@@ -289,7 +281,8 @@ class MonitorRun:
             self._num_parts = trainer.world_size if share.num_replicas == 1 else 1
             sample = SpreadSample(-(-max(sizes) // self._num_parts), share.total, settings.seed)
         meter = FeatureMeter(route.num_classes, settings.mode, device, route.head is not None)
-        return ValidationWatch(self._module, self._forward(), route, meter, share, sample, self._is_checked)
+        forward = self._subject(device).from_loader
+        return ValidationWatch(self._module, forward, route, meter, share, sample, self._is_checked)
 
     def _keep(self, sample: SpreadSample) -> None:
         """Keep the sample for the rest of the run."""
@@ -325,14 +318,6 @@ class MonitorRun:
             self.faults.warn(f"gradients seem to be masked, so success rates are too low. {reasons}", key="masking")
         return values | {f"seconds/{name}": seconds for name, seconds in meter.seconds.items()}
 
-    def _attack_meter(self) -> AttackMeter:
-        return AttackMeter(self._settings.attacks, self._settings.input_space)
-
-    def _forward(self) -> Callable[..., Any]:
-        """What computes logits from what the loader gives."""
-        subject = self._subject(self._module.device)
-        return subject.forward if subject.embed is None else partial(embed_and_call, subject.forward, subject.embed)
-
     def _subject(self, device: torch.device) -> Subject:
         settings, wanted = self._settings, self._settings.progress
         shown = self._trainer.progress_bar_callback is not None if wanted is None else wanted
@@ -342,8 +327,8 @@ class MonitorRun:
             forward = self._extra.bind(forward)
         forward = pick_entry(forward, None if self._route is None else self._route.entry)
         embed = None if settings.embed_fn is None else partial(settings.embed_fn, self._module)
-        space, size, seed = settings.input_space, settings.batch_size, settings.seed
-        return Subject(forward, space, device, size, seed, progress, self._extra, embed)
+        options = device, settings.batch_size, settings.seed, progress, self._extra, embed
+        return Subject(forward, settings.input_space, *options)
 
     def _show(
         self,
@@ -381,6 +366,5 @@ class MonitorRun:
         embedding = torch.cat([call.embedding for call in calls if call.embedding is not None]).cpu()
         preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
         x, y, *_ = sample.samples
-        if not isinstance(x, Tensor):
-            x = torch.zeros(len(x), 1)  # there is no picture of inputs of several shapes
+        x = x if isinstance(x, Tensor) else torch.zeros(len(x), 1)  # without pictures, for inputs of several shapes
         board.embed(step, embedding, preds if y is None else y, preds, x, self._settings.input_space)

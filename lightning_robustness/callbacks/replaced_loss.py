@@ -10,10 +10,27 @@ from torch import Tensor, nn
 from lightning_robustness.attacks import PGD
 from lightning_robustness.callbacks.training_step import find_loss
 from lightning_robustness.losses import mart_loss, trades_loss
+from lightning_robustness.utilities.checks import check_number, check_option
 
 AdversarialLoss = Literal["trades", "mart"]
 # Weights of the divergence in the papers
 _WEIGHTS: dict[AdversarialLoss, float] = {"trades": 6.0, "mart": 5.0}
+
+
+def check_loss(loss: AdversarialLoss | None, weight: float | None) -> None:
+    """Check the arguments of a user.
+
+    Raises:
+        ValueError: If the loss is unknown, or the weight negative or without a loss.
+
+    """
+    if loss is None:
+        if weight is not None:
+            raise ValueError(f"Expected argument `loss_weight` with `loss` but got {weight} alone. Leave it out.")
+        return
+    check_option("loss", loss, AdversarialLoss)
+    if weight is not None:
+        check_number("loss_weight", weight)
 
 
 def published_attack(loss: AdversarialLoss) -> PGD:

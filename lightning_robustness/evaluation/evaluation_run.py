@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -17,12 +16,12 @@ from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import inspect_model, open_inputs
+from lightning_robustness.measurement.inspection import inspect_model, open_inputs, warn_of_unused_layers
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import require_labels
-from lightning_robustness.utilities.extra_inputs import embed_and_call, find_extra_inputs
+from lightning_robustness.utilities.extra_inputs import find_extra_inputs
 from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.logits import pick_entry
 from lightning_robustness.utilities.logits_route import Route
@@ -105,7 +104,7 @@ class EvaluationRun:
                     tap, subject = route.tap(self._model), self._subject
                 if subject.extra is not None:
                     subject.extra.values = extras
-                meter.update(tap.run(_from_loader(subject), x), y)
+                meter.update(tap.run(subject.from_loader, x), y)
                 self._features = meter  # only now is there something to report
                 self._seconds["features"] = perf_counter() - start
         if self._features is None:
@@ -126,8 +125,10 @@ class EvaluationRun:
         if extra is not None:
             extra.values = {key: value[:2] for key, value in extras.items()}
             subject = replace(subject, forward=extra.bind(subject.forward), extra=extra)
-        loaded = replace(subject, forward=_from_loader(subject))
+        loaded = replace(subject, forward=subject.from_loader)
         self._route = inspect_model(self._model, loaded, x, y, head, num_classes)
+        if self._subject.forward is self._model:  # without a `forward_fn`
+            warn_of_unused_layers(self._model, self._route)
         self._subject = replace(subject, forward=pick_entry(subject.forward, self._route.entry))
         if self._attack_samples or any(meter.size for meter in self._meters):
             self._is_discrete = open_inputs(subject, x, extras) is None
@@ -218,8 +219,3 @@ class EvaluationRun:
         for name, outcome in outcomes.items():
             columns |= {f"{part}/{name}": getattr(outcome, part).tolist() for part in ("adv_preds", "l2", "linf")}
         return columns
-
-
-def _from_loader(subject: Subject) -> Callable[..., Any]:
-    """Return what computes logits from what the loader gives."""
-    return subject.forward if subject.embed is None else partial(embed_and_call, subject.forward, subject.embed)

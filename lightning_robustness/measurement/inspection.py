@@ -87,6 +87,17 @@ def _check_outputs(model: nn.Module, forward: Callable[..., Any], x: Tensor, rou
         )
 
 
+def warn_of_unused_layers(model: nn.Module, route: Route) -> None:
+    """Warn of a layer that could follow ``forward``, where no validation step shows whether it does."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name not in route.modules and module.in_features == route.num_classes:
+            rank_zero_warn(
+                f"`forward` does not run {name!r}, a layer that takes {route.num_classes} features, as many as it "
+                "returns. If `forward` returns an embedding, all values are wrong: pass "
+                f"`forward_fn=lambda module, x: module.get_submodule({name!r})(module(x))`."
+            )
+
+
 def open_inputs(subject: Subject, x: Tensor, extras: Mapping[str, Tensor]) -> Tensor | None:
     """Check the inputs of a batch, and get the first samples for ``rehearse``.
 

@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness.utilities.batch import require_labels
-from lightning_robustness.utilities.extra_inputs import ExtraInputs
+from lightning_robustness.utilities.extra_inputs import ExtraInputs, embed_and_call
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.sandbox import sandbox
 
@@ -97,6 +98,11 @@ class Subject:
                 self.extra.values = {name: value.unsqueeze(0) for name, value in first.items()}
             y = None if samples.y is None else samples.y[rows].to(self.device)
             yield Samples(self.embedded(x.to(self.device)), y, samples.positions[rows])
+
+    @property
+    def from_loader(self) -> Callable[..., Any]:
+        """Callable from what the loader gives to logits."""
+        return self.forward if self.embed is None else partial(embed_and_call, self.forward, self.embed)
 
     def embedded(self, x: Tensor) -> Tensor:
         """Return the inputs of ``forward`` for what the loader gives."""

@@ -29,8 +29,18 @@ class ExtraInputs:
         self.values: Mapping[str, Tensor] = {}
 
     def call(self, forward: Callable[..., Any], x: Tensor) -> Any:
-        """Run a model on inputs."""
+        """Run a model on inputs.
+
+        Raises:
+            ValueError: If it is unclear which rows of the entries belong to the inputs.
+
+        """
         values = {name: self.values[name].to(x.device) for name in self.names if name in self.values}
+        if any(len(value) not in (1, len(x)) for value in values.values()):
+            raise ValueError(
+                f"Expected as many inputs as {', '.join(values)} have rows but got {len(x)}: an attack that drops "
+                "samples cannot take them along. Pass `all_steps=True`, or an attack that keeps all samples."
+            )
         rows = {name: v.expand(len(x), *v.shape[1:]) if len(v) == 1 else v for name, v in values.items()}
         return forward(x, **rows) if self.keyword is None else forward(**{self.keyword: x}, **rows)
 

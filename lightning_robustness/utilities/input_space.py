@@ -6,6 +6,8 @@ from torch import Tensor
 
 # Number of values in a batch from which it is evident whether they are normalised
 _ENOUGH = 32
+# Share of values that may be outside of the range by an overshoot
+_FEW = 0.1
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,18 @@ class InputSpace:
         clipped = values.clamp(self.low, self.high)
         outside = (values - clipped).abs() > rounding
         return torch.where(outside, self.normalize(clipped), x), outside
+
+    def is_mistaken(self, x: Tensor, outside: Tensor) -> bool:
+        """Return whether a batch is evidently not in this space: more than a few values are outside, or their mean is.
+
+        Args:
+            x: A batch, as the model sees it.
+            outside: Whether each value is outside of the range, from ``clip``.
+
+        """
+        mean = self.unnormalize(x).mean()
+        center = mean if self.low is None and self.high is None else mean.clamp(self.low, self.high)
+        return bool(outside.float().mean() > _FEW) or bool(center != mean)
 
     def check_normalized(self, x: Tensor) -> None:
         """Check that a batch is normalised if the space says so.

@@ -54,7 +54,7 @@ def test_different_numbers_of_classes_are_found_before_the_sweep(digits, digits_
     loader = [(digits[0][:20], digits[1][:20])]
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
     with pytest.raises(
-        ValueError, match="Expected 10 classes, as `num_classes` or the models before say, but the head"
+        ValueError, match="Expected 10 classes, as `num_classes` or the models before say, but the model has"
     ):
         compare({"a": digits_network, "b": other}, loader, ["fgsm"], [0.1], progress=False)
 
@@ -145,7 +145,7 @@ def test_classes_of_a_report_are_those_of_the_models(digits, digits_network):
     saved = compare({"a": digits_network}, loader, **options).reports["a"]
     saved.num_classes = 12
     with pytest.raises(
-        ValueError, match="Expected 12 classes, as `num_classes` or the models before say, but the head"
+        ValueError, match="Expected 12 classes, as `num_classes` or the models before say, but the model has"
     ):
         compare({"a": digits_network, "b": saved}, loader, **options)
 

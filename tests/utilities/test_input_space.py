@@ -114,3 +114,31 @@ def test_data_that_is_evidently_not_normalised():
     space.check_normalized(x[:2])  # of so few values nothing is evident
     InputSpace(low=None, high=None, mean=0.5, std=0.25).check_normalized(x)
     InputSpace(mean=0.0, std=0.5).check_normalized(0.5 * x)
+
+
+@pytest.mark.parametrize("space", [InputSpace(), InputSpace(mean=(0.5, 0.25), std=(0.25, 0.5)), InputSpace(low=None)])
+def test_values_outside_of_the_range_are_clipped(space):
+    values = torch.tensor([[0.5, 1.25], [-0.5, 0.75], [0.0, 1.0]])
+    clipped, outside = space.clip(space.normalize(values))
+    expected = torch.tensor([[0.5, 1.0], [-0.5 if space.low is None else 0.0, 0.75], [0.0, 1.0]])
+    torch.testing.assert_close(space.unnormalize(clipped), expected)
+    assert outside.tolist() == [[False, True], [space.low is not None, False], [False, False]]
+    kept = ~outside
+    assert torch.equal(clipped[kept], space.normalize(values)[kept]), "what is inside stays bit for bit"
+
+
+def test_without_a_range_nothing_is_clipped():
+    x = torch.tensor([[-5.0, 1e6]])
+    clipped, outside = InputSpace(low=None, high=None).clip(x)
+    assert clipped is x
+    assert not outside.any()
+    assert not InputSpace(low=None, high=None).is_mistaken(x, outside)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_mistaken"),
+    [([0.2, 0.4, 1.05], True), ([0.1] * 19 + [1.05], False), ([0.1] * 19 + [40.0], True), ([0.1, 0.9], False)],
+)
+def test_evident_mistakes_are_many_values_or_a_mean_outside(values, is_mistaken):
+    x = torch.tensor([values])
+    assert InputSpace().is_mistaken(x, InputSpace().clip(x)[1]) is is_mistaken

@@ -229,7 +229,7 @@ def test_a_functional_head_is_not_found():
     route = find_route(network, inputs())
     assert (route.head, route.num_features, route.num_classes) == (None, 0, 4)
     assert route.reason == "a matrix of weights is applied outside of any module"
-    assert find_route(nn.Identity(), inputs().flatten(1)).reason == "they come from 0 layers"
+    assert find_route(nn.Identity(), inputs().flatten(1)).reason == "autograd cannot trace them back to a layer"
 
 
 def test_a_head_whose_last_call_is_not_the_logits_is_not_found():
