@@ -26,7 +26,7 @@ from tqdm import tqdm
 from lightning_robustness import RobustnessMonitor
 from lightning_robustness.attacks import PGD, run
 from lightning_robustness.metrics import RobustnessDifferenceIndex
-from lightning_robustness.utilities.head import HeadTap, find_head
+from lightning_robustness.utilities.logits_route import find_route
 
 
 class Classifier(L.LightningModule):
@@ -130,7 +130,7 @@ def validation_epoch(repetitions: int, num_samples: int) -> None:
     print_ratio(in_turn(sides, repetitions, "validation epochs"))
 
     x = images[:64]
-    tap = HeadTap(network, find_head(network, x[:2]))
+    tap = find_route(network, x[:2]).tap(network)
 
     def forward() -> None:
         with torch.inference_mode():

@@ -1,8 +1,8 @@
-"""Train one network naturally, against PGD, fast, with TRADES and without any attack, and compare how robust they get.
+"""Train one network in five ways and compare how robust it gets: naturally, PGD, fast, TRADES and attack-free.
 
-Draws the curves of all of them in ``adversarial_training.png`` and logs them to one board. Takes about a minute on two
-cores: ``python examples/adversarial_training.py``. ``--data DIRECTORY`` takes part of Fashion-MNIST instead of digits,
-where the directory holds its four gzipped idx files; that takes about five minutes.
+Draws all curves in ``adversarial_training.png`` and logs them to one board. Takes about a minute on two cores:
+``python examples/adversarial_training.py``. ``--data DIRECTORY`` uses part of Fashion-MNIST instead of digits, from a
+directory with its four gzipped idx files; that takes about five minutes.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from lightning_robustness import AdversarialTraining, AttackFreeRegularization, 
 from lightning_robustness.losses import trades_loss
 
 LOGS = "lightning_logs/adversarial_training"
-# Colours that differ for all kinds of sight, and dashes for print
+# Colours that colour-blind readers can tell apart, and dashes for print
 STYLES = {
     "natural": ("#000000", "-"),
     "PGD": ("#0072B2", "-"),
@@ -41,7 +41,7 @@ PANELS = {
 
 
 class Classifier(L.LightningModule):
-    """A convolutional network for grey images of any size; nothing in it is there for robustness."""
+    """A convolutional network for grey images of any size; nothing in it concerns robustness."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Classifier(L.LightningModule):
 
 
 class Trades(Classifier):
-    """The same network with another loss, as one writes it oneself."""
+    """The same network with TRADES as its loss."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Trades(Classifier):
 
 
 def fashion_mnist_loaders(directory: Path) -> tuple[DataLoader, DataLoader]:
-    """The first 6,000 images of Fashion-MNIST, in [0, 1], to train on, shuffled, and 1,000 to validate."""
+    """Load 6,000 images of Fashion-MNIST, in [0, 1], for training, shuffled, and 1,000 for validation."""
 
     def read(name: str, offset: int) -> np.ndarray:
         return np.frombuffer(gzip.decompress((directory / name).read_bytes()), np.uint8, offset=offset)
@@ -100,7 +100,7 @@ def fashion_mnist_loaders(directory: Path) -> tuple[DataLoader, DataLoader]:
 def train(
     name: str, model: L.LightningModule, callbacks: list[L.Callback], loaders: list[DataLoader], epochs: int, eps: float
 ) -> list[dict[str, float]]:
-    """Train a version of the network, keep its most robust checkpoint, and return what the monitor saw."""
+    """Train a version of the network, keep its most robust checkpoint, and return the monitor's history."""
     monitor = RobustnessMonitor(
         attacks=("pgd",), eps=eps, attack_every_n_epochs=2, fim_samples=512, attack_samples=256, log_figures=False
     )
@@ -117,7 +117,7 @@ def train(
 
 
 def draw(histories: dict[str, list[dict[str, float]]], title: str, path: str) -> None:
-    """Draw what the monitor saw of all versions."""
+    """Draw the histories of all versions."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 6.5), sharex=True, layout="constrained")
     for axis, (key, (label, direction)) in zip(axes.flat, PANELS.items(), strict=True):
         for name, history in histories.items():
@@ -136,7 +136,7 @@ def draw(histories: dict[str, list[dict[str, float]]], title: str, path: str) ->
 
 
 def main() -> None:
-    """Train all versions, and print and draw what was seen."""
+    """Train all versions, and print and draw the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--data", type=Path, help="directory with Fashion-MNIST's idx files")
@@ -163,7 +163,7 @@ def main() -> None:
         print(f"{name:11s}  {last['acc']:8.3f}  {last['adv_acc/pgd']:9.3f}  {last['rdi']:6.3f}  {last['fim']:18.3f}")
     data = "digits" if arguments.data is None else "Fashion-MNIST"
     draw(histories, f"One network, five ways to train it: {data}, eps {eps}", "adversarial_training.png")
-    print(f"\nThe curves: adversarial_training.png, or all on one board:  tensorboard --logdir {LOGS}")
+    print(f"\nThe curves are in adversarial_training.png. All runs on one board:  tensorboard --logdir {LOGS}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from lightning_robustness.evaluation import compare
 
 
 def train(images: Tensor, labels: Tensor, eps: float, epochs: int) -> nn.Sequential:
-    """Train a network on adversarial images of a budget, or on natural ones for a budget of 0."""
+    """Train a network on adversarial images, or on natural ones for a budget of 0."""
     torch.manual_seed(0)
     network = nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
@@ -34,7 +34,7 @@ def train(images: Tensor, labels: Tensor, eps: float, epochs: int) -> nn.Sequent
 
 
 def main() -> None:
-    """Train, compare, and write what was seen."""
+    """Train, compare, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--samples", type=int, default=512, help="number of test images to attack")

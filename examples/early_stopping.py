@@ -1,16 +1,16 @@
-"""Train against an attack until RDI, which needs none, stops rising, and keep the checkpoint where it was highest.
+"""Stop a training run by RDI, which needs no attack, and keep the epoch that is most robust against attacks.
 
-Takes about half a minute on two cores: ``python examples/early_stopping.py``.
+Takes about half a minute on two cores: ``python examples/early_stopping.py``. ``robust_overfitting.py`` has a run that
+has to be stopped.
 """
 
 import argparse
 import warnings
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from quickstart import DigitsClassifier, digits_loaders
 
-from lightning_robustness import AdversarialTraining, RobustnessMonitor
+from lightning_robustness import AdversarialTraining, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
 
 
 def main() -> None:
@@ -23,9 +23,9 @@ def main() -> None:
     L.seed_everything(0)
 
     monitor = RobustnessMonitor(attacks=("pgd",), eps=0.1)
-    # RDI is there after every epoch; for what attacks say, every few epochs, there is RobustEarlyStopping
-    stopping = EarlyStopping("robustness/rdi", mode="max", patience=arguments.patience)
-    checkpoint = ModelCheckpoint(monitor="robustness/rdi", mode="max")
+    # Both consider only epochs whose clean accuracy is within two points of the best
+    stopping = RobustEarlyStopping("robustness/rdi", patience=arguments.patience)
+    checkpoint = RobustModelCheckpoint("robustness/adv_acc/pgd")
 
     trainer = L.Trainer(
         max_epochs=arguments.epochs,
@@ -36,16 +36,18 @@ def main() -> None:
     model, (train_loader, validation_loader) = DigitsClassifier(learning_rate=4e-3), digits_loaders()
     trainer.fit(model, train_loader, validation_loader)
 
-    curve = [row["rdi"] for row in monitor.history if "rdi" in row]
-    print("\nRDI, epoch by epoch: " + " ".join(f"{value:.3f}" for value in curve))
+    print("\nepoch  accuracy    RDI  accuracy under PGD")
+    for row in monitor.history:
+        print(f"{row['epoch']:5d}  {row['acc']:8.3f}  {row['rdi']:5.3f}  {row['adv_acc/pgd']:18.3f}")
     if stopping.stopped_epoch:
-        print(f"Stopped after epoch {stopping.stopped_epoch}: RDI did not rise for {stopping.patience} epochs.")
+        print(f"Stopped after epoch {stopping.stopped_epoch}: no better RDI for {stopping.patience} epochs.")
     else:
         print(f"Took all {arguments.epochs} epochs: RDI did not stop it.")
+    print(f"\n{monitor.summary()}")
 
     [values] = trainer.validate(model, validation_loader, ckpt_path="best", verbose=False)
-    print(f"\nThe best checkpoint, {checkpoint.best_model_path}, is that of epoch {curve.index(max(curve))}:")
-    for name in ("rdi", "acc", "adv_acc/pgd"):
+    print(f"\nThe best checkpoint, {checkpoint.best_model_path}:")
+    for name in ("acc", "rdi", "adv_acc/pgd"):
         print(f"  {name:12s} {values[f'robustness/{name}']:.3f}")
 
 

@@ -1,4 +1,4 @@
-"""Measure the robustness of a plain ``nn.Module`` that knows nothing of Lightning, trained on scikit-learn's digits.
+"""Measure the robustness of a plain ``nn.Module``, without Lightning, trained on scikit-learn's digits.
 
 Takes about 20 seconds on two cores: ``python examples/evaluate_any_model.py``.
 """
@@ -15,7 +15,7 @@ from lightning_robustness.evaluation import evaluate
 
 
 class Classifier(nn.Module):
-    """Two hidden layers; the last layer is the head, which the evaluation finds by itself."""
+    """A network with two hidden layers; ``evaluate`` finds the head, its last layer, by itself."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -27,16 +27,16 @@ class Classifier(nn.Module):
 
 
 def main() -> None:
-    """Train in plain PyTorch, evaluate, and write what was seen."""
+    """Train in plain PyTorch, evaluate, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--samples", type=int, default=512, help="number of test images to attack")
-    parser.add_argument("--eps", type=float, default=0.1, help="budget of the attacks, in units of pixels from 0 to 1")
+    parser.add_argument("--eps", type=float, default=0.1, help="perturbation budget, for pixels from 0 to 1")
     parser.add_argument("--output", default="report.html")
     arguments = parser.parse_args()
 
     digits = load_digits()
-    space = InputSpace(mean=0.3, std=0.38)  # what the data is normalised with: budgets are in units of pixels
+    space = InputSpace(mean=0.3, std=0.38)  # normalisation of the data; budgets are for pixels in [0, 1]
     images = space.normalize(torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1))
     dataset = TensorDataset(images, torch.tensor(digits.target))
     train, test = torch.utils.data.random_split(dataset, [1200, 597], torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ from lightning_robustness import RobustnessMonitor
 
 
 class DigitsClassifier(L.LightningModule):
-    """A convolutional network, as one writes it in Lightning: nothing in it is there for the monitor."""
+    """A convolutional network in plain Lightning: nothing in it concerns the monitor."""
 
     def __init__(self, learning_rate: float = 1e-3) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class DigitsClassifier(L.LightningModule):
 
 
 def digits_loaders() -> tuple[DataLoader, DataLoader]:
-    """Digits as images in [0, 1]: 1,200 to train on, shuffled, and 597 to validate."""
+    """Load digits as images in [0, 1]: 1,200 for training, shuffled, and 597 for validation."""
     digits = load_digits()
     images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
     dataset = TensorDataset(images, torch.tensor(digits.target))
@@ -59,7 +59,7 @@ def digits_loaders() -> tuple[DataLoader, DataLoader]:
 
 
 def print_table(history: list[dict[str, float]]) -> None:
-    """Print one line for each epoch; attacks do not run in every one."""
+    """Print one line per epoch; attacks do not run in every epoch."""
     columns = {
         "accuracy": "acc",
         "RDI": "rdi",
@@ -74,19 +74,19 @@ def print_table(history: list[dict[str, float]]) -> None:
     for row in history:
         cells = (f"{row[key]:.3f}" if key in row else "-" for key in columns.values())
         print(f"{row['epoch']:5d}  " + "  ".join(f"{cell:>8}" for cell in cells))
-    print("More robust: RDI higher; ROBY and Fisher information lower; accuracy under PGD, Square and the worst of all")
-    print("attacks higher; distance that Carlini and Wagner's attack has to go higher.")
+    print("PGD, Square, worst: accuracy under each attack and the worst of all. C&W: mean l2 distance that Carlini")
+    print("and Wagner's attack needs. More robust: ROBY and Fisher information lower, everything else higher.")
 
 
 def main() -> None:
-    """Train, and show what was seen."""
+    """Train, and show the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=8)
     epochs = parser.parse_args().epochs
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data is in memory
     L.seed_everything(0)
 
-    monitor = RobustnessMonitor(eps=0.1)  # this line, and naming it below, is all it takes
+    monitor = RobustnessMonitor(eps=0.1)  # this line, and `callbacks=[monitor]` below, are all it takes
 
     trainer = L.Trainer(max_epochs=epochs, callbacks=[monitor], enable_model_summary=False, log_every_n_steps=10)
     trainer.fit(DigitsClassifier(), *digits_loaders())
@@ -94,7 +94,7 @@ def main() -> None:
     print()
     print_table(monitor.history)
     monitor.plot().savefig("robustness.png", dpi=150)
-    print("\nThe curves are in robustness.png. All there is to see:  tensorboard --logdir lightning_logs")
+    print("\nThe curves are in robustness.png. For everything else:  tensorboard --logdir lightning_logs")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Watch a network that hears: one-dimensional inputs with values in [-1, 1] instead of images.
+"""Monitor a network on non-image inputs: sounds with values in [-1, 1].
 
-All that differs is ``input_space=``, what the values of an input mean. The sounds are made on the spot: tones of four
-instruments at any pitch. Takes about half a minute on two cores: ``python examples/text_or_audio.py``.
+The only difference is ``input_space=``, the range of the inputs. The sounds are synthetic: tones of four instruments
+at random pitch. Takes about half a minute on two cores: ``python examples/text_or_audio.py``.
 
-For text, tokens cannot be perturbed by a little, but their embeddings can: with frozen ones, let the loader return
-them, of shape ``(N, length, features)``, and pass ``InputSpace(low=None, high=None)``, since they have no bounds.
+Text tokens cannot be perturbed slightly, but their embeddings can: if these are frozen, let the loader return them, of
+shape ``(N, length, features)``, and pass ``InputSpace(low=None, high=None)``, since they are unbounded.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import InputSpace, RobustnessMonitor
 
-# How loud the overtones of each instrument are: a flute, a clarinet, a violin, an organ
+# Amplitudes of the overtones of each instrument: a flute, a clarinet, a violin, an organ
 TIMBRES = [[1.0, 0.1, 0.0, 0.0], [1.0, 0.0, 0.6, 0.3], [1.0, 0.7, 0.5, 0.4], [1.0, 0.8, 0.0, 0.7]]
 
 
 def sounds(number: int, seed: int) -> TensorDataset:
-    """Tones of 512 samples at 8 kHz, of shape (1, 512), in noise, and which instrument plays."""
+    """Make noisy tones of 512 samples at 8 kHz, of shape (1, 512), labelled with the instrument."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(len(TIMBRES), (number,), generator=generator)
     pitch = 200 + 300 * torch.rand(number, 1, 1, generator=generator)
@@ -66,7 +66,7 @@ class Listener(L.LightningModule):
 
 
 def main() -> None:
-    """Train, and print what was seen."""
+    """Train, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     epochs = parser.parse_args().epochs
@@ -74,7 +74,7 @@ def main() -> None:
     L.seed_everything(0)
 
     space = InputSpace(low=-1.0, high=1.0)
-    # SirenAttack, a swarm of particles that was made for sounds, takes many forward passes, so for fewer samples
+    # SirenAttack, a particle swarm for audio, takes many forward passes, so attack fewer samples
     monitor = RobustnessMonitor(attacks=("pgd", "siren"), eps=0.02, attack_samples=100, input_space=space)
 
     trainer = L.Trainer(max_epochs=epochs, callbacks=[monitor], enable_model_summary=False, log_every_n_steps=10)
@@ -86,7 +86,7 @@ def main() -> None:
         values = [row.get(key) for key in ("acc", "rdi", "fim", "adv_acc/pgd", "adv_acc/siren")]
         cells = ["-" if value is None else f"{value:.3f}" for value in values]
         print(f"{row['epoch']:5d}  {cells[0]:>8}  " + "  ".join(f"{cell:>6}" for cell in cells[1:]))
-    print("\nThe waves before and after are among the images:  tensorboard --logdir lightning_logs")
+    print("\nFor the waves before and after the attacks, see the images:  tensorboard --logdir lightning_logs")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         AdversarialWeightPerturbation,
         AttackFreeRegularization,
         RobustEarlyStopping,
+        RobustModelCheckpoint,
         RobustnessMonitor,
     )
     from lightning_robustness.utilities.input_space import InputSpace
@@ -22,6 +23,7 @@ __all__ = [
     "AttackFreeRegularization",
     "InputSpace",
     "RobustEarlyStopping",
+    "RobustModelCheckpoint",
     "RobustnessMonitor",
     "__version__",
     "is_sandboxed",

@@ -54,7 +54,10 @@ def roby(features, preds, p=2.0, normalization="pairs"):
     fsd_list = [minkowski(center_list[i], center_list[j], p) for i, j in pairs]
     fsa, fsd = 1 - mean(norm(fsa_list)), mean(norm(fsd_list))
     if normalization == "all":
-        fsa_list, fsd_list = norm(fsa_list), norm(fsd_list)
+        # Supplement A of the RDI paper
+        sizes = [len(vectors) for vectors in feature_vectors.values()]
+        sums = norm([size * fsa_k for size, fsa_k in zip(sizes, fsa_list, strict=True)])
+        fsa_list, fsd_list = [total / size for total, size in zip(sums, sizes, strict=True)], norm(fsd_list)
     roby_list = [fsa_list[i] + fsa_list[j] - d for (i, j), d in zip(pairs, fsd_list, strict=True)]
     if normalization != "none":
         roby_list = norm(roby_list)

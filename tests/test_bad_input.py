@@ -218,6 +218,12 @@ for name, function in {
     ):
         row(f"{name}({kind} labels)", lambda f=function, v=preds: f(X, v), error, f"`{labels}`.*{match}")
 
+FAILURES = {
+    "width 0": r"of shape \(2, 0\) but it failed: .* Let `forward` return logits, or pass `forward_fn=`",
+    "NaN": "for NaN",
+    "integers": r"but it failed: .* same dtype, but got Int .* Let `forward` return logits, or pass `forward_fn=`",
+    "one dimension": r"of shape \(2,\) but it failed: .* Let `forward` return logits, or pass `forward_fn=`",
+}
 for name, function in {
     "fisher_spectral_norm": fisher_spectral_norm,
     "lipschitz_constant": lipschitz_constant,
@@ -253,6 +259,8 @@ for name, function in {
             r"observed \[-1, 1\]. If .* normalises .*, pass `InputSpace\(mean=..., std",
         ),
     ):
+        if name == "evaluate" and kind in FAILURES:  # the model runs before the inputs are checked
+            error, match = ValueError, FAILURES[kind]
         row(f"{name}(x of {kind})", lambda f=function, v=x: f(MODEL, v), error, f"[Ii]nputs.*{match}")
 
 for function in (trades_loss, mart_loss):
@@ -336,7 +344,11 @@ for kind, model in {"None": None, "text": "resnet18", "a number": 3, "a class": 
 for kind, model, match in (
     ("text", lambda x: "x", "logits of shape .* but got str. If they are elsewhere, pass a function"),
     ("a scalar", lambda x: x.sum(), r"logits of shape \(\d, K\), one row per input, but got \(\). .*`forward_fn=`"),
-    ("one class", lambda x: x[:, :1], r"at least 2 classes but got 1. .*`torch.cat\(\[torch.zeros_like\(z\), z\]"),
+    (
+        "no class",
+        lambda x: x[:, :0],
+        r"logits of shape \(\d, K\), one row per input, but got \(\d, 0\). .*`forward_fn=`",
+    ),
 ):
     row(f"run on a model that returns {kind}", lambda m=model: run(m, "pgd", X, Y), ValueError, match)
     row(
@@ -718,7 +730,9 @@ options(
 classes = "to be an integer of at least 2 but got"
 options(RobustnessDifferenceIndex, num_classes=[(v, ValueError, classes) for v in (1, None, 2.5, "10")])
 options(
-    RobustnessDifferenceIndex, 2, mode=[("fast", ValueError, r"to be one of \('exact', 'streaming'\) but got 'fast'")]
+    RobustnessDifferenceIndex,
+    2,
+    mode=[("fast", ValueError, r"one of \('auto', 'exact', 'streaming'\) but got 'fast'")],
 )
 options(
     ROBY,
@@ -760,7 +774,7 @@ options(
     num_classes=[(1, ValueError, classes), ("10", ValueError, classes)],
     head=[(3, TypeError, "to be the name of a submodule, .* or the module itself but got 3. Leave it out")],
     fim_method=[("qr", ValueError, "to be one of .* but got 'qr'")],
-    mode=[("fast", ValueError, r"to be one of \('exact', 'streaming'\) but got 'fast'")],
+    mode=[("fast", ValueError, r"to be one of \('auto', 'exact', 'streaming'\) but got 'fast'")],
     prefix=[(v, ValueError, "to be a string that is not empty but got") for v in ("", 3, None)],
     batch_size=[(0, ValueError, "to be an integer of at least 1 but got 0")],
     **{name: [(-1, ValueError, whole)] for name in ("attack_samples", "dataloader_idx", "seed")},
@@ -951,13 +965,13 @@ for kind, report in {
                 f"{name}.from_dict({field} {what})",
                 lambda k=kind, f=fields: k.from_dict(f),
                 ValueError,
-                rf"all fields of a {name} but some are missing or different. (?s:.*)Pass what `to_dict` returned",
+                rf"all fields of a {name} but some are missing or invalid. (?s:.*)Pass what `to_dict` returned",
             )
             row(
                 f"{name}.from_json({field} {what})",
                 lambda k=kind, f=fields: read_json(k, f),
                 ValueError,
-                rf"all fields of a {name} in x.json but some are missing or different. (?s:.*)Read a file that",
+                rf"all fields of a {name} in x.json but some are missing or invalid. (?s:.*)Read a file that",
             )
 
 

@@ -291,7 +291,7 @@ def test_report_shows_what_was_saved(report, capsys):
         ),
         (
             ["compare", "--models", f"a={HERE}:Net", f"a={HERE}:Net", *DATA],
-            "models of different names but got 'a' twice",
+            "models with different names but got 'a' twice",
         ),
         (
             ["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "notes.txt", *DATA],
@@ -350,7 +350,7 @@ def test_report_shows_what_was_saved(report, capsys):
         ),
         (["sweep", "--model", f"{HERE}:Net", *DATA, "--samples", "0"], "`samples` to be an integer of at least 1"),
         (["evaluate", "--model", f"{HERE}:Net", "--data", "os:getcwd"], "to give one loader for the split 'test' but"),
-        (["compare", "--models", f"a={HERE}:Net"], "Expected `--data` to measure the model 'a' with but got none"),
+        (["compare", "--models", f"a={HERE}:Net"], "Expected `--data` to evaluate the model 'a' on but got none"),
         (["report", "."], "Expected a report as JSON in . but it cannot be read"),
         (["evaluate", "--config", "junk.yaml"], "Expected `--config` to be a YAML file but junk.yaml cannot be read"),
         (["evaluate", "--config", "notes.txt"], "`--config` to be a YAML file with options but notes.txt holds str"),

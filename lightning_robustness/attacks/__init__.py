@@ -2,6 +2,7 @@ from lightning_robustness.attacks.attack import Attack
 from lightning_robustness.attacks.budget import Budget, budget_of
 from lightning_robustness.attacks.cascade import Cascade
 from lightning_robustness.attacks.cw import CW
+from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.masking import MaskingSign, masking_signs
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.registry import get_attack
@@ -12,6 +13,7 @@ from lightning_robustness.attacks.torchattacks_adapter import TorchattacksAdapte
 
 __all__ = [
     "CW",
+    "DDN",
     "PGD",
     "Attack",
     "AttackResult",

@@ -48,6 +48,7 @@ class Attack(ABC):
         input_space: InputSpace | None = None,
         seed: int = 0,
         index: int = 0,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """Attack a batch.
 
@@ -57,13 +58,15 @@ class Attack(ABC):
             y: Labels of shape ``(N,)``.
             input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
             seed: Seed of the random numbers that the attack draws.
-            index: Second part of the seed, for instance the index of the batch.
+            index: Second part of the seed, for instance the number of a training step.
+            positions: Position of each sample in the data set, of shape ``(N,)``, by default that in the batch. What
+                the attack draws for a sample depends on the seed and its position.
 
         Returns:
             Adversarial inputs as the model sees them, of the shape and dtype of ``x``.
 
         """
-        with open_classifier(model, x, y, input_space, seed, index) as (classifier, x, y):
+        with open_classifier(model, x, y, input_space, seed, index, positions=positions) as (classifier, x, y):
             active = None
             if not self.all_steps and len(x):
                 with torch.no_grad():
@@ -111,8 +114,7 @@ def perturb(
         model: The model as attacks see it.
         x: Un-normalised inputs in its range.
         y: Labels.
-        active: Indices of the samples to attack, by default all. Built-in attacks get the whole batch, so that the
-            random numbers that they draw for a sample do not depend on which others are active.
+        active: Indices of the samples to attack, by default all.
 
     Raises:
         TypeError: If the attack does not return a tensor.

@@ -61,8 +61,9 @@ class Cascade(Attack):
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
         x_adv, queries = x.clone(), torch.zeros_like(y)
-        survivors = active
-        for attack in self.attacks:
+        survivors, draws = active, model.draws
+        for number, attack in enumerate(self.attacks):
+            model.draws = draws.stream(number)  # a second attack must not try what the first has tried
             perturbation = perturb(attack, model, x, y, survivors)
             # A sample keeps the input that broke it or, if none did, the last attempt
             x_adv[survivors] = perturbation.x_adv[survivors]
@@ -72,4 +73,5 @@ class Cascade(Attack):
             survivors = survivors[~reached]
             if len(survivors) == 0:
                 break
+        model.draws = draws
         return Perturbation(x_adv, queries)

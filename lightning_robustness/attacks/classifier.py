@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness.utilities.checks import check_labels
+from lightning_robustness.utilities.checks import check_integer, check_labels
+from lightning_robustness.utilities.draws import Draws, check_positions
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import check_differentiable, compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
@@ -21,16 +22,21 @@ class Classifier(nn.Module):
         high: Largest value that an input may have, or None.
         dtype: Precision that the model takes its inputs in.
         num_rows: Number of samples that went through, over all calls.
+        draws: Random numbers for the samples of the batch, the only ones that built-in attacks use.
+        num_classes: Number of logits, from the first call on; None before.
 
     Args:
         model: The model, from normalised inputs to logits.
         input_space: Range and normalisation of its inputs.
         x: A batch as the model sees it, for shape, precision and device.
         highest_label: Largest label of that batch, which the model must have a class for.
+        draws: Random numbers for the samples of the batch.
 
     """
 
-    def __init__(self, model: Callable[..., Any], input_space: InputSpace, x: Tensor, highest_label: int) -> None:
+    def __init__(
+        self, model: Callable[..., Any], input_space: InputSpace, x: Tensor, highest_label: int, draws: Draws
+    ) -> None:
         super().__init__()
         self.training = False
         self.model = model
@@ -39,6 +45,8 @@ class Classifier(nn.Module):
         self.input_space, self.low, self.high = input_space, input_space.low, input_space.high
         self.dtype = x.dtype
         self.num_rows = 0
+        self.draws = draws
+        self.num_classes: int | None = None
         working = at_least_float32(x.dtype)
         corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=working)
         self._is_normalized = input_space.mean is not None or input_space.std is not None
@@ -95,6 +103,7 @@ class Classifier(nn.Module):
         self.num_rows += len(x)
         version = x._version
         logits = compute_logits(self.model, x)
+        self.num_classes = logits.shape[1]
         if logits.shape[1] <= self._highest_label:
             raise ValueError(
                 f"Expected labels in the range 0 to {logits.shape[1] - 1}, for logits of {logits.shape[1]} classes, "
@@ -117,6 +126,7 @@ def open_classifier(
     seed: int = 0,
     index: int = 0,
     eval_mode: bool = True,
+    positions: Tensor | None = None,
 ) -> Iterator[tuple[Classifier, Tensor, Tensor]]:
     """Check a batch and open a sandbox in which it can be attacked: the way into every attack.
 
@@ -125,20 +135,29 @@ def open_classifier(
         x: Inputs as the model sees them, of shape ``(N, ...)``.
         y: Labels of shape ``(N,)``.
         input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
-        seed: Seed of the random state inside.
-        index: Second part of the seed, for instance the index of the batch.
+        seed: Seed of the random numbers inside.
+        index: Second part of the seed, for instance the number of a training step.
         eval_mode: Whether the model is attacked in eval mode.
+        positions: Position of each sample in the data set, of shape ``(N,)``, by default that in the batch. What is
+            drawn for a sample depends on the seed and its position; the global random states inside, which attacks that
+            are not built in draw from, depend on the seed and the position of the first sample.
 
     Yields:
         The model as attacks see it, and copies of the inputs (as the model sees them) and of the labels.
 
     Raises:
         TypeError: If the inputs are not floating point or the labels not integers.
-        ValueError: If inputs are out of range, or there is not one non-negative label per sample.
+        ValueError: If inputs are out of range, or there is not one non-negative label and one position per sample.
 
     """
     input_space = check_input_space(input_space)
     input_space.check(x)
     highest_label = check_labels("y", y, len(x))
-    with sandbox(model, x, y, seed=seed, index=index, eval_mode=eval_mode) as (x, y):
-        yield Classifier(model, input_space, x, highest_label), x, y.long()
+    if positions is not None:
+        check_positions(positions, len(x))
+    check_integer("index", index, minimum=0)
+    first = 0 if positions is None or len(x) == 0 else int(positions[0])
+    with sandbox(model, x, y, seed=seed, index=index + first, eval_mode=eval_mode) as (x, y):
+        positions = torch.arange(len(x), device=x.device) if positions is None else positions.to(x.device)
+        draws = Draws(positions, seed, index)
+        yield Classifier(model, input_space, x, highest_label, draws), x, y.long()

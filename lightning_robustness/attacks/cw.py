@@ -6,13 +6,13 @@ from torch import Tensor
 
 from lightning_robustness.attacks.attack import Attack, Perturbation
 from lightning_robustness.attacks.classifier import Classifier
-from lightning_robustness.attacks.objective import margin, margin_gradient
+from lightning_robustness.attacks.ddn import DDN, RETREAT_STEPS, Found, Goal, retreat, search
+from lightning_robustness.attacks.norms import l2_norm, nonzero
 from lightning_robustness.utilities.checks import check_integer, check_number
 
 # The change of variables maps onto a box that is wider than the range by this factor, and is clamped to the range:
 # with 1, pixels at the ends of the range would lie at infinity and never move.
 _WIDENING = 2.0
-_RETREAT_STEPS = 6
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -22,9 +22,14 @@ class CW(Attack):
     .. math:: \min_w \|x(w) - x\|_2^2 + c \, \max(m(x(w)), -\kappa), \qquad m = z_y - \max_{k \ne y} z_k
 
     By Adam, where :math:`x(w)` is a scaled tanh that keeps inputs in their range, :math:`z` are the logits and
-    :math:`m` is their margin, negated in targeted mode. Distances are in units of the range, so that :math:`c` means
-    the same for pixels up to 1 and up to 255. A sample whose objective has stopped falling leaves the batch. It has no
-    budget: of the images that succeed, each sample keeps the closest; without one, the input.
+    :math:`m` is their margin, negated in targeted mode. Adam starts from the image that a short search by
+    :class:`DDN` finds, which succeeds on robust networks too, and there :math:`c` is relative to the weight that
+    balances both terms: nothing depends on the scale of the logits. Where that search has no success, and with
+    ``initial_steps=0``, it is the published attack, which starts from the input and takes :math:`c` as it is. Distances
+    are in units of the range, so that :math:`c` means the same for pixels up to 1 and up to 255.
+
+    It has no budget, and every sample takes all steps. Of the images that succeed, each sample keeps the closest, moved
+    back towards the input by bisection; without one, the input.
 
     Args:
         c: Weight of the margin; with binary search, the first one that is tried.
@@ -33,6 +38,8 @@ class CW(Attack):
         lr: Learning rate.
         binary_search_steps: Number of weights that are tried for each sample: larger by a factor of 10 until one
             succeeds, then halfway between the largest that failed and the smallest that succeeded. 1 for no search.
+        initial_steps: Number of steps of the search that Adam starts from, each one gradient; 0 for the published
+            attack, which breaks few samples of a robust network unless the weight fits its logits.
         targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
         all_steps: Whether every sample goes through every step, also those that are misclassified before the attack.
 
@@ -55,6 +62,7 @@ class CW(Attack):
     steps: int = 50
     lr: float = 0.01
     binary_search_steps: int = 1
+    initial_steps: int = 50
 
     def __post_init__(self) -> None:
         check_number("kappa", self.kappa)
@@ -62,74 +70,59 @@ class CW(Attack):
             check_number(name, getattr(self, name), exclusive=True)
         for name in ("steps", "binary_search_steps"):
             check_integer(name, getattr(self, name), minimum=1)
+        check_integer("initial_steps", self.initial_steps, minimum=0)
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
-        closest, distance, queries = x.clone(), x.new_full((len(active),), torch.inf), torch.zeros_like(y)
-        c, failed, succeeded = torch.full_like(distance, self.c), torch.zeros_like(distance), distance
+        goal, (rows, labels) = Goal(model, self.targeted, self.kappa), (x[active], y[active])
+        found = first = self._first(goal, rows, labels, active)
+        c = torch.full_like(found.distance, self.c)
+        failed, succeeded = torch.zeros_like(c), torch.full_like(c, torch.inf)
         for _ in range(self.binary_search_steps):
-            candidate, candidate_distance, used = self._descend(model, x[active], y[active], c)
-            closer = candidate_distance < distance
-            closest[active[closer]] = candidate[closer]
-            distance = torch.minimum(distance, candidate_distance)
-            queries[active] += used
-            found = candidate_distance.isfinite()
-            failed, succeeded = torch.where(found, failed, c), torch.where(found, c, succeeded)
+            closest, distance = self._descend(goal, rows, labels, c, found if self.initial_steps else first)
+            closer = distance < found.distance
+            found = found._replace(
+                x_adv=torch.where(closer.reshape(-1, *[1] * (x.ndim - 1)), closest, found.x_adv),
+                distance=torch.minimum(distance, found.distance),
+                queries=found.queries + self.steps,
+            )
+            is_enough = distance.isfinite()
+            failed, succeeded = torch.where(is_enough, failed, c), torch.where(is_enough, c, succeeded)
             c = torch.where(succeeded.isinf(), 10 * c, (failed + succeeded) / 2)
-        found = active[distance.isfinite()]
-        closest[found] = self._retreat(model, x[found], y[found], closest[found])
-        queries[found] += _RETREAT_STEPS
-        return Perturbation(closest, queries)
+        x_adv, queries = x.clone(), torch.zeros_like(y)
+        x_adv[active] = retreat(goal, rows, labels, found)
+        queries[active] = found.queries + RETREAT_STEPS * found.succeeded.long()
+        return Perturbation(x_adv, queries)
 
-    @torch.no_grad()
-    def _retreat(self, model: Classifier, x: Tensor, y: Tensor, x_adv: Tensor) -> Tensor:
-        """Move back towards the inputs by bisection, as far as the attack still succeeds: Adam's steps overshoot."""
-        failed, succeeded = x.new_zeros(len(x), *[1] * (x.ndim - 1)), x.new_ones(len(x), *[1] * (x.ndim - 1))
-        for _ in range(_RETREAT_STEPS if len(x) else 0):
-            share = (failed + succeeded) / 2
-            succeeds = (self._deficit(model, model(torch.lerp(x, x_adv, share)), y) <= -self.kappa).reshape(share.shape)
-            failed, succeeded = torch.where(succeeds, failed, share), torch.where(succeeds, share, succeeded)
-        return torch.where(succeeded == 1, x_adv, torch.lerp(x, x_adv, succeeded))
+    def _first(self, goal: Goal, x: Tensor, y: Tensor, active: Tensor) -> Found:
+        """Search for the image to start from; without a search, the input."""
+        if self.initial_steps:
+            return search(goal, x, y, self.initial_steps, DDN.gamma, active)
+        nothing = torch.zeros_like(y)
+        return Found(x, x.new_full((len(x),), torch.inf), nothing, nothing.bool())
 
-    def _descend(self, model: Classifier, x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Minimise for one weight per sample; return the closest successes, their distances, and the cost."""
-        box, index = _Box(model), torch.arange(len(x), device=x.device)
-        w = box.inverse(x)
+    def _descend(self, goal: Goal, x: Tensor, y: Tensor, c: Tensor, start: Found) -> tuple[Tensor, Tensor]:
+        """Minimise for one weight per sample; return the closest successes and their distances."""
+        column = (-1, *[1] * (x.ndim - 1))
+        box, weight = _Box(goal.model), c.reshape(column)
+        w = box.inverse(start.x_adv)
         adam = _Adam(self.lr, w)
-        closest, distance, queries = x.clone(), torch.full_like(c, torch.inf), torch.full_like(y, self.steps)
-        loss, last_loss, window = distance, distance, max(self.steps // 10, 1)
-        may_leave = self.binary_search_steps > 1 and not self.all_steps
+        closest, distance = x, torch.full_like(start.distance, torch.inf)
         for step in range(self.steps):
             x_adv, derivative = box(w)
-            logits, gradient = model.gradient(x_adv, partial(self._weights, y=y))
-            deficit = self._deficit(model, logits, y)
-            delta = (x_adv - x) / box.width
-            squared = delta.flatten(1).square().sum(dim=1)
-            closer = (deficit <= -self.kappa) & (squared < distance[index])
-            closest[index[closer]], distance[index[closer]] = x_adv[closer], squared[closer]
-            loss = torch.minimum(loss, squared + c * deficit.clamp(min=-self.kappa))
-            push = (c * (deficit > -self.kappa)).reshape(-1, *[1] * (x.ndim - 1))
-            w = adam.step(w, torch.addcmul(delta.mul_(2 / box.width), gradient, push).mul_(derivative))
-            if may_leave and step % window == window - 1:
-                falling = (last_loss - loss > 1e-4 * loss.abs()).nonzero().squeeze(1)
-                last_loss = loss
-                if len(falling) < len(index):
-                    queries[index] = step + 1
-                    index, x, y, c, w, loss, last_loss = (t[falling] for t in (index, x, y, c, w, loss, last_loss))
-                    queries[index] = self.steps
-                    adam.keep(falling)
-                    if len(index) == 0:
-                        break
-        return closest, distance, queries
-
-    def _weights(self, logits: Tensor, y: Tensor) -> Tensor:
-        gradient = margin_gradient(logits, y)
-        return gradient if self.targeted else -gradient
-
-    def _deficit(self, model: Classifier, logits: Tensor, y: Tensor) -> Tensor:
-        """Return how far the attack is behind: the margin, and what rounding may take from it in another batch."""
-        deficit = -margin(logits, y) if self.targeted else margin(logits, y)
-        return deficit + 4 * torch.finfo(model.dtype).eps * logits.abs().amax(dim=1)
+            logits, gradient = goal.model.gradient(x_adv, partial(goal.weights, y=y))
+            delta, deficit = x_adv - x, goal.deficit(logits, y)
+            size = l2_norm(delta)
+            closer = (deficit <= 0) & (size.flatten() < distance)
+            closest = torch.where(closer.reshape(column), x_adv, closest)
+            distance = torch.where(closer, size.flatten(), distance)
+            if step == 0:
+                # At the closest point of the boundary, 2 |delta| / |gradient of the margin| is the exact multiplier
+                balance = 2 * size / box.width**2 / nonzero(l2_norm(gradient))
+                weight = torch.where(start.succeeded.reshape(column) & (size > 0), balance * weight, weight)
+            push = torch.where((deficit > 0).reshape(column), weight, 0.0)
+            w = adam.step(w, torch.addcmul(delta.mul_(2 / box.width**2), gradient, push, value=-1).mul_(derivative))
+        return closest, distance
 
 
 class _Box:
@@ -153,7 +146,7 @@ class _Box:
 
 
 class _Adam:
-    """Adam for samples that may leave."""
+    """Adam, on tensors without a graph."""
 
     def __init__(self, lr: float, like: Tensor, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self.lr, self.betas, self.count = lr, betas, 0
@@ -165,6 +158,3 @@ class _Adam:
         self.square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
         bias = 1 - self.betas[0] ** self.count, (1 - self.betas[1] ** self.count) ** 0.5
         return w.addcdiv(self.mean, self.square.sqrt().div_(bias[1]).add_(1e-8), value=-self.lr / bias[0])
-
-    def keep(self, index: Tensor) -> None:
-        self.mean, self.square = self.mean[index], self.square[index]

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -9,13 +10,17 @@ from lightning_robustness.attacks.attack import Attack, Perturbation, all_or
 from lightning_robustness.attacks.budget import Norm
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.norms import l2_norm, nonzero
-from lightning_robustness.attacks.objective import Loss, loss_gradient
+from lightning_robustness.attacks.objective import PGDLoss, loss_gradient, loss_value
+from lightning_robustness.attacks.steps import AdaptiveSteps, PlannedSteps, Steps
 from lightning_robustness.utilities.checks import check_integer, check_number, check_option
+from lightning_robustness.utilities.draws import Draws
 
 Start = Literal["uniform", "sign", "gaussian", "clean"]
-PGDLoss = Literal[Loss, "kl"]
+Schedule = Literal["constant", "shrinking", "adaptive"]
 # Standard deviation of the Gaussian start, as published with TRADES and MART
 _NOISE = 1e-3
+# Last of the shrinking steps, as a share of the first
+_SHRINKAGE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,20 +35,29 @@ class PGD(Attack):
     seen in the forward pass that the gradient needs anyway.
 
     Its settings give other attacks, which ``get_attack`` knows by name: FGSM is one step of ``eps`` from the clean
-    image, BIM is PGD from there, MIFGSM is BIM with momentum 1, RFGSM starts with a step in a random direction.
+    image, BIM is PGD from there, MIFGSM is BIM with momentum 1, RFGSM starts with a step in a random direction. The
+    default is PGD as published, which is weak on robust networks: ``"strong_pgd"`` by name finds more with twice the
+    gradients than any number of constant steps.
+
+    The direction of the gradient of cross-entropy is computed such that it does not underflow on confident samples.
 
     Args:
         eps: Largest distance from the input, in the units of the range.
-        alpha: Size of a step; by default ``eps`` for a single step and ``2.5 * eps / steps`` for several.
+        alpha: Size of a step, or of the first if they change; by default ``eps`` for a single constant step,
+            ``2.5 * eps / steps`` for several, and ``2 * eps`` where they change.
         steps: Number of steps, each one gradient.
         norm: ``"linf"`` or ``"l2"``.
         start: ``"uniform"`` in the ball, in the l2 norm by direction and radius; ``"sign"``: a step of ``alpha`` in
             every coordinate, up or down at random; ``"gaussian"``: noise of standard deviation 0.001, as in TRADES;
             ``"clean"``: the input.
-        restarts: Number of starts, each with the samples that are not broken yet.
+        restarts: Number of starts, each with the samples that are not broken yet; by default one for each loss.
         momentum: Decay of the sum of earlier gradients, each divided by its mean absolute value.
-        loss: ``"cross_entropy"``; ``"margin"`` between the label and the best other class; or ``"kl"``, the divergence
-            of the prediction from that of the input, as in TRADES, which is zero at a clean start and has no targets.
+        loss: ``"cross_entropy"``; ``"margin"`` between the label and the best other class; ``"rivals"``, the margin to
+            a single other class, that of the r-th highest logit of the input in the r-th restart with this loss, as
+            long as there is one; or ``"kl"``, the divergence of the prediction from that of the input, as in TRADES,
+            which is zero at a clean start. The last two have no targeted mode. Restarts take several losses in turn.
+        schedule: ``"constant"`` steps; ``"shrinking"`` geometrically to a 20th of the first, which pays most with few
+            steps; or ``"adaptive"`` as in Auto-PGD (Croce and Hein, 2020), which pays from about 40 steps on.
         targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
         all_steps: Whether every sample goes through every step, for adversarial inputs of full strength.
 
@@ -65,48 +79,86 @@ class PGD(Attack):
     steps: int = 10
     norm: Norm = "linf"
     start: Start = "uniform"
-    restarts: int = 1
+    restarts: int | None = None
     momentum: float = 0.0
-    loss: PGDLoss = "cross_entropy"
+    loss: PGDLoss | Sequence[PGDLoss] = "cross_entropy"
+    schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.loss, str):
+            object.__setattr__(self, "loss", tuple(self.loss))  # a list is not hashable
+        if self.restarts is None:
+            object.__setattr__(self, "restarts", max(len(self.losses), 1))
         for name in ("eps", "momentum", *(["alpha"] if self.alpha is not None else [])):
             check_number(name, getattr(self, name))
         for name in ("steps", "restarts"):
             check_integer(name, getattr(self, name), minimum=1)
-        for name, options in (("norm", Norm), ("start", Start), ("loss", PGDLoss)):
+        for name, options in (("norm", Norm), ("start", Start), ("schedule", Schedule)):
             check_option(name, getattr(self, name), options)
+        for loss in self.losses:
+            check_option("loss", loss, PGDLoss)
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if not 0 < len(self.losses) <= self.num_restarts:
+            raise ValueError(
+                f"Expected argument `loss` to be a loss, or at most as many as `restarts`, of which there are "
+                f"{self.restarts}, but got {self.loss!r}. Leave `restarts` out for one start with each loss."
+            )
         if self.norm == "l2" and self.start == "sign":
             raise ValueError(
                 'Expected argument `start` to be "uniform", "gaussian" or "clean" in the l2 norm but got "sign".'
             )
-        if self.loss == "kl" and (self.start == "clean" or self.targeted):
+        if "kl" in self.losses and (self.start == "clean" or self.targeted):
             raise ValueError(
                 'Expected loss="kl", the divergence from the clean prediction, with a random start and without '
                 f"targets but got start={self.start!r}, targeted={self.targeted}."
             )
+        if "rivals" in self.losses and self.targeted:
+            raise ValueError(
+                'Expected loss="rivals", which chooses classes by itself, without targets but got targeted=True. '
+                'Use loss="margin".'
+            )
+        if self.schedule == "adaptive" and self.momentum:
+            raise ValueError(
+                f"Expected no momentum with adaptive steps, which have one of their own, but got {self.momentum}."
+            )
+
+    @property
+    def losses(self) -> tuple[PGDLoss, ...]:
+        """Losses that restarts take in turn."""
+        return (self.loss,) if isinstance(self.loss, str) else tuple(self.loss)
+
+    @property
+    def num_restarts(self) -> int:
+        """Number of starts, also where it was left out."""
+        return self.restarts or len(self.losses)
 
     @property
     def step_size(self) -> float:
-        """Size of a step: ``alpha``, or its default."""
+        """Size of a step, of the first if they change: ``alpha``, or its default."""
         if self.alpha is not None:
             return self.alpha
+        if self.schedule != "constant":
+            return 2 * self.eps
         return self.eps if self.steps == 1 else 2.5 * self.eps / self.steps
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
         x_adv, queries, zero_gradients = x, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool)
         survivors, ball = active, self._ball(model, x)
-        for restart in range(self.restarts):
+        for restart in range(self.num_restarts):
+            if not self._has_target(model, restart):
+                continue
             rows = all_or(survivors, len(x))
-            # Drawn for the whole batch: a sample's start depends on no other sample
-            start = self._start(model, x, ball)
-            descent = self.descend(model, x[rows], y[rows], start[rows], [corner[rows] for corner in ball])
+            bounds = [corner[rows] for corner in ball]
+            start = self._start(model, x[rows], bounds, model.draws.rows(rows), restart)
+            descent = self.descend(model, x[rows], y[rows], start, bounds, restart)
             x_adv = descent.x_adv if isinstance(rows, slice) else x_adv.index_copy(0, rows, descent.x_adv)
             queries[survivors] += descent.queries
             if restart == 0 and descent.zero_gradients is not None:
                 zero_gradients[survivors] = descent.zero_gradients
-            if restart + 1 < self.restarts:
+            if restart + 1 < self.num_restarts:
                 with torch.no_grad():
                     unbroken = ~self.reached(model(descent.x_adv), y[survivors])
                 queries[survivors] += 1
@@ -116,19 +168,22 @@ class PGD(Attack):
         return Perturbation(x_adv, queries, zero_gradients)
 
     def descend(
-        self, model: Classifier, x: Tensor, y: Tensor, start: Tensor, ball: list[Tensor] | None = None
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        start: Tensor,
+        ball: list[Tensor] | None = None,
+        restart: int = 0,
     ) -> Perturbation:
-        """Take all steps from a given start."""
-        ball = self._ball(model, x) if ball is None else ball
-        target, num_passes = y, 0
-        if self.loss == "kl":
-            with torch.no_grad():
-                target, num_passes = model(x).softmax(dim=1), 1
+        """Take all steps from a given start, with the loss of the given restart."""
+        ball, loss = self._ball(model, x) if ball is None else ball, self._loss(restart)
+        target, num_passes = self._target(model, x, y, restart)
         final, queries = start if self.all_steps else start.clone(), torch.full_like(y, self.steps + num_passes)
         zero_gradients = torch.zeros_like(y, dtype=torch.bool)
-        index, x_adv, velocity = torch.arange(len(x), device=x.device), start, None
+        index, x_adv, steps = torch.arange(len(x), device=x.device), start, self._steps(start)
         for step in range(self.steps):
-            logits, gradient = model.gradient(x_adv, partial(self._weights, target=target))
+            logits, gradient = model.gradient(x_adv, partial(self._weights, target=target, loss=loss))
             if step == 0:
                 zero_gradients = ~gradient.flatten(1).any(dim=1)
             if not self.all_steps and (broken := self.reached(logits, y)).any():
@@ -138,39 +193,69 @@ class PGD(Attack):
                 if len(rest) == 0:
                     return Perturbation(final, queries, zero_gradients)
                 index, y, target, x_adv = (t[rest] for t in (index, y, target, x_adv))
-                gradient, *ball = (t[rest] for t in (gradient, *ball))
-                velocity = velocity[rest] if velocity is not None else None
-            if self.momentum:
-                gradient /= nonzero(gradient.abs().mean(dim=tuple(range(1, gradient.ndim)), keepdim=True))
-                velocity = gradient = gradient if velocity is None else gradient.add_(velocity, alpha=self.momentum)
-            x_adv = self._project(model, self._move(x_adv, gradient), *ball)
+                logits, gradient, *ball = (t[rest] for t in (logits, gradient, *ball))
+                steps.keep(rest)
+            value = partial(self._value, logits, target=target, loss=loss)
+            x_adv = steps.move(x_adv, gradient, value, partial(self._project, model, ball))
         final = x_adv if self.all_steps else final.index_copy_(0, index, x_adv)
         return Perturbation(final, queries, zero_gradients)
 
-    def _start(self, model: Classifier, x: Tensor, ball: list[Tensor]) -> Tensor:
+    def _target(self, model: Classifier, x: Tensor, y: Tensor, restart: int) -> tuple[Tensor, int]:
+        """Return the target of the loss of a restart, and the number of forward passes that it took."""
+        loss = self._loss(restart)
+        if loss not in ("rivals", "kl"):
+            return y, 0
+        with torch.no_grad():
+            logits = model(x)
+        if loss == "kl":
+            return logits.softmax(dim=1), 1
+        rank = self._rank(restart)
+        rivals = logits.scatter(1, y.unsqueeze(1), -torch.inf).topk(rank + 1, dim=1).indices[:, rank]
+        return torch.stack([y, rivals], dim=1), 1
+
+    def _loss(self, restart: int) -> PGDLoss:
+        return self.losses[restart % len(self.losses)]
+
+    def _rank(self, restart: int) -> int:
+        """Return which of the rivals is the target of a restart, from 0."""
+        return sum(self._loss(earlier) == "rivals" for earlier in range(restart))
+
+    def _has_target(self, model: Classifier, restart: int) -> bool:
+        is_last = model.num_classes is not None and self._rank(restart) > model.num_classes - 2
+        return self._loss(restart) != "rivals" or not is_last
+
+    def _steps(self, start: Tensor) -> Steps:
+        if self.schedule == "adaptive":
+            return AdaptiveSteps(self.step_size, self.steps, self.norm, start)
+        factor = _SHRINKAGE ** (1 / max(self.steps - 1, 1)) if self.schedule == "shrinking" else 1.0
+        return PlannedSteps(self.step_size, factor, self.norm, self.momentum)
+
+    def _start(self, model: Classifier, x: Tensor, ball: list[Tensor], draws: Draws, restart: int) -> Tensor:
         if self.start == "clean":
             return x
+        draws, shape = draws.stream(restart), x.shape[1:]
         if self.start == "gaussian":
-            start = x + _NOISE * torch.randn_like(x)
+            start = x + _NOISE * draws.normal(0, shape, x.dtype)
             if self.all_steps:  # as published, projected by the first step only
                 return start
         elif self.norm == "l2":
-            direction = torch.randn_like(x)
+            direction = draws.normal(0, shape, x.dtype)
             # Uniform in the radius, not the volume: in many dimensions, that would be next to the surface
-            start = x + direction * (self.eps * torch.rand_like(l2_norm(x)) / nonzero(l2_norm(direction)))
+            radius = draws.uniform(1, (1,) * len(shape), 0.0, self.eps, x.dtype)
+            start = x + direction * (radius / nonzero(l2_norm(direction)))
         elif self.start == "sign":
-            start = x + self.step_size * torch.randn_like(x).sign()
+            start = x + self.step_size * draws.signs(0, shape, x.dtype)
         else:
-            start = torch.empty_like(x).uniform_(-self.eps, self.eps).add_(x)
-        return self._project(model, start, *ball)
+            start = draws.uniform(0, shape, -self.eps, self.eps, x.dtype).add_(x)
+        return self._project(model, ball, start)
 
-    def _weights(self, logits: Tensor, target: Tensor) -> Tensor:
-        gradient = loss_gradient(logits, target, "cross_entropy" if self.loss == "kl" else self.loss)
+    def _weights(self, logits: Tensor, target: Tensor, loss: PGDLoss) -> Tensor:
+        gradient = loss_gradient(logits, target, loss)
         return -gradient if self.targeted else gradient
 
-    def _move(self, x_adv: Tensor, gradient: Tensor) -> Tensor:
-        direction = gradient.sign() if self.norm == "linf" else gradient / nonzero(l2_norm(gradient))
-        return torch.add(x_adv, direction, alpha=self.step_size)
+    def _value(self, logits: Tensor, target: Tensor, loss: PGDLoss) -> Tensor:
+        value = loss_value(logits, target, loss)
+        return -value if self.targeted else value
 
     def _ball(self, model: Classifier, x: Tensor) -> list[Tensor]:
         """Return what the projection needs: the corners of the box to stay in, or the centre of the ball."""
@@ -180,7 +265,7 @@ class PGD(Attack):
         is_bounded = model.low is not None or model.high is not None
         return [corner.clamp_(model.low, model.high) for corner in corners] if is_bounded else corners
 
-    def _project(self, model: Classifier, x_adv: Tensor, *ball: Tensor) -> Tensor:
+    def _project(self, model: Classifier, ball: list[Tensor], x_adv: Tensor) -> Tensor:
         if self.norm == "linf":
             return x_adv.clamp_(*ball)
         (x,) = ball

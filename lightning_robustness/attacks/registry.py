@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from lightning_robustness.attacks import ensembles
 from lightning_robustness.attacks.attack import Attack
-from lightning_robustness.attacks.cascade import Cascade
 from lightning_robustness.attacks.cw import CW
+from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
@@ -18,15 +19,18 @@ _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "rfgsm": (PGD, {"start": "sign"}),
     "bim": (PGD, {"start": "clean"}),
     "pgd": (PGD, {}),
+    "strong_pgd": (PGD, ensembles.STRONG_PGD),
     "pgd_l2": (PGD, {"norm": "l2", "eps": 1.0}),
     "mifgsm": (PGD, {"start": "clean", "momentum": 1.0}),
     "cw": (CW, {}),
+    "ddn": (DDN, {}),
     "square": (Square, {}),
     "siren": (SirenAttack, {}),
 }
-ATTACK_NAMES = (*_ATTACKS, "worst")
+_ENSEMBLES = {"worst": ensembles.worst, "autoattack": ensembles.autoattack}
+ATTACK_NAMES = (*_ATTACKS, *_ENSEMBLES)
 # Settings that a preset gives an attack, where these are not all of its group
-_TAKEN = {"fgsm": ("eps",), "pgd_l2": ("steps",)}
+_TAKEN = {"fgsm": ("eps",), "pgd_l2": ("steps",), "strong_pgd": ("eps",), "worst": ("eps",), "autoattack": ("eps",)}
 
 
 def _settings(
@@ -60,18 +64,19 @@ def get_attack(
     """Get an attack by its name.
 
     Args:
-        attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``, ``"square"``,
-            ``"siren"``, or ``"worst"``: PGD with cross-entropy, PGD with the margin and five restarts, and Square, of
-            which each sees only what those before it did not break. ``"torchattacks:NAME"`` is a class of
-            torchattacks. An instance of such a class, or any other callable ``(model, x, y) -> x_adv``, works too, and
-            takes no further arguments.
+        attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"strong_pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``,
+            ``"ddn"``, ``"square"``, ``"siren"``, or a cascade, ``"worst"`` or ``"autoattack"``. ``"pgd"`` is the attack
+            as published, which is weak on robust networks; ``"strong_pgd"`` takes 10 shrinking steps with cross-entropy
+            and 10 with the margin on what is left. ``"torchattacks:NAME"`` is a class of torchattacks. An instance of
+            such a class, or any other callable ``(model, x, y) -> x_adv``, works too, and takes no further arguments.
         eps: Largest distance from the input, in un-normalised units, instead of that of the preset or the default of
-            the attack. C&W has no budget, and takes no notice.
-        preset: Settings of the RDI paper for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``,
+            the attack. C&W and DDN have no budget, and take no notice.
+        preset: Settings of the papers, which are weak on robust networks; of those, ``"strong_pgd"`` and cascades take
+            the budget only. Those of the RDI paper for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``,
             ``"tiny-imagenet"`` and (SirenAttack alone) ``"speech"``; those of the Fisher information paper for
             ``"imagenet"`` or, by the name ``"fisher"``, its other data sets.
-        options: Further arguments of the attack, instead of those of the preset; for ``"worst"`` those that all attacks
-            share, such as ``targeted``.
+        options: Further arguments of the attack, instead of those of the preset; for cascades ``norm`` and those that
+            all attacks share, such as ``targeted``.
 
     Raises:
         TypeError: If the attack is neither a name nor callable.
@@ -80,7 +85,8 @@ def get_attack(
     Example:
         >>> from lightning_robustness.attacks import get_attack
         >>> get_attack("fgsm", eps=0.1)
-        PGD(eps=0.1, alpha=None, steps=1, norm='linf', start='clean', restarts=1, momentum=0.0, loss='cross_entropy')
+        PGD(eps=0.1, alpha=None, steps=1, norm='linf', start='clean', restarts=1, momentum=0.0, loss='cross_entropy',
+            schedule='constant')
         >>> get_attack("square", preset="mnist", num_queries=1000)
         Square(eps=0.3, num_queries=1000, norm='linf', p=0.8, loss='margin')
 
@@ -93,11 +99,11 @@ def get_attack(
         shared = {name: options.pop(name) for name in _shared() if name in options}
         options |= {} if eps is None else {"eps": eps}
         return TorchattacksAdapter(attack=attack.removeprefix("torchattacks:"), options=options, **shared)
-    if attack == "worst":
-        _check_options(attack, options, _shared())
-        settings = {"eps": eps, "preset": preset, **options}
-        parts = get_attack("pgd", **settings), get_attack("pgd", **settings, loss="margin", restarts=5)
-        return Cascade(attacks=(*parts, get_attack("square", **settings)), **options)
+    if attack in _ENSEMBLES:
+        _check_options(attack, options, ("norm", *_shared()))
+        if preset is not None and eps is None and options.get("norm") == "l2":
+            raise ValueError(f"Expected `eps` with norm='l2' but got preset={preset!r}, whose budget is in l-infinity.")
+        return _ENSEMBLES[attack](**(_preset(attack, preset) | ({} if eps is None else {"eps": eps}) | options))
     if attack not in _ATTACKS:
         raise ValueError(
             f"Expected the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "

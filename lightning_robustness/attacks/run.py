@@ -67,6 +67,7 @@ def run(
     input_space: InputSpace | None = None,
     seed: int = 0,
     index: int = 0,
+    positions: Tensor | None = None,
 ) -> AttackResult:
     """Attack a batch and measure the result, without a trace in the model, its gradients or random states.
 
@@ -81,7 +82,9 @@ def run(
         y: Labels of shape ``(N,)``: true ones or, for a targeted attack, targets.
         input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
         seed: Seed of the random numbers that the attack draws. The result does not depend on what ran before.
-        index: Second part of the seed, for instance the index of the batch.
+        index: Second part of the seed, for instance the number of a training step.
+        positions: Position of each sample in the data set, of shape ``(N,)``, by default that in the batch. What a
+            built-in attack draws for a sample depends on the seed and its position, not on its batch.
 
     Returns:
         Adversarial inputs, predictions, success, distortion and cost.
@@ -108,7 +111,7 @@ def run(
     check_budgets([attack], input_space)
     targeted = isinstance(attack, Attack) and attack.targeted
     all_steps = isinstance(attack, Attack) and attack.all_steps
-    with open_classifier(model, x, y, input_space, seed, index) as (classifier, x, y):
+    with open_classifier(model, x, y, input_space, seed, index, positions=positions) as (classifier, x, y):
         logits = _logits(classifier, x)
         preds = logits.argmax(dim=1)
         eligible = (preds == y) != targeted

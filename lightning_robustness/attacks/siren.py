@@ -11,6 +11,7 @@ from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.objective import margin
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.utilities.checks import check_integer, check_number, is_number
+from lightning_robustness.utilities.draws import Draws
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -86,7 +87,7 @@ class SirenAttack(Attack):
                 "For images, use Square or PGD."
             )
         x_adv, queries = x.clone(), torch.zeros_like(y)
-        x_adv[active], queries[active], unbroken = self._swarm(model, x[active], y[active])
+        x_adv[active], queries[active], unbroken = self._swarm(model, x[active], y[active], model.draws.rows(active))
         rest = active if self.all_steps else active[unbroken]
         if (steps := self.gradient_steps) and len(rest):
             attack = PGD(eps=self.eps, alpha=self.alpha, steps=steps, targeted=self.targeted, all_steps=self.all_steps)
@@ -96,10 +97,10 @@ class SirenAttack(Attack):
         return Perturbation(x_adv, queries)
 
     @torch.no_grad()
-    def _swarm(self, model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _swarm(self, model: Classifier, x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:
         """Run the swarms; return the best inputs, the cost and the samples that are not broken."""
         final, queries = x.clone(), torch.full_like(y, self.steps * self.num_particles)
-        index, places = torch.arange(len(x), device=x.device), self._scatter(x)
+        index, places = torch.arange(len(x), device=x.device), self._scatter(x, draws.stream(self.steps))
         velocities, own_best = torch.zeros_like(places), places
         own_lowest = places.new_full(places.shape[:2], torch.inf)
         best, lowest, idle = places[0], own_lowest[0], torch.zeros_like(y)
@@ -117,30 +118,38 @@ class SirenAttack(Attack):
                 queries[index[broken]] = (step + 1) * self.num_particles
                 rest = (~broken).nonzero().squeeze(1)
                 index, x, y, best, lowest, idle = (t[rest] for t in (index, x, y, best, lowest, idle))
+                draws = draws.rows(rest)
                 places, velocities, own_best, own_lowest = (
                     t[:, rest] for t in (places, velocities, own_best, own_lowest)
                 )
                 if len(index) == 0:
                     break
-            velocities = self._accelerate(velocities, places, own_best, best, step)
+            fresh = draws.stream(step)
+            velocities = self._accelerate(velocities, places, own_best, best, step, fresh)
             places = (places + velocities).clamp_(-self.eps, self.eps)
             lost = idle >= self.patience
             if lost.any():
-                places[:, lost], velocities[:, lost], own_lowest[:, lost] = self._scatter(x[lost]), 0.0, torch.inf
+                places[:, lost] = self._scatter(x[lost], fresh.rows(lost))
+                velocities[:, lost], own_lowest[:, lost] = 0.0, torch.inf
                 places[0, lost], idle = best[lost], idle.masked_fill(lost, 0)
         final[index] = model.clamp(x + best)
         return final, queries, index
 
-    def _scatter(self, x: Tensor) -> Tensor:
-        """Random perturbations, one for each particle and sample."""
-        return x.new_empty(self.num_particles, *x.shape).uniform_(-self.eps, self.eps)
+    def _scatter(self, x: Tensor, draws: Draws) -> Tensor:
+        """Draw perturbations, one for each particle and sample."""
+        shape = self.num_particles, *x.shape[1:]
+        return draws.uniform(2, shape, -self.eps, self.eps, x.dtype).transpose(0, 1).contiguous()
 
-    def _accelerate(self, velocities: Tensor, places: Tensor, own_best: Tensor, best: Tensor, step: int) -> Tensor:
+    def _accelerate(
+        self, velocities: Tensor, places: Tensor, own_best: Tensor, best: Tensor, step: int, draws: Draws
+    ) -> Tensor:
         first, last = self.inertia
         inertia = first + (last - first) * step / max(self.steps - 1, 1)
         velocities = inertia * velocities
-        for weight, goal in zip(self.attraction, (own_best, best), strict=True):
-            velocities += weight * torch.rand_like(places) * (goal - places)
+        shape = self.num_particles, *places.shape[2:]
+        for number, (weight, goal) in enumerate(zip(self.attraction, (own_best, best), strict=True)):
+            share = draws.uniform(number, shape, dtype=places.dtype).transpose(0, 1)
+            velocities += weight * share * (goal - places)
         return velocities.clamp_(-self.eps, self.eps)
 
     def _objective(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:

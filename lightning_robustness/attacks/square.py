@@ -1,3 +1,5 @@
+import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +14,10 @@ from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.norms import l2_norm, nonzero
 from lightning_robustness.attacks.objective import Loss, margin
 from lightning_robustness.utilities.checks import check_integer, check_number, check_option
+from lightning_robustness.utilities.draws import Draws
 
+# Number of queries that random numbers are drawn for at a time
+_BLOCK = 64
 # Iterations, of 10,000, after which the share of the window is halved
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 
@@ -25,6 +30,7 @@ class Square(Attack):
     covers a share ``p`` of the input, which is halved on the published schedule, stretched to ``num_queries``. It is a
     square as far as it fits, else the rectangle of the same area: inputs of any height and width work, and inputs
     without a height, of shape ``(N, C, L)`` or ``(N, L)``, get intervals. A sample leaves the batch when it is broken.
+    In the l-infinity norm, a change that would leave the input as it is gets the opposite signs instead.
 
     Args:
         eps: Largest distance from the input, in the units of the range.
@@ -67,15 +73,17 @@ class Square(Attack):
     @torch.no_grad()
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
-        image, num_samples, queries = _as_images(x), len(x), torch.zeros_like(y)
-        # Random numbers are drawn for the whole batch: what is tried for a sample depends on no other sample
+        image, queries, draws = _as_images(x), torch.zeros_like(y), model.draws.rows(active)
         final, index, lowest = image.clone(), active, x.new_full((len(active),), torch.inf)
-        best, image, y = self._start(model, image)[active], image[active], y[active]
+        image, y = image[active], y[active]
+        best, places, signs = self._start(model, image, draws), x, x
         for query in range(self.num_queries):
-            signs = _random_signs(image, num_samples)[index]
-            candidate = (
-                self._propose(model, image, best, self.window(query, *image.shape[2:]), signs) if query else best
-            )
+            if query % _BLOCK == 0:  # drawn for many queries at once, since each draw has a fixed cost
+                places = draws.uniform(2 * (query // _BLOCK), (_BLOCK, 5))
+                signs = draws.signs(2 * (query // _BLOCK) + 1, (_BLOCK, image.shape[1], 1), x.dtype)
+            candidate, drawn = best, (places[:, query % _BLOCK], signs[:, query % _BLOCK])
+            if query:
+                candidate = self._propose(model, image, best, self.window(query, *image.shape[2:]), *drawn)
             objective, broken = self._objective(model, candidate.reshape(-1, *x.shape[1:]), y)
             better = ((objective < lowest) | (broken & (not self.all_steps))).nonzero().squeeze(1)
             best[better], lowest[better] = candidate[better], objective[better]
@@ -84,6 +92,7 @@ class Square(Attack):
                 queries[index[broken]] = query + 1
                 rest = (~broken).nonzero().squeeze(1)
                 index, image, best, y, lowest = (t[rest] for t in (index, image, best, y, lowest))
+                draws, places, signs = draws.rows(rest), places[rest], signs[rest]
                 if len(index) == 0:
                     break
         final[index], queries[index] = best, self.num_queries
@@ -110,36 +119,44 @@ class Square(Attack):
         objective = margin(logits, y) if self.loss == "margin" else -cross_entropy(logits, y, reduction="none")
         return (-objective if self.targeted else objective), self.reached(logits, y)
 
-    def _start(self, model: Classifier, image: Tensor) -> Tensor:
+    def _start(self, model: Classifier, image: Tensor, draws: Draws) -> Tensor:
+        channels, height, width = image.shape[1:]
+        draws = draws.stream(0)
         if self.norm == "linf":  # vertical stripes
-            return model.clamp(image + self.eps * _random_signs(image, len(image), image.shape[3]))
-        height, width = image.shape[2:]
+            return model.clamp(image + self.eps * draws.signs(0, (channels, 1, width), image.dtype))
         rows, columns = max(height // 5, 1), max(width // 5, 1)
-        delta = torch.zeros_like(image)
-        for top in range(0, height - rows + 1, rows):
-            for left in range(0, width - columns + 1, columns):
-                bump = _bump(rows, columns, image) * _random_signs(image, len(image))
-                delta[:, :, top : top + rows, left : left + columns] = bump
+        corners = itertools.product(range(0, height - rows + 1, rows), range(0, width - columns + 1, columns))
+        bumps, delta = _bumps(rows, columns).to(image), torch.zeros_like(image)
+        for number, (top, left) in enumerate(corners):
+            signs, upright = draws.signs(number, (channels + 1, 1), image.dtype).split([channels, 1], dim=1)
+            bump = torch.where(upright > 0, bumps[0], bumps[1]) * signs
+            delta[:, :, top : top + rows, left : left + columns] = bump.unflatten(2, (rows, columns))
         return model.clamp(image + self.eps * delta / nonzero(l2_norm(delta)))
 
     def _propose(
-        self, model: Classifier, image: Tensor, best: Tensor, window: tuple[int, int], signs: Tensor
+        self, model: Classifier, image: Tensor, best: Tensor, window: tuple[int, int], places: Tensor, signs: Tensor
     ) -> Tensor:
-        here = _place(window, image)
+        """Change inputs within a window: five uniform numbers put it in its place, and each channel has a sign."""
+        shape, here = image.shape, _cells(window, image.shape, places[:, :2])
+        image, best = image.flatten(2), best.flatten(2)
         if self.norm == "linf":
-            candidate = best.clone()
-            candidate[here] = model.clamp(image[here] + self.eps * signs)
-            return candidate
+            pixels, before = image.gather(2, here), best.gather(2, here)
+            after = model.clamp(pixels + self.eps * signs)
+            is_same = (after == before).flatten(1).all(dim=1).reshape(-1, 1, 1)
+            # A query that changes nothing is wasted: the opposite signs do change something
+            after = torch.where(is_same, model.clamp(pixels - self.eps * signs), after)
+            return best.scatter(2, here, after).reshape(shape)
         # Mass moves to a bump here, from another window and from what the budget has left
-        delta, there = best - image, _place(window, image)
-        outside = torch.ones_like(image[:1, :1])
-        outside[here] = outside[there] = 0.0
-        unused = (self.eps**2 - l2_norm(delta).square()).clamp(min=0.0) / image.shape[1]
+        delta, there = best - image, _cells(window, shape, places[:, 2:4])
+        outside = torch.ones_like(image[:, :1]).scatter_(2, here[:, :1], 0.0).scatter_(2, there[:, :1], 0.0)
+        unused = (self.eps**2 - l2_norm(delta).square()).clamp(min=0.0) / shape[1]
         inside = l2_norm(delta, 2).square() - l2_norm(delta * outside, 2).square()
-        bump = _bump(*window, image) * signs + delta[here] / nonzero(l2_norm(delta[here], 2))
-        delta[there] = 0.0
-        delta[here] = bump / nonzero(l2_norm(bump, 2)) * (inside.clamp(min=0.0) + unused).sqrt()
-        return model.clamp(image + self.eps * delta / nonzero(l2_norm(delta)))
+        before, bumps = delta.gather(2, here), _bumps(*window).to(image)
+        bump = torch.where(places[:, 4:].unsqueeze(2) < 0.5, bumps[0], bumps[1]) * signs
+        bump = bump + before / nonzero(l2_norm(before, 2))
+        delta.scatter_(2, there, 0.0)
+        delta.scatter_(2, here, bump / nonzero(l2_norm(bump, 2)) * (inside.clamp(min=0.0) + unused).sqrt())
+        return model.clamp(image + self.eps * delta / nonzero(l2_norm(delta))).reshape(shape)
 
 
 def _as_images(x: Tensor) -> Tensor:
@@ -152,28 +169,26 @@ def _as_images(x: Tensor) -> Tensor:
     return x if x.ndim == 4 else x.reshape(len(x), x.shape[1] if x.ndim == 3 else 1, 1, x.shape[-1])
 
 
-def _place(window: tuple[int, int], image: Tensor) -> tuple[slice, slice, slice, slice]:
-    """Put a window of this size at a random place, the same in all images and channels."""
-    height, width = window
-    space = torch.tensor([image.shape[2] - height + 1, image.shape[3] - width + 1])
-    top, left = (torch.rand(2) * space).long().tolist()  # on the CPU: no transfer from the device
-    return slice(None), slice(None), slice(top, top + height), slice(left, left + width)
+def _cells(window: tuple[int, int], shape: torch.Size, places: Tensor) -> Tensor:
+    """Put a window at a place in each image, given by two numbers from 0 to 1; return the pixels in it as indices."""
+    (rows, columns), (num_samples, channels, height, width) = window, shape
+    top, left = (
+        (place * (space + 1)).long().clamp(max=space)
+        for place, space in zip(places.unbind(dim=1), (height - rows, width - columns), strict=True)
+    )
+    row, column = torch.arange(rows, device=places.device), torch.arange(columns, device=places.device)
+    inside = (row.unsqueeze(1) * width + column).flatten()
+    return ((top * width + left).unsqueeze(1) + inside).unsqueeze(1).expand(num_samples, channels, -1)
 
 
-def _random_signs(image: Tensor, num_samples: int, num_columns: int = 1) -> Tensor:
-    shape = num_samples, image.shape[1], 1, num_columns
-    return torch.randint(2, shape, device=image.device).to(image.dtype) * 2 - 1
-
-
-def _bump(rows: int, columns: int, image: Tensor) -> Tensor:
-    """Two opposite pyramids of norm 1, side by side or, at random, one above the other."""
-    if columns < 2 or (rows >= 2 and torch.rand(()) < 0.5):
-        first, second = _pyramid(rows // 2, columns), _pyramid(rows - rows // 2, columns)
-        bump = torch.cat([first, -second], dim=0)
-    else:
-        first, second = _pyramid(rows, columns // 2), _pyramid(rows, columns - columns // 2)
-        bump = torch.cat([first, -second], dim=1)
-    return (bump / nonzero(l2_norm(bump, 0))).to(image)
+@functools.lru_cache(maxsize=64)
+def _bumps(rows: int, columns: int) -> Tensor:
+    """Make two bumps of norm 1, each of two opposite pyramids: one above the other and side by side, as far as fits."""
+    above = torch.cat([_pyramid(rows // 2, columns), -_pyramid(rows - rows // 2, columns)], dim=0)
+    beside = torch.cat([_pyramid(rows, columns // 2), -_pyramid(rows, columns - columns // 2)], dim=1)
+    above, beside = above if rows >= 2 else beside, beside if columns >= 2 else above
+    bumps = torch.stack([above.flatten(), beside.flatten()])
+    return bumps / nonzero(l2_norm(bumps))
 
 
 def _pyramid(rows: int, columns: int) -> Tensor:

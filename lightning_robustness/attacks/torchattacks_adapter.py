@@ -28,7 +28,8 @@ class TorchattacksAdapter(Attack):
         attack: Name of a class of torchattacks, or an instance. Of an instance, a copy attacks the model that is
             given in the call; its budget is in units of [0, 1].
         options: Arguments of the class, if a name is given: a mapping, or pairs. ``eps`` and ``alpha`` are in the units
-            of the range; ``eps`` is left out for classes that have no budget.
+            of the range; ``eps`` is left out for classes that have no budget. ``n_classes``, which torchattacks sets
+            to 10, is that of the model unless it is given.
         targeted: Whether ``y`` holds the labels to be predicted; only with a name. An instance stays in its mode, its
             own map gives the targets, and every misclassification counts as a success.
         all_steps: Whether it also sees samples that are misclassified before the attack.
@@ -96,12 +97,12 @@ class TorchattacksAdapter(Attack):
 
     def _perturb_rows(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
         low, width = self._range(model.input_space)
-        attack = self._instance(_Rescaled(model, low, width))
+        attack = self._instance(_Rescaled(model, low, width), x)
         for part in (attack, *attack._attacks.values()):
             part.verbose = False
         return attack((x - low) / width, y).to(x) * width + low
 
-    def _instance(self, model: "_Rescaled") -> Any:
+    def _instance(self, model: "_Rescaled", x: Tensor) -> Any:
         if not isinstance(self.attack, str):
             # A copy that holds the given model wherever the instance holds its own
             attack = copy.deepcopy(self.attack, {id(self.attack.model): model})
@@ -109,10 +110,15 @@ class TorchattacksAdapter(Attack):
             attack.normalization_used = None
             attack._set_normalization_applied(None)
             return attack
-        options = dict(self.options)
+        options, parameters = dict(self.options), inspect.signature(self._class()).parameters
         for name in ("eps", "alpha"):
             if name in options:
                 options[name] = options[name] / model.width
+        if "n_classes" in parameters and "n_classes" not in options:
+            with torch.no_grad():
+                options["n_classes"] = model.model(x[:1]).shape[1]
+        if "seed" in parameters and parameters["seed"].default is None and "seed" not in options:
+            options["seed"] = int(torch.randint(2**31, ()))  # torchattacks would take the time
         attack = self._class()(model, **options)
         for part in (attack, *attack._attacks.values()) if self.targeted else ():
             # The setter of torchattacks prints

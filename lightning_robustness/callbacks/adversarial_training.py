@@ -1,5 +1,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -14,10 +15,18 @@ from lightning_robustness.attacks.classifier import open_classifier
 from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
 from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
+from lightning_robustness.callbacks.replaced_loss import (
+    AdversarialLoss,
+    check_loss,
+    compute_loss,
+    published_attack,
+    step_with_loss,
+)
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
-from lightning_robustness.utilities.batch import read_labelled_batch, replace_in_batch
+from lightning_robustness.utilities.batch import read_extras, read_labelled_batch, replace_in_batch
 from lightning_robustness.utilities.checks import check_functions, check_integer, check_name, check_option, check_share
+from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
@@ -46,6 +55,7 @@ class AdversarialTraining(TrainingStepCallback):
     ``acc``           robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
     ``broken``        share of the inputs classified correctly there that the attack broke
     ``eps``           budget of the attack, where it has one
+    ``clipped``       share of the inputs with values outside of the range, which were clipped for the attack
     ``acc_pgd``       for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
     ``overfitting``   for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
     ================  ==================================================================================================
@@ -62,6 +72,11 @@ class AdversarialTraining(TrainingStepCallback):
             drawn anew each time; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
             the size, in which labels and everything else that has one entry per sample are repeated.
         ratio: Share of adversarial inputs in mode ``"mix"``.
+        loss: ``"trades"`` or ``"mart"`` to train on that loss, instead of the one that ``training_step`` computes on
+            adversarial inputs. The step runs on the clean batch, for everything but its loss; the new one is the
+            cross-entropy loss of the paper, with hard labels, and takes two more forward passes. Without other
+            arguments, the attack is that of the paper: PGD of 10 steps from a little noise.
+        loss_weight: Weight of the divergence in that loss; by default 6 for TRADES and 5 for MART.
         warmup_epochs: Number of epochs at the beginning that are trained on clean batches. Nothing is logged in them: a
             ``ModelCheckpoint`` or ``EarlyStopping`` that monitors a key of this callback would end the run.
         input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
@@ -89,7 +104,7 @@ class AdversarialTraining(TrainingStepCallback):
         >>> from lightning_robustness.callbacks import AdversarialTraining
         >>> AdversarialTraining(attack="pgd", eps=8 / 255, steps=7).attack
         PGD(eps=0.03137254901960784, alpha=None, steps=7, norm='linf', start='uniform', restarts=1, momentum=0.0,
-            loss='cross_entropy', all_steps=True)
+            loss='cross_entropy', schedule='constant', all_steps=True)
         >>> # Trainer(callbacks=[AdversarialTraining(attack="pgd", eps=8 / 255, steps=7)])
 
     """
@@ -102,6 +117,8 @@ class AdversarialTraining(TrainingStepCallback):
         alpha: float | None = None,
         mode: AdversarialMode = "replace",
         ratio: float = 0.5,
+        loss: AdversarialLoss | None = None,
+        loss_weight: float | None = None,
         warmup_epochs: int = 0,
         input_space: InputSpace | None = None,
         eval_mode: bool = True,
@@ -119,12 +136,19 @@ class AdversarialTraining(TrainingStepCallback):
         check_share("ratio", ratio)
         check_functions(forward_fn, batch_fn)
         check_name("prefix", prefix)
+        check_loss(loss, loss_weight)
+        if loss is not None and mode != "replace":
+            raise ValueError(
+                f"Expected `mode` to be 'replace' with `loss={loss!r}`, which has its own, but got {mode!r}."
+            )
         counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
         for name, value in counts.items():
             check_integer(name, value, minimum=0)
         check_integer("measure_every_n_batches", measure_every_n_batches, minimum=1)
         self.mode: AdversarialMode = mode
         self.ratio = ratio
+        self.loss = loss
+        self.loss_weight = loss_weight
         self.warmup_epochs = warmup_epochs
         self.input_space = check_input_space(input_space)
         self.eval_mode = eval_mode
@@ -138,6 +162,8 @@ class AdversarialTraining(TrainingStepCallback):
         budgets = eps if isinstance(eps, Sequence) and not isinstance(eps, str) else [eps]
         if len(budgets) == 0:
             raise ValueError("Expected argument `eps` to hold at least one number but got none.")
+        if loss is not None and attack == "pgd":
+            attack = published_attack(loss)
         self._attacks = [
             make_inner_attack(attack, budget, steps, alpha, all_steps, self.input_space) for budget in budgets
         ]
@@ -152,6 +178,9 @@ class AdversarialTraining(TrainingStepCallback):
         self._overfitting = CatastrophicOverfitting()
         self._means = EpochMeans()
         self._is_measured = False
+        self._extra: ExtraInputs | None = None
+        self._is_first = True
+        self._has_warned = False
         self._probe: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -172,7 +201,7 @@ class AdversarialTraining(TrainingStepCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            self._probe, self._means = [], EpochMeans()
+            self._probe, self._means, self._is_first = [], EpochMeans(), True
             if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
                 self._num_batches, self._overfitting = 0, CatastrophicOverfitting()
 
@@ -203,22 +232,38 @@ class AdversarialTraining(TrainingStepCallback):
     ) -> Any:
         if trainer.current_epoch < self.warmup_epochs:
             return step(batch, *args)
-        x, y = read_labelled_batch(batch, self.batch_fn, needed_by="the attack")
+        x, y = read_labelled_batch(batch, self.batch_fn, needed_by="the attack", soft=self.loss is None)
         index = (self._num_batches - 1) * trainer.world_size + trainer.global_rank
         rows = self._choose_rows(x, index)
         clean, labels = (x, y) if rows is None else (x[rows], y[rows])
+        self._take_extras(pl_module, batch, len(x), rows)
+        clean = self._clip(clean)
         x_adv = self._perturb(pl_module, clean, labels, index)
         if self._is_measured:
             self._measure(pl_module, clean, x_adv, labels)
         self._keep_for_later(clean, labels)
-        output = step(replace_in_batch(batch, self._combine(x, x_adv, rows), self.batch_fn), *args)
-        loss = find_loss(output)
+        if self.loss is None:
+            output = step(replace_in_batch(batch, self._combine(x, x_adv, rows), self.batch_fn), *args)
+            loss = find_loss(output)
+        else:
+            new = partial(compute_loss, self.loss, self.loss_weight, self._forward(pl_module), x, y, x_adv)
+            output, loss = step_with_loss(trainer, pl_module, partial(step, batch, *args), new)
         if loss is not None:
             self._means.add("loss", loss, len(x))
         return output
 
+    def _take_extras(self, pl_module: LightningModule, batch: Any, num_samples: int, rows: Tensor | None) -> None:
+        """Find what else the network takes from the batch, such as a mask."""
+        name, extras = read_extras(batch, self.batch_fn, num_samples)
+        self._extra = find_extra_inputs(
+            pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module), name, extras
+        )
+        if self._extra is not None:
+            self._extra.values = extras if rows is None else {key: value[rows] for key, value in extras.items()}
+
     def _forward(self, pl_module: LightningModule) -> Callable[..., Any]:
-        return forward_of(pl_module, self.forward_fn)
+        forward = forward_of(pl_module, self.forward_fn)
+        return forward if self._extra is None else self._extra.bind(forward)
 
     def _choose_attack(self, trainer: Trainer) -> None:
         epoch = max(trainer.current_epoch - self.warmup_epochs, 0)
@@ -237,6 +282,27 @@ class AdversarialTraining(TrainingStepCallback):
         with open_classifier(forward, x, y, self.input_space, self.seed, index, self.eval_mode) as (classifier, x, y):
             return craft(self.attack, classifier, x, y).x_adv
 
+    def _clip(self, x: Tensor) -> Tensor:
+        """Put values a little outside of the range into it; augmentation may produce some, hours into a run."""
+        space, is_first = self.input_space, self._is_first
+        self._is_first = False
+        if is_first:
+            space.check_normalized(x)
+        if not x.is_floating_point():
+            return x  # refused by the attack
+        clipped, outside = space.clip(x)
+        share = outside.flatten(1).any(dim=1).float().mean()
+        if is_first and space.is_mistaken(x, outside):
+            space.check(x)
+        self._means.add("clipped", share, len(x))
+        if not self._has_warned and share > 0:
+            self._has_warned = True
+            rank_zero_warn(
+                f"Some inputs of a training batch leave the range [{space.low}, {space.high}], as augmentation can "
+                f"make them. They are clipped for the attack; `{self.prefix}/clipped` has their share."
+            )
+        return clipped
+
     def _combine(self, x: Tensor, x_adv: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:
             return x.detach().clone().index_copy_(0, rows, x_adv)
@@ -251,7 +317,8 @@ class AdversarialTraining(TrainingStepCallback):
 
     def _keep_for_later(self, x: Tensor, y: Tensor) -> None:
         missing = self.overfitting_samples - sum(len(labels) for _, labels in self._probe)
-        if self._is_one_step and missing > 0:
+        takes_extras = self._extra is not None and bool(self._extra.names)
+        if self._is_one_step and missing > 0 and not takes_extras:
             # Copies: the loader may use its memory again
             self._probe.append((x[:missing].detach().clone(), y[:missing].clone()))
 

@@ -21,14 +21,14 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
 
     .. math:: w \to w + \gamma \, \|w\|_2 \, \frac{g}{\|g\|_2}
 
-    For the weights :math:`w` of each layer (parameters of at least two dimensions), where :math:`g` is the gradient of
-    the cross-entropy of the batch, in train mode. ``training_step`` and its backward pass see the perturbed weights;
-    then they are put back, bit for bit, so that clipping and the optimizer see the weights as they were. It works in
-    automatic optimization, and in manual optimization with one backward pass a step and what ``self.optimizers()``
-    returns. Under DDP each process perturbs the weights for its own part of the batch.
+    Where :math:`w` are the weights of a layer (any parameter of at least two dimensions) and :math:`g` is the gradient
+    of the cross-entropy of the batch, in train mode. ``training_step`` and its backward pass see the perturbed weights;
+    gradient clipping and the optimizer see the original ones, restored bit for bit. Manual optimization works with one
+    backward pass per step and the optimizers from ``self.optimizers()``. Under DDP each process perturbs the weights
+    for its own part of the batch.
 
-    Place it behind :class:`~lightning_robustness.callbacks.AdversarialTraining`, so that it gets the adversarial batch:
-    that is AT-AWP, as published.
+    Place it after :class:`~lightning_robustness.callbacks.AdversarialTraining`, so that it gets the adversarial batch:
+    AT-AWP, as published.
 
     Args:
         gamma: Size of the perturbation, relative to the weights of a layer.
@@ -77,13 +77,13 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        self._restore()  # a backward pass may have gone by without the hook after it, or there was none
+        self._restore()  # the hook above does not run after a raw `loss.backward()`
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._restore()  # there may have been neither
+        self._restore()  # in case neither hook ran
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
-from lightning_robustness.losses import fisher_penalty, rdi_loss
+from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
 from lightning_robustness.losses.fisher_penalty import FisherKind
 from lightning_robustness.utilities.batch import read_batch, require_labels
 from lightning_robustness.utilities.checks import (
@@ -21,24 +21,27 @@ from lightning_robustness.utilities.checks import (
     check_number,
     check_option,
 )
-from lightning_robustness.utilities.head import find_head
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.logits import compute_logits
+from lightning_robustness.utilities.logits import as_classes, compute_logits
+from lightning_robustness.utilities.logits_route import find_route
 from lightning_robustness.utilities.sandbox import is_compiled, is_sandboxed
 
 
 class AttackFreeRegularization(TrainingStepCallback):
-    r"""Add what makes a network robust without an attack to the loss that ``training_step`` returns.
+    r"""Add terms that make a network robust without an attack to the loss that ``training_step`` returns.
 
-    .. math:: L + w_{\text{RDI}} \, (1 - \text{RDI}) + w_{\text{F}} \, \frac{1}{N} \sum_i \|G(x_i)\|
+    .. math::
+        L + w_{\text{RDI}} \, (1 - \text{RDI}) + w_{\text{F}} \, \frac{1}{N} \sum_i \|G(x_i)\|
+        + w_{\text{B}} \, \frac{1}{N} \sum_i h(x_i)
 
-    With RDI of the logits of the batch by true labels, see :func:`~lightning_robustness.losses.rdi_loss`, and the
-    Fisher information :math:`G` of the inputs, see :func:`~lightning_robustness.losses.fisher_penalty`. The logits
-    are those that ``training_step`` computes, taken from a hook on the classifier head; where that does not see them,
-    by a forward pass of its own.
+    With RDI of the logits of the batch by true labels, see :func:`~lightning_robustness.losses.rdi_loss`, the Fisher
+    information :math:`G` of the inputs, see :func:`~lightning_robustness.losses.fisher_penalty`, and a hinge :math:`h`
+    that asks for a distance to the decision boundary of at least a margin, see
+    :func:`~lightning_robustness.losses.boundary_penalty`. The logits for RDI are those that ``training_step`` computes,
+    taken from a hook on the classifier head, or else from another forward pass.
 
-    At the end of each epoch it logs the means of ``rdi_loss`` and ``fisher``, as far as they are on, with the
-    ``prefix`` in front.
+    At the end of each epoch it logs the means of ``rdi_loss``, ``fisher`` and ``boundary``, those that are on, under
+    keys that start with the ``prefix``.
 
     Args:
         rdi: Weight of the RDI loss; 0 for none.
@@ -46,14 +49,17 @@ class AttackFreeRegularization(TrainingStepCallback):
         fisher_kind: ``"spectral"`` for its largest eigenvalue, ``"trace"`` for its trace.
         num_products: Steps of power iteration, or random vectors for the trace. None for exact values, which take a
             product with the Jacobian for each class.
+        boundary: Weight of the hinge on the distance to the decision boundary, in l-infinity; 0 for none.
+        boundary_margin: Distance that it asks for, in un-normalised units.
+        boundary_rivals: Number of rival classes that it looks at, those with the highest logits.
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
-        prefix: What keys start with.
+        prefix: Start of the keys.
 
     Raises:
-        ValueError: If a weight is negative.
+        ValueError: If a weight is negative, or an argument of the hinge out of range.
 
     Example:
         >>> from lightning_robustness.callbacks import AttackFreeRegularization
@@ -68,6 +74,9 @@ class AttackFreeRegularization(TrainingStepCallback):
         fisher: float = 0.1,
         fisher_kind: FisherKind = "spectral",
         num_products: int | None = 1,
+        boundary: float = 0.0,
+        boundary_margin: float = 8 / 255,
+        boundary_rivals: int = 1,
         input_space: InputSpace | None = None,
         head: str | nn.Module | None = None,
         forward_fn: Callable[..., Any] | None = None,
@@ -75,7 +84,7 @@ class AttackFreeRegularization(TrainingStepCallback):
         prefix: str = "attack_free",
     ) -> None:
         super().__init__()
-        for name, value in {"rdi": rdi, "fisher": fisher}.items():
+        for name, value in {"rdi": rdi, "fisher": fisher, "boundary": boundary}.items():
             check_number(name, value)
         check_option("fisher_kind", fisher_kind, FisherKind)
         if num_products is not None:
@@ -88,6 +97,9 @@ class AttackFreeRegularization(TrainingStepCallback):
         self.fisher = fisher
         self.fisher_kind: FisherKind = fisher_kind
         self.num_products = num_products
+        self.boundary = boundary
+        self.boundary_margin = check_number("boundary_margin", boundary_margin, exclusive=True)
+        self.boundary_rivals = check_integer("boundary_rivals", boundary_rivals, minimum=1)
         self.input_space = input_space
         self.head = head
         self.forward_fn = forward_fn
@@ -104,8 +116,8 @@ class AttackFreeRegularization(TrainingStepCallback):
         if stage == "fit" and not pl_module.automatic_optimization:
             raise MisconfigurationException(
                 "Expected automatic optimization for AttackFreeRegularization, which adds to the loss that "
-                "`training_step` returns, but the module optimizes by itself. Add `losses.rdi_loss` and "
-                "`losses.fisher_penalty` to the loss in `training_step` instead."
+                "`training_step` returns, but the module optimizes by itself. Add `losses.rdi_loss`, "
+                "`losses.fisher_penalty` and `losses.boundary_penalty` to the loss in `training_step` instead."
             )
 
     @override
@@ -149,30 +161,38 @@ class AttackFreeRegularization(TrainingStepCallback):
     def _terms(self, forward: Callable[..., Any], x: Tensor, y: Tensor | None) -> Iterator[tuple[str, float, Tensor]]:
         if self.rdi:
             labels = require_labels(y, "the RDI loss", otherwise="`rdi=0` to leave it out")
-            logits = next((output for output in self._outputs if len(output) == len(x)), None)
+            logits = next((as_classes(output, len(x)) for output in self._outputs if len(output) == len(x)), None)
             yield "rdi_loss", self.rdi, rdi_loss(compute_logits(forward, x) if logits is None else logits, labels)
         if self.fisher:
             value = fisher_penalty(
                 forward, x, self.fisher_kind, num_products=self.num_products, input_space=self.input_space
             )
             yield "fisher", self.fisher, value
+        if self.boundary:
+            labels = require_labels(y, "the distance to the boundary", otherwise="`boundary=0` to leave it out")
+            options: dict[str, Any] = {"num_rivals": self.boundary_rivals, "input_space": self.input_space}
+            value = boundary_penalty(forward, x, labels, self.boundary_margin, **options)
+            yield "boundary", self.boundary, value
 
     def _listen(self, pl_module: LightningModule, forward: Callable[..., Any], x: Tensor) -> None:
         self._outputs = []
         if self._hook is not None or self._has_no_head or is_compiled(pl_module.modules()):
             return
         try:
-            name = find_head(pl_module, x[:2], forward, self.head)
+            sources = find_route(pl_module, x[:2], forward, self.head).sources
         except ValueError:
             if self.head is not None:
                 raise
+            sources = {}
+        name = next((name for name, transform in sources.items() if transform == "identity"), None)
+        if name is None:
             self._has_no_head = True  # a forward pass for each batch will do
             return
         self._hook = pl_module.get_submodule(name).register_forward_hook(self._record)
 
     def _record(self, module: nn.Module, args: Any, output: Any) -> None:
         is_logits = isinstance(output, Tensor) and output.ndim == 2 and output.requires_grad
-        if is_logits and not is_sandboxed():  # where it is, somebody attacks the network, or differentiates it twice
+        if is_logits and not is_sandboxed():  # in a sandbox the network is attacked, or differentiated twice
             self._outputs.append(output)
 
     def _remove_hook(self) -> None:

@@ -1,11 +1,12 @@
-"""Everything that loggers can show beside scalars: charts, figures, histograms, texts and embeddings."""
+"""Everything that loggers can show besides scalars: charts, figures, histograms, texts and embeddings."""
 
 import html
 import inspect
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from lightning.pytorch.loggers import Logger
@@ -13,11 +14,15 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from lightning_robustness.attacks import MaskingSign
-from lightning_robustness.callbacks.figures import as_images, perturbation_figure, render
+from lightning_robustness.callbacks.figures import as_images, boundary_figure, perturbation_figure, render
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import Part, charts, tag
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # TensorBoard shows only the last layout of a run, so each writer's layout is kept and extended
 _LAYOUTS: WeakKeyDictionary[Any, dict[str, dict[str, list[Any]]]] = WeakKeyDictionary()
@@ -41,7 +46,7 @@ class Board:
         >>> from lightning.pytorch.loggers import CSVLogger
         >>> from lightning_robustness.callbacks.board import Board
         >>> board = Board([CSVLogger("logs")], prefix="robustness")
-        >>> board.open({"seed": "0"}, attacks=["pgd"], step=0)  # a CSV file shows scalars alone
+        >>> board.open({"seed": "0"}, attacks=["pgd"], step=0)  # a CSV file holds scalars only
 
     """
 
@@ -50,6 +55,7 @@ class Board:
         self._prefix = prefix
         self._figures = figures
         self._can_draw = True
+        self._curves: dict[int, BoundaryCurve] = {}
 
     def open(
         self,
@@ -58,20 +64,12 @@ class Board:
         step: int,
         parts: Collection[Part] = ("features", "fim"),
     ) -> None:
-        """Lay out the charts and show the settings, once per run.
-
-        Args:
-            settings: Settings as text, by name.
-            attacks: Names of the attacks.
-            step: Step of the Trainer.
-            parts: The parts that are measured beside the attacks.
-
-        """
+        """Lay out the charts of the attacks and of the other parts, and show the settings, once per run."""
         for writer, prefix in self._writers():
             layout = _LAYOUTS.setdefault(writer, {})
             layout[prefix] = _layout(prefix, charts(parts, attacks))
             writer.add_custom_scalars(layout)
-        self._show_text("settings", ("setting", "value"), settings.items(), step)
+        self.show_text("settings", ("setting", "value"), settings.items(), step)
 
     def show(
         self,
@@ -81,19 +79,18 @@ class Board:
         examples: Mapping[str, Examples],
         signs: Sequence[MaskingSign],
         input_space: InputSpace,
+        epoch: int = 0,
+        curve: BoundaryCurve | None = None,
     ) -> None:
-        """Show the results of an evaluation, except for empty ones.
+        """Show the results of an evaluation: histograms by tag, without NaN, and examples by attack.
 
-        Args:
-            step: Step of the Trainer.
-            histograms: Values by tag; NaN is left out.
-            examples: Inputs before and after each attack, by its name.
-            signs: Signs of gradient masking.
-            input_space: Range and normalisation of the inputs.
-
+        The curve is robust accuracy to first order over budgets, drawn with those of the epochs before.
         """
+        if curve is not None:
+            self._curves[epoch] = curve
+            self._show_figure("boundary_curve", partial(boundary_figure, self._curves), step)
         if signs:
-            self._show_text("masking_signs", MaskingSign._fields, signs, step)
+            self.show_text("masking_signs", MaskingSign._fields, signs, step)
         for name, values in histograms.items():
             self._show_histogram(name, values, step)
         for name, examples_of_attack in examples.items():
@@ -102,17 +99,7 @@ class Board:
     def embed(
         self, step: int, embedding: Tensor, labels: Tensor, preds: Tensor, x: Tensor, input_space: InputSpace
     ) -> None:
-        """Show embeddings in TensorBoard's projector, with labels and, for images, thumbnails.
-
-        Args:
-            step: Step of the Trainer.
-            embedding: Inputs of the head, of shape ``(N, ...)``.
-            labels: True labels.
-            preds: Predicted labels.
-            x: Inputs as the model sees them.
-            input_space: Range and normalisation of the inputs.
-
-        """
+        """Show embeddings of inputs in TensorBoard's projector, with labels and, for images, thumbnails."""
         if len(embedding) == 0:
             return
         metadata = [list(pair) for pair in zip(labels.tolist(), preds.tolist(), strict=True)]
@@ -128,7 +115,16 @@ class Board:
                 metadata_header=["label", "prediction"],
             )
 
-    def _show_text(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], step: int) -> None:
+    def show_text(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], step: int) -> None:
+        """Show texts as a list.
+
+        Args:
+            name: Tag without prefix.
+            columns: Names of the parts of a row, where loggers show a table.
+            rows: Sequences of texts, the first of which names the row.
+            step: Step of the Trainer.
+
+        """
         rows = [list(row) for row in rows]
         for writer, prefix in self._writers():
             writer.add_text(f"{prefix}/{name}", markdown_list(rows), step)
@@ -143,20 +139,25 @@ class Board:
                 writer.add_histogram(f"{prefix}/{name}", values, step)
 
     def _show_examples(self, name: str, examples: Examples, input_space: InputSpace, step: int) -> None:
+        if len(examples.x):
+            draw = partial(perturbation_figure, examples, input_space, f"{name}, step {step}")
+            self._show_figure(f"examples/{name}", draw, step)
+
+    def _show_figure(self, name: str, draw: Callable[[], "Figure"], step: int) -> None:
         writers, others = list(self._writers()), list(self._others("log_image", "images"))
-        if not (self._figures and self._can_draw and len(examples.x) and (writers or others)):
+        if not (self._figures and self._can_draw and (writers or others)):
             return
         try:
-            figure = perturbation_figure(examples, input_space, f"{name}, step {step}")
+            figure = draw()
         except ModuleNotFoundError as error:
             self._can_draw = False
-            rank_zero_warn(f"Pictures of adversarial inputs are left out. {error}")
+            rank_zero_warn(f"Figures are left out. {error}")
             return
         picture = render(figure)
         for writer, prefix in writers:
-            writer.add_image(f"{prefix}/examples/{name}", picture, step, dataformats="HWC")
+            writer.add_image(f"{prefix}/{name}", picture, step, dataformats="HWC")
         for logger in others:
-            logger.log_image(f"{self._prefix}/examples/{name}", images=[picture], step=step)
+            logger.log_image(f"{self._prefix}/{name}", images=[picture], step=step)
 
     def _writers(self) -> Iterator[tuple[Any, str]]:
         """Yield the TensorBoard writers, each with the full prefix of its tags."""
@@ -176,9 +177,6 @@ class Board:
 def describe_eps(eps: float) -> str:
     """Write a perturbation budget as a number and, if it is a multiple of a quarter, in 8-bit pixel steps.
 
-    Args:
-        eps: The perturbation budget.
-
     Example:
         >>> from lightning_robustness.callbacks.board import describe_eps
         >>> describe_eps(8 / 255), describe_eps(0.5 / 255), describe_eps(0.12), describe_eps(8)
@@ -193,10 +191,7 @@ def describe_eps(eps: float) -> str:
 
 
 def markdown_list(rows: Iterable[Sequence[str]]) -> str:
-    """Write rows of texts as a Markdown list, which TensorBoard renders.
-
-    Args:
-        rows: Sequences of texts, the first of which names the row.
+    """Write rows of texts, of which the first is the name, as a Markdown list, which TensorBoard renders.
 
     Example:
         >>> from lightning_robustness.callbacks.board import markdown_list

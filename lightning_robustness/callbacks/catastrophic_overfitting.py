@@ -3,18 +3,18 @@ from dataclasses import dataclass
 
 @dataclass
 class CatastrophicOverfitting:
-    """The sign of catastrophic overfitting: accuracy under one step does not fall, while under many steps it does.
+    """Sign of catastrophic overfitting: accuracy under many attack steps falls, that under one step does not.
 
-    A network that is trained against an attack of one step may learn to defeat that step instead of becoming robust.
-    Each epoch is compared with the one that was best under many steps. Where the budget changes without the sign, the
-    comparison begins anew: a larger one lowers both accuracies.
+    A network trained against a single-step attack may learn to defeat that step instead of becoming robust. Each epoch
+    is compared with the best one under many steps. If the budget changes without the sign, the comparison starts over,
+    since a larger budget lowers both accuracies.
 
     Args:
-        margin: By how much the accuracy under many steps has to fall; 0.2 is the limit at which Wong et al. stop.
+        margin: Drop in accuracy under many steps that counts; Wong et al. stop training at 0.2.
         single: Accuracy under one step in the best epoch; None before the first.
         multi: Accuracy under many steps in that epoch.
         eps: Budget in that epoch.
-        seen: Whether the sign was there in any epoch.
+        seen: Whether any epoch showed the sign.
 
     Example:
         >>> from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
@@ -31,7 +31,7 @@ class CatastrophicOverfitting:
     seen: bool = False
 
     def update(self, single: float, multi: float, eps: float | None = None) -> bool:
-        """Take the accuracies of an epoch, and its budget, and tell whether the sign is there."""
+        """Compare the accuracies of an epoch at its budget, and return whether it shows the sign."""
         is_there = self.single is not None and single >= self.single and multi <= self.multi - self.margin
         if not is_there and (self.single is None or multi >= self.multi or eps != self.eps):
             self.single, self.multi, self.eps = single, multi, eps

@@ -17,8 +17,8 @@ _T = TypeVar("_T")
 class Faults:
     """Errors and warnings of a callback that must not end the run it watches.
 
-    Before training has begun, errors are raised: that is when they help. Afterwards they become warnings, one per text,
-    and what failed is left out. Processes agree on what that is, so that none waits for another.
+    Before training has begun, errors are raised, while they cost little. Afterwards they become warnings, one per text,
+    and the part that failed is left out. Processes agree on the parts, so none waits for another.
 
     Args:
         trainer: The Trainer.
@@ -53,14 +53,14 @@ class Faults:
             self.error = _describe(error)
 
     def agree(self, consequence: str) -> bool:
-        """Return whether no process has an error; report that of this one together with its consequence."""
+        """Return whether no process has an error; warn of one in this process together with its consequence."""
         if self._trainer.strategy.reduce_boolean_decision(self.error is None, all=True):
             return True
         self.report(consequence, self.error)
         return False
 
     def attempt(self, consequence: str, work: Callable[[], object]) -> bool:
-        """Do work that needs no other process; return whether it succeeded in all of them."""
+        """Run work that needs no other process; return whether it succeeded in all of them."""
         error = None
         try:
             work()
@@ -72,7 +72,7 @@ class Faults:
         return False
 
     def tolerate(self, consequence: str, work: Callable[[], _T]) -> _T | None:
-        """Do work of this process alone; None if it failed after training had begun."""
+        """Run work of this process alone; return None if it failed after training had begun."""
         try:
             return work()
         except Exception as error:
@@ -82,7 +82,7 @@ class Faults:
             return None
 
     def compute(self, consequence: str, work: Callable[[], _T]) -> _T | None:
-        """Do work that all processes do together; None if it failed after training had begun.
+        """Run work that all processes share; return None if it failed after training had begun.
 
         With several processes an error is always raised, because the others would wait for this one.
         """
@@ -106,7 +106,7 @@ class Faults:
         self.warn(f"{message} {consequence}", key=message)
 
     def report(self, consequence: str, error: str | None) -> None:
-        """Warn of an error in the process that met it, whichever that is, once per text."""
+        """Warn of an error in the process where it occurred, once per text."""
         if error is not None and error not in self._reported:
             self._reported.add(error)
             self._emit(lambda text: warnings.warn(text, stacklevel=4), f"{consequence}: {error}")

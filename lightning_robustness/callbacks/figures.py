@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import get_key
 from lightning_robustness.utilities.drawing import COLORS, MARKERS, new_figure
 from lightning_robustness.utilities.input_space import InputSpace
@@ -28,10 +29,6 @@ _MAX_LINES = 8
 
 def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
     """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch.
-
-    Args:
-        x: Inputs as the model sees them.
-        input_space: Range and normalisation of the inputs.
 
     Returns:
         Tensor of shape ``(N, 1 or 3, H, W)``, or None if the inputs are not images.
@@ -53,15 +50,10 @@ def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
 
 
 def perturbation_figure(examples: Examples, input_space: InputSpace, title: str) -> "Figure":
-    r"""Draw clean inputs, perturbations and adversarial inputs, with labels and predictions.
+    r"""Draw the first eight clean inputs, perturbations and adversarial inputs, with labels and predictions.
 
     Non-image inputs are drawn as lines, one per channel (dimension 1 of a batch). Perturbations of images are
     amplified so that the largest spans the colour range; the factor is written next to them.
-
-    Args:
-        examples: Inputs before and after an attack, of which the first eight are drawn.
-        input_space: Range and normalisation of the inputs.
-        title: Title of the figure.
 
     Raises:
         ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
@@ -141,6 +133,39 @@ def history_figure(history: Sequence[Mapping[str, float]], prefix: str) -> "Figu
     values = [value for line in fisher.lines for value in line.get_ydata()]
     if values and 0 < 100 * min(values) < max(values):
         fisher.set_yscale("log")
+    return figure
+
+
+def boundary_figure(curves: Mapping[int, BoundaryCurve]) -> "Figure":
+    """Draw robust accuracy to first order over budgets, a line for each epoch, from light to dark.
+
+    Args:
+        curves: Curves by epoch, at least one.
+
+    Raises:
+        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.callbacks.figures import boundary_figure
+        >>> from lightning_robustness.measurement.boundary_curve import BoundaryCurve
+        >>> curve = BoundaryCurve.of(torch.tensor([-0.1, 0.1, 0.3, 0.9]), "linf", eps=0.2)
+        >>> [line.get_label() for line in boundary_figure({0: curve, 5: curve, 9: curve}).axes[0].lines]
+        ['epoch 0', '_epoch 5', 'epoch 9']
+
+    """
+    figure = new_figure(6.4, 4.2)
+    axis = figure.subplots()
+    epochs = sorted(curves)
+    for number, epoch in enumerate(epochs):
+        # Only the first and the last line have a name: a label that starts with an underscore is not in the legend
+        name = f"epoch {epoch}" if epoch in (epochs[0], epochs[-1]) else f"_epoch {epoch}"
+        darkness = (number + 1) / len(epochs)
+        axis.plot(curves[epoch].eps, curves[epoch].share, color=COLORS[0], alpha=0.15 + 0.85 * darkness, label=name)
+    axis.set(xlabel=f"perturbation budget (units of the input, {curves[epochs[-1]].norm})", ylim=(-0.03, 1.03))
+    axis.set(ylabel=get_key("boundary_acc").axis_label)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=9, frameon=False)
     return figure
 
 

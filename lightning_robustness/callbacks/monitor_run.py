@@ -1,7 +1,7 @@
 """One run of a Trainer as the monitor sees it, from ``setup`` to ``teardown``."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -25,19 +25,23 @@ from lightning_robustness.callbacks.trainer_access import (
 from lightning_robustness.callbacks.validation_watch import ValidationWatch
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_meter import AttackMeter
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import Inspection, inspect_model, rehearse
+from lightning_robustness.measurement.inspection import inspect_model, open_inputs, rehearse
 from lightning_robustness.measurement.keys import Part, is_tag
 from lightning_robustness.measurement.meter import SampleMeter
-from lightning_robustness.measurement.sample_meters import make_sample_meters
+from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.batch import read_batch, require_labels
+from lightning_robustness.utilities.batch import read_batch, read_extras, require_labels
+from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
 from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.loader_share import loader_share
+from lightning_robustness.utilities.logits import pick_entry
+from lightning_robustness.utilities.logits_route import Route
 from lightning_robustness.utilities.sample import SpreadSample
 
 
@@ -46,10 +50,12 @@ class MonitorSettings:
     """The arguments of the monitor; see there."""
 
     attacks: Mapping[str, Callable[..., Any]]
+    eps: float | None
     input_space: InputSpace
     num_classes: int | None
     head: str | nn.Module | None
     forward_fn: Callable[..., Any] | None
+    embed_fn: Callable[..., Any] | None
     batch_fn: Callable[..., Any] | None
     fim_samples: int
     fim_method: FisherMethod
@@ -68,12 +74,14 @@ class MonitorSettings:
     @property
     def parts(self) -> list[Part]:
         """The parts that are measured beside the attacks."""
-        return ["features", *(meter.name for meter in self.make_meters())]
+        trust: list[Part] = ["trust"] if self.attacks else []
+        return ["features", *(meter.name for meter in self.make_meters()), *trust]
 
     def make_meters(self) -> list[SampleMeter]:
         """Make the meters of the sample that are wanted."""
+        budget = common_budget(self.attacks.values(), self.eps, self.input_space)
         options = (self.fim_samples, self.fim_method, self.clever_samples, self.clever_radius)
-        meters = make_sample_meters(self.input_space, self.seed, *options)
+        meters = make_sample_meters(self.input_space, self.seed, *options, budget)
         return [meter for meter in meters if meter.size]
 
     def describe(self) -> dict[str, str]:
@@ -107,7 +115,10 @@ class MonitorRun:
         self._settings = settings
         self._trainer = trainer
         self._module = pl_module
-        self._inspection: Inspection | None = None
+        self._route: Route | None = None
+        self._is_checked = settings.forward_fn is not None  # what a user says is not questioned
+        self._extra: ExtraInputs | None = None
+        self._is_discrete = False
         self._sample: FixedSample | None = None
         self._num_parts = 1
         self._watch: ValidationWatch | None = None
@@ -136,22 +147,24 @@ class MonitorRun:
             return
         with self.faults.guard():
             x, y = read_batch(batch, self._settings.batch_fn)
-            inspection = self._inspect(x, y)
+            name, extras = read_extras(batch, self._settings.batch_fn, len(x))
+            route = self._inspect(x, y, name, extras)
             if self._watch is None:
-                self._watch = self._open(inspection, x.device)
-            self._watch.before(x, y)
+                self._watch = self._open(route, x.device)
+            self._watch.before(x, y, extras)
+            if self._extra is not None:
+                self._extra.values = extras
 
     def after_batch(self) -> None:
         """See what validation made of the batch."""
         if self.faults.error is not None or self._watch is None:
             return
         with self.faults.guard():
-            if self._watch.after() and self._watch.uses_hooks:
+            is_ours, self._is_checked = self._watch.after(), self._watch.is_checked
+            if is_ours and self._watch.uses_hooks:
                 self.faults.warn(
                     "validation does not run the network on the inputs of its batch as they are, so RDI and ROBY take "
-                    "another forward pass. If `validation_step` prepares inputs, by normalising them for instance, all "
-                    "values here are of inputs without that: pass `forward_fn=`, a callable that takes the module and "
-                    "inputs, prepares them in the same way and returns logits.",
+                    "another forward pass. All values are of `forward`, or `forward_fn=`, on these inputs.",
                     key="forward",
                 )
 
@@ -180,7 +193,7 @@ class MonitorRun:
     def end_epoch(self, attacks: Sequence[str]) -> dict[str, float] | None:
         """Measure everything at the end of a validation epoch; None if the epoch was left out."""
         left_out, watch = f"left epoch {self.epoch} out", self._watch
-        is_complete, num_classes = self.faults.agree(left_out), self._agree_on_classes()
+        is_complete, (num_classes, has_embedding) = self.faults.agree(left_out), self._agree_on_classes()
         self.close_epoch()
         if not is_complete:
             return None
@@ -189,63 +202,76 @@ class MonitorRun:
             self.faults.report(left_out, f"no batch came from loader {self._settings.dataloader_idx}")
             return None
         # A process to which no batch came takes part with zero samples
-        meter = self._feature_meter(num_classes, self._module.device) if watch is None else watch.meter
+        settings, device = self._settings, self._module.device
+        meter = FeatureMeter(num_classes, settings.mode, device, has_embedding) if watch is None else watch.meter
         values = self.faults.compute(left_out, meter.compute)
         if values is None:
             return None
         values["seconds/features"] = meter.seconds
         if self._sample is None:
             self._keep(SpreadSample(0, None) if watch is None or watch.sample is None else watch.sample)
-        meters, attack_meter = self._settings.make_meters(), self._attack_meter()
+        meters, attack_meter = settings.make_meters(), AttackMeter(settings.attacks, settings.input_space)
         values |= self._measure(meters)
         values |= self._attack(attack_meter, attacks)
         start = perf_counter()
         histograms = {f"distances/{name}": distances for name, distances in meter.distances.items()}
         for sample_meter in meters:
             histograms |= sample_meter.histograms()
-        self._show(attack_meter, histograms)
+        curve = next((curve for sample_meter in meters if (curve := sample_meter.curve()) is not None), None)
+        self._show(attack_meter, histograms, curve)
         return {**values, "seconds/figures": perf_counter() - start, "skipped": 0.0}
 
     def attack(self, attacks: Sequence[str]) -> dict[str, float]:
         """Run attacks, outside of a validation epoch."""
-        meter = self._attack_meter()
+        meter = AttackMeter(self._settings.attacks, self._settings.input_space)
         values = self._attack(meter, attacks)
         self._show(meter)
         return values
 
-    def _inspect(self, x: Tensor, y: Tensor | None) -> Inspection:
+    def show_summary(self, lines: Iterable[tuple[str, str]]) -> None:
+        """Hand the summary of the run to the loggers that take texts."""
+        if self._board is not None:
+            show = partial(self._board.show_text, "summary", ("title", "text"), lines, log_step(self._trainer))
+            self.faults.tolerate("the summary could not be logged", show)
+
+    def _inspect(self, x: Tensor, y: Tensor | None, name: str | None, extras: Mapping[str, Tensor]) -> Route:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""
-        if self._inspection is None:
-            settings, subject = self._settings, self._subject(x.device)
+        if self._route is None:
+            settings, meters = self._settings, self._settings.make_meters()
+            function = partial(settings.forward_fn, self._module) if settings.forward_fn else self._module
+            self._extra = find_extra_inputs(function, "inputs_embeds" if settings.embed_fn else name, extras)
+            if self._extra is not None:
+                self._extra.values = {key: value[:2] for key, value in extras.items()}
             if settings.attacks:
                 require_labels(y, "attacks", otherwise="watch without them: `attacks=()`")
-            if settings.make_meters() or settings.attacks:
-                settings.input_space.check(x)
-            found = inspect_model(self._module, subject, x, settings.head, settings.num_classes)
-            if not has_trained(self._trainer):  # later, what fails is left out when it does
-                rehearse(subject, x, settings.make_meters(), settings.attacks)
-            rank_zero_info(
-                f"RobustnessMonitor listens to the head {found.head!r}: {found.num_features} features, "
-                f"{found.num_classes} classes."
-            )
-            self._inspection = found
-        return self._inspection
+            subject = self._subject(x.device)
+            loaded = replace(subject, forward=subject.from_loader)
+            found = inspect_model(self._module, loaded, x, y, settings.head, settings.num_classes)
+            first = open_inputs(subject, x, extras) if settings.attacks or meters else None
+            self._is_discrete = first is None
+            if first is not None and not has_trained(self._trainer):  # later, what fails is left out when it does
+                subject = replace(subject, forward=pick_entry(subject.forward, found.entry), embed=None)
+                rehearse(subject, first, meters, settings.attacks)
+            head = "no embedding" if found.head is None else f"{found.num_features} features of {found.head!r}"
+            rank_zero_info(f"RobustnessMonitor sees {found.num_classes} classes, and {head}.")
+            self._route = found
+        return self._route
 
     def _check_loader(self) -> None:
         """Check that there is a loader of this index, where no batch came from it."""
         with self.faults.guard():
             evaluation_loader(self._trainer, self._settings.dataloader_idx)
 
-    def _agree_on_classes(self) -> int:
-        """Return the number of classes that any process has found out in this epoch, 0 if none has."""
-        found = 0 if self._watch is None or self._inspection is None else self._inspection.num_classes
-        number = torch.tensor(found, device=self._module.device)
-        return int(self._trainer.strategy.reduce(number, reduce_op="max"))
+    def _agree_on_classes(self) -> tuple[int, bool]:
+        """Return the number of classes, 0 if no batch came to any process, and whether there are embeddings."""
+        route = None if self._watch is None else self._route
+        found = [0, 0, 0] if route is None else [route.num_classes, route.head is not None, self._is_discrete]
+        numbers = torch.tensor(found, dtype=torch.long, device=self._module.device)
+        number, has_embedding, is_discrete = self._trainer.strategy.reduce(numbers, reduce_op="max").tolist()
+        self._is_discrete = bool(is_discrete)
+        return number, bool(has_embedding)
 
-    def _feature_meter(self, num_classes: int, device: torch.device) -> FeatureMeter:
-        return FeatureMeter(num_classes, self._settings.mode, device)
-
-    def _open(self, inspection: Inspection, device: torch.device) -> ValidationWatch:
+    def _open(self, route: Route, device: torch.device) -> ValidationWatch:
         settings, trainer = self._settings, self._trainer
         loader, num_batches = evaluation_loader(trainer, settings.dataloader_idx)
         share, sample = loader_share(loader, num_batches), None
@@ -254,21 +280,22 @@ class MonitorRun:
             # Without a distributed sampler, each process draws its own part: it does not know what others see
             self._num_parts = trainer.world_size if share.num_replicas == 1 else 1
             sample = SpreadSample(-(-max(sizes) // self._num_parts), share.total, settings.seed)
-        meter = self._feature_meter(inspection.num_classes, device)
-        return ValidationWatch(self._module, self._forward(), inspection.head, meter, share, sample)
+        meter = FeatureMeter(route.num_classes, settings.mode, device, route.head is not None)
+        forward = self._subject(device).from_loader
+        return ValidationWatch(self._module, forward, route, meter, share, sample, self._is_checked)
 
     def _keep(self, sample: SpreadSample) -> None:
         """Keep the sample for the rest of the run."""
 
         def collect() -> None:
-            self._sample = FixedSample(sample, self._num_parts)
+            self._sample = FixedSample(sample, self._num_parts, () if self._extra is None else self._extra.names)
 
         if not self.faults.attempt(f"the sample failed and is left out of epoch {self.epoch}", collect):
             self._sample = None
 
     def _measure(self, meters: Sequence[SampleMeter]) -> dict[str, float]:
         values: dict[str, float] = {}
-        if self._sample is None:
+        if self._sample is None or self._is_discrete:
             return values
         subject = self._subject(self._module.device)
         for meter in meters:
@@ -278,7 +305,7 @@ class MonitorRun:
         return values
 
     def _attack(self, meter: AttackMeter, attacks: Sequence[str]) -> dict[str, float]:
-        if self._sample is None or not attacks:
+        if self._sample is None or self._is_discrete or not attacks:
             return {}
         subject, samples = self._subject(self._module.device), self._sample.take(self._settings.attack_samples)
         for name in attacks:
@@ -291,28 +318,33 @@ class MonitorRun:
             self.faults.warn(f"gradients seem to be masked, so success rates are too low. {reasons}", key="masking")
         return values | {f"seconds/{name}": seconds for name, seconds in meter.seconds.items()}
 
-    def _attack_meter(self) -> AttackMeter:
-        return AttackMeter(self._settings.attacks, self._settings.input_space)
-
-    def _forward(self) -> Callable[..., Any]:
-        return forward_of(self._module, self._settings.forward_fn)
-
     def _subject(self, device: torch.device) -> Subject:
         settings, wanted = self._settings, self._settings.progress
         shown = self._trainer.progress_bar_callback is not None if wanted is None else wanted
         progress = shown and self._trainer.is_global_zero
-        return Subject(self._forward(), settings.input_space, device, settings.batch_size, settings.seed, progress)
+        forward = forward_of(self._module, settings.forward_fn)
+        if self._extra is not None:
+            forward = self._extra.bind(forward)
+        forward = pick_entry(forward, None if self._route is None else self._route.entry)
+        embed = None if settings.embed_fn is None else partial(settings.embed_fn, self._module)
+        options = device, settings.batch_size, settings.seed, progress, self._extra, embed
+        return Subject(forward, settings.input_space, *options)
 
-    def _show(self, attacks: AttackMeter, histograms: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+    def _show(
+        self,
+        attacks: AttackMeter,
+        histograms: Mapping[str, Tensor] = MappingProxyType({}),
+        curve: BoundaryCurve | None = None,
+    ) -> None:
         """Hand everything that is not a scalar to the loggers; a picture is never worth a training run."""
-        if not self._trainer.is_global_zero or not self._trainer.loggers or self._inspection is None:
+        if not self._trainer.is_global_zero or not self._trainer.loggers or self._route is None:
             return
         step, settings = log_step(self._trainer), self._settings
         try:
             if self._board is None:
                 self._board = Board(self._trainer.loggers, self.prefix, settings.log_figures)
-                head = f"{self._inspection.head!r} of {type(self._module).__name__}"
-                described = settings.describe() | {"head": f"{head}, {self._inspection.num_classes} classes"}
+                head = f"{self._route.head!r} of {type(self._module).__name__}"
+                described = settings.describe() | {"head": f"{head}, {self._route.num_classes} classes"}
                 self._board.open(described, list(settings.attacks), step, settings.parts)
             self._board.show(
                 step,
@@ -320,16 +352,19 @@ class MonitorRun:
                 examples=attacks.examples,
                 signs=attacks.signs,
                 input_space=settings.input_space,
+                epoch=self.epoch,
+                curve=curve,
             )
-            if settings.log_embeddings and self._sample is not None:
-                self._embed(self._board, self._sample, HeadTap(self._module, self._inspection.head), step)
+            if settings.log_embeddings and self._sample is not None and self._route.head is not None:
+                self._embed(self._board, self._sample, self._route.tap(self._module), step)
         except Exception as error:
             self.faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
 
     def _embed(self, board: Board, sample: FixedSample, tap: HeadTap, step: int) -> None:
         subject = self._subject(self._module.device)
         calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(sample.samples, "embeddings")]
-        embedding = torch.cat([call.embedding for call in calls]).cpu()
+        embedding = torch.cat([call.embedding for call in calls if call.embedding is not None]).cpu()
         preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
-        x, y, _ = sample.samples
+        x, y, *_ = sample.samples
+        x = x if isinstance(x, Tensor) else torch.zeros(len(x), 1)  # without pictures, for inputs of several shapes
         board.embed(step, embedding, preds if y is None else y, preds, x, self._settings.input_space)

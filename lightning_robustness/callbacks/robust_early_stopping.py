@@ -1,46 +1,76 @@
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness.callbacks.trainer_access import logged_in_this_epoch
+from lightning_robustness.callbacks.awaited_keys import (
+    DEFAULT_GUARD,
+    ExtremeMode,
+    check_awaited,
+    check_guard,
+    mode_of,
+    new_value,
+)
+from lightning_robustness.callbacks.guard import Guard
 from lightning_robustness.utilities.checks import check_integer, check_name, check_number
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
 class RobustEarlyStopping(EarlyStopping):
-    """Stop training when a value that is not logged in every epoch no longer improves.
+    """Stop training when a measure of robustness no longer improves.
 
-    Lightning's ``EarlyStopping`` compares what was logged last in every epoch, so that a value which comes every five
-    epochs runs out of patience while it improves; and it stops at the first NaN. This one counts evaluations: epochs
-    without a new value, and values that are not finite, neither improve nor use up patience.
+    It differs from Lightning's ``EarlyStopping`` in two ways.
+
+    It counts evaluations. Lightning compares the value that was logged last in every epoch, so that a value that is
+    logged every five epochs exhausts the patience while it improves, and it stops at the first NaN. Here, epochs
+    without a new finite value neither improve nor use up patience.
+
+    It is guarded by clean accuracy. Attack-free values are often best before the network has learnt anything. An epoch
+    is a candidate only if its clean accuracy is within ``tolerance`` of the best so far. When the best accuracy rises,
+    earlier epochs are judged again: the score to beat is the best of those that are still candidates. Patience starts
+    again whenever the guard reaches a new best.
 
     Args:
         monitor: Key of the value, ``"robustness/adv_acc/worst"`` for instance.
-        mode: ``"min"`` or ``"max"``, what is better.
+        mode: ``"min"`` or ``"max"``, what is better; by default, for values of this package, what is more robust.
         patience: Number of evaluations without improvement after which training stops.
         min_delta: What counts as an improvement.
-        stopping_threshold: Stop as soon as the value is better than this.
+        stopping_threshold: Stop as soon as the value of a candidate is better than this.
         divergence_threshold: Stop as soon as the value is worse than this.
         verbose: Whether to say what happens.
+        guard: Key of the clean accuracy, or of any other value that is logged in validation; None for no guard.
+        tolerance: Distance from the best value of the guard within which an epoch is a candidate.
+        guard_mode: ``"min"`` or ``"max"``, what is better for the guard.
+
+    Raises:
+        ValueError: If ``mode`` is missing for a key of unknown direction, or the tolerance is negative.
 
     Example:
         >>> from lightning_robustness import RobustEarlyStopping
-        >>> early_stopping = RobustEarlyStopping("robustness/asr/pgd", mode="min", patience=2)
+        >>> early_stopping = RobustEarlyStopping("robustness/asr/pgd", patience=2)
+        >>> early_stopping.mode
+        'min'
 
     """
 
     def __init__(
         self,
         monitor: str,
-        mode: str = "min",
+        mode: ExtremeMode | None = None,
         patience: int = 3,
         min_delta: float = 0.0,
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
         verbose: bool = False,
+        guard: str | None = DEFAULT_GUARD,
+        tolerance: float = 0.02,
+        guard_mode: ExtremeMode = "max",
     ) -> None:
         check_name("monitor", monitor)
         check_integer("patience", patience, minimum=0)
@@ -50,44 +80,82 @@ class RobustEarlyStopping(EarlyStopping):
             min_delta=min_delta,
             patience=patience,
             verbose=verbose,
-            mode=mode,
+            mode=mode_of(monitor, mode),
             strict=False,
             check_finite=False,
             stopping_threshold=stopping_threshold,
             divergence_threshold=divergence_threshold,
             check_on_train_epoch_end=False,
         )
-        self._has_seen_value = False
+        self._guard = Guard(guard, tolerance, guard_mode, type(self).__name__)
+        self._guard_value = math.nan
+        # Score, value of the guard, and whether that was a new best, of each evaluation
+        self._evaluations: list[tuple[float, float, bool]] = []
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        # Callbacks such as the monitor say in `keys` what they will log
-        keys = [key for callback in callbacks for key in getattr(callback, "keys", ())]
-        prefixes = tuple({f"{key.split('/')[0]}/" for key in keys})
-        names = {key.split("/")[-1] for key in keys} - {"acc"}
-        # Any other key may be the module's own, unless it looks like one of theirs
-        if self.monitor not in keys and (self.monitor.startswith(prefixes) or self.monitor.split("/")[-1] in names):
-            raise MisconfigurationException(
-                f"RobustEarlyStopping waits for {self.monitor!r}, which will not be logged. These keys will be: "
-                f"{', '.join(keys)}."
-            )
+        if stage == "fit":
+            check_awaited(trainer, self, self.monitor)
+            check_guard(trainer, self, self._guard.key)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "guard": self._guard.state_dict(), "evaluations": list(self._evaluations)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._guard.load_state_dict(state_dict["guard"])
+        self._evaluations = list(state_dict["evaluations"])
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._has_seen_value:
+        if not self._evaluations and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
                 f"RobustEarlyStopping never saw {self.monitor!r}. Logged were: {', '.join(trainer.callback_metrics)}."
             )
 
     @override
-    def _validate_condition_metric(self, logs: dict[str, Tensor]) -> bool:
-        value = logs.get(self.monitor)
-        return value is not None and bool(torch.isfinite(value).all())
+    def _run_early_stopping_check(self, trainer: Trainer) -> None:
+        self._guard.observe(trainer)
+        if new_value(trainer, self.monitor) is not None:
+            self._guard_value = self._guard.value(trainer)
+            super()._run_early_stopping_check(trainer)
 
     @override
-    def _run_early_stopping_check(self, trainer: Trainer) -> None:
-        if self.monitor in logged_in_this_epoch(trainer):
-            self._has_seen_value = True
-            super()._run_early_stopping_check(trainer)
+    def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
+        self.best_score, self.wait_count = self._replay(current.device)
+        has_improved, settings = self._guard.has_improved, dict[str, Any]()
+        if not self._guard.admits(self._guard_value):
+            never = math.inf if self.mode == "max" else -math.inf
+            settings |= {"stopping_threshold": None, "min_delta": never}
+        if has_improved:
+            settings["patience"] = self.wait_count + 2  # out of reach
+        with self._changed(settings):
+            should_stop, reason = super()._evaluate_stopping_criteria(current)
+        if has_improved:
+            self.wait_count = 0
+        self._evaluations.append((current.item(), self._guard_value, has_improved))
+        self._guard.settle()
+        return should_stop, reason
+
+    def _replay(self, device: torch.device) -> tuple[Tensor, int]:
+        """Return the best score and the evaluations since then, as if there had been no others than the candidates."""
+        best, wait = torch.tensor(-math.inf if self.mode == "max" else math.inf, device=device), 0
+        for score, guard_value, has_improved in self._evaluations:
+            value, wait = torch.tensor(score, device=device), wait + 1
+            is_better = self._guard.admits(guard_value) and bool(self.monitor_op(value - self.min_delta, best))
+            best = value if is_better else best
+            if is_better or has_improved:
+                wait = 0
+        return best, wait
+
+    @contextmanager
+    def _changed(self, settings: dict[str, Any]) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in settings}
+        vars(self).update(settings)
+        try:
+            yield
+        finally:
+            vars(self).update(before)

@@ -1,22 +1,37 @@
-from collections.abc import Callable, Iterable, Mapping
+import json
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
 from lightning_robustness.attacks import Attack
 from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.callbacks.attack_schedule import AttackSchedule
+from lightning_robustness.callbacks.distrust import warn_of_distrust
 from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.monitor_run import MonitorRun, MonitorSettings
-from lightning_robustness.callbacks.trainer_access import check_order, check_strategy, check_validation, log_step
+from lightning_robustness.callbacks.run_summary import RunSummary
+from lightning_robustness.callbacks.trainer_access import (
+    check_order,
+    check_strategy,
+    check_validation,
+    is_spawned,
+    log_step,
+    num_training_batches,
+)
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import name_attacks
+from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import logged_keys, tag
+from lightning_robustness.measurement.trust import measure_trust
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_functions, check_head, check_integer, check_name
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
@@ -33,8 +48,9 @@ class RobustnessMonitor(Callback):
 
     After every validation epoch (and under ``trainer.validate`` and ``trainer.test``) it logs as the module itself
     would, so that loggers, ``ModelCheckpoint`` and ``EarlyStopping`` see the values: RDI, ROBY, the Fisher information,
-    clean accuracy, and the success of attacks. ``docs/monitor.md`` lists all keys, with their units and which direction
-    is more robust. Keys start with the ``prefix``, in ``trainer.test`` with ``test_`` and the prefix.
+    the distance to the decision boundary, clean accuracy, and the success of attacks. ``docs/monitor.md`` lists all
+    keys, with their units and which direction is more robust. Keys start with the ``prefix``, in ``trainer.test`` with
+    ``test_`` and the prefix.
 
     RDI and ROBY come from a hook on the classifier head while ``validation_step`` runs, without another forward pass.
     The Fisher information and the attacks see a fixed sample, spread over the whole validation set. Nothing that
@@ -43,16 +59,24 @@ class RobustnessMonitor(Callback):
 
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
-            Empty for none. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
-        eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults.
-        attack_every_n_epochs: How often to attack: in the first validation epoch, whenever so many epochs have passed,
-            and at the end of training.
+            Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
+            published attack. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+        eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
+            the l2 norm keep in any case.
+        attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
+            passed, and at the end of training. A mapping has a number for each attack. By default the attack called
+            ``pgd`` runs in every validation epoch, the others in every fifth.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
-        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
-        fim_samples: Number of samples for the Fisher information; 0 for none.
+        embed_fn: Callable that takes the module and what the loader gives, such as tokens, and returns embeddings: the
+            inputs that are perturbed then, in a space without bounds unless ``input_space`` has some. ``forward_fn``
+            takes them to logits; by default ``module(inputs_embeds=...)`` if it has such an argument.
+        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form; as a third
+            value a dictionary of what else ``forward`` takes from a batch, with one row per sample.
+        fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
+            comes with it; 0 for none.
         fim_method: How it is computed; see :func:`~lightning_robustness.functional.fisher_spectral_norm`.
         clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
         clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
@@ -61,37 +85,36 @@ class RobustnessMonitor(Callback):
         dataloader_idx: Which of several validation loaders to watch.
         seed: Seed of the sample, of random starts and directions: the same in every epoch.
         prefix: What keys start with.
-        mode: ``"exact"`` keeps the features of a validation epoch; ``"streaming"`` takes memory of fixed size.
+        mode: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
+            features and streaming beyond, with a warning.
         log_figures: Whether to log pictures and histograms, where a logger takes them.
         log_embeddings: Whether to log the embeddings of the sample to TensorBoard's projector.
         progress: Whether to show progress bars; by default, where the Trainer has one.
 
     Attributes:
-        history: One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix.
+        late_keys: Keys of values that were logged at the end of training, after the last validation epoch.
 
     Raises:
         ValueError: If an argument is out of range.
 
     Example:
         >>> from lightning_robustness import RobustnessMonitor
-        >>> monitor = RobustnessMonitor(attacks=("pgd", "square"), eps=8 / 255, attack_every_n_epochs=5)
-        >>> # Trainer(callbacks=[monitor, EarlyStopping("robustness/rdi", mode="max")])
+        >>> monitor = RobustnessMonitor(attacks=("pgd", "square"), eps=8 / 255, attack_every_n_epochs={"square": 10})
+        >>> # Trainer(callbacks=[monitor, RobustModelCheckpoint("robustness/adv_acc/worst")])
 
     """
 
     def __init__(
         self,
-        attacks: Iterable[str | Attack | Callable[..., Any]] | Mapping[str, str | Attack | Callable[..., Any]] = (
-            "pgd",
-            "cw",
-            "square",
-        ),
+        attacks: Iterable[str | Attack | Callable[..., Any]]
+        | Mapping[str, str | Attack | Callable[..., Any]] = DEFAULT_ATTACKS,
         eps: float | None = 8 / 255,
-        attack_every_n_epochs: int = 5,
+        attack_every_n_epochs: int | Mapping[str, int] | None = None,
         input_space: InputSpace | None = None,
         num_classes: int | None = None,
         head: str | nn.Module | None = None,
         forward_fn: Callable[..., Any] | None = None,
+        embed_fn: Callable[..., Any] | None = None,
         batch_fn: Callable[..., Any] | None = None,
         fim_samples: int = 256,
         fim_method: FisherMethod = "auto",
@@ -102,7 +125,7 @@ class RobustnessMonitor(Callback):
         dataloader_idx: int = 0,
         seed: int = 0,
         prefix: str = "robustness",
-        mode: Mode = "exact",
+        mode: Mode = "auto",
         log_figures: bool = True,
         log_embeddings: bool = False,
         progress: bool | None = None,
@@ -112,16 +135,19 @@ class RobustnessMonitor(Callback):
             check_integer(name, value, minimum=0)
         check_integer("batch_size", batch_size, minimum=1)
         check_name("prefix", prefix)
-        check_functions(forward_fn, batch_fn)
+        check_functions(forward_fn, batch_fn, embed_fn)
         check_head(head)
         named = name_attacks(attacks, eps) if attack_samples else {}
-        check_budgets(named.values(), input_space)
+        space = check_input_space(input_space, bounded=embed_fn is None)
+        check_budgets(named.values(), space)
         self.settings = MonitorSettings(
             attacks=named,
-            input_space=check_input_space(input_space),
+            eps=eps,
+            input_space=space,
             num_classes=num_classes,
             head=head,
             forward_fn=forward_fn,
+            embed_fn=embed_fn,
             batch_fn=batch_fn,
             fim_samples=fim_samples,
             fim_method=fim_method,
@@ -137,10 +163,13 @@ class RobustnessMonitor(Callback):
             log_embeddings=log_embeddings,
             progress=progress,
         )
-        self.history: list[dict[str, float]] = []
+        self._history: list[dict[str, float]] = []
+        self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.json"
+        self.late_keys: set[str] = set()
         self._schedule = AttackSchedule(named, attack_every_n_epochs)
         self._run: MonitorRun | None = None
         self._is_fitting = True
+        self._last_batch: int | None = None  # number of training batches at the last evaluation
         # Wrong arguments are found here
         self.settings.make_meters()
         FeatureMeter(2 if num_classes is None else num_classes, mode, torch.device("cpu"))
@@ -149,6 +178,27 @@ class RobustnessMonitor(Callback):
     @override
     def state_key(self) -> str:
         return self._generate_state_key(prefix=self.settings.prefix)
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix."""
+        if self._transfer.exists():  # training ran in processes that Lightning started, and ended
+            self._history = json.loads(self._transfer.read_text())
+            self._transfer.unlink()
+        return self._history
+
+    @history.setter
+    def history(self, history: list[dict[str, float]]) -> None:
+        self._history = history
+
+    @override
+    def __repr__(self) -> str:
+        settings = self.settings
+        return (
+            f"RobustnessMonitor(attacks={list(settings.attacks)}, attack_samples={settings.attack_samples}, "
+            f"fim_samples={settings.fim_samples}, input_space={settings.input_space!r}, prefix={settings.prefix!r}, "
+            f"{len(self.history)} evaluations)"
+        )
 
     @property
     def keys(self) -> list[str]:
@@ -165,6 +215,13 @@ class RobustnessMonitor(Callback):
         """
         return history_figure(self.history, self.settings.prefix)
 
+    def summary(self) -> RunSummary:
+        """Summarise ``history``: the most robust epoch, and the epochs that the attack-free values would have picked.
+
+        The result can be printed. At the end of training it is logged.
+        """
+        return RunSummary.of(self.history)
+
     @override
     def state_dict(self) -> dict[str, Any]:
         return {"schedule": self._schedule.state_dict(), "history": self.history}
@@ -178,10 +235,11 @@ class RobustnessMonitor(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_strategy(trainer, self)
-        self._is_fitting = stage == "fit"
+        self._is_fitting, self.late_keys = stage == "fit", set()
         if self._is_fitting:
             check_validation(trainer)
             check_order(trainer, self)
+            self._last_batch = None
             if trainer.current_epoch == 0:
                 self.history = []
                 self._schedule.reset()
@@ -242,12 +300,19 @@ class RobustnessMonitor(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attack once more where training ended between two attacks, as early stopping does."""
+        """Attack once more where training ended between two attacks, as early stopping does, and sum up."""
         run = self._run
         if run is None:
             return
         if not run.has_seen_data:
             run.faults.warn("there was no validation epoch to watch in this run.", key="validation")
+        self._attack_at_the_end(run, trainer)
+        if self.history:
+            summary = self.summary()
+            rank_zero_info(f"RobustnessMonitor:\n{summary}")
+            run.show_summary(summary.lines())
+
+    def _attack_at_the_end(self, run: MonitorRun, trainer: Trainer) -> None:
         missing = self._schedule.missing(trainer)
         if not missing or not run.has_sample:
             return
@@ -255,10 +320,11 @@ class RobustnessMonitor(Callback):
         values = run.faults.compute(f"left epoch {run.epoch} out", partial(run.attack, missing))
         if not values:
             return
-        self._remember(run, trainer, values, missing)
+        values = self._remember(run, trainer, values, missing)
         logged = {tag(run.prefix, key): value for key, value in values.items()}
         run.faults.tolerate("the last values could not be logged", partial(_log_to_all, trainer, logged))
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
+        self.late_keys = set(logged)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -267,6 +333,8 @@ class RobustnessMonitor(Callback):
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and is_spawned(trainer) and trainer.is_global_zero:
+            self._transfer.write_text(json.dumps(self._history))  # the monitor of the main process reads it
         if self._run is not None:
             self._run.close_epoch()
         self._run = None
@@ -276,15 +344,30 @@ class RobustnessMonitor(Callback):
         values = run.end_epoch(attacks)
         if values is None:
             return {"skipped": 1.0}
-        self._remember(run, trainer, values, attacks)
-        return values
+        return self._remember(run, trainer, values, attacks)
 
-    def _remember(self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Iterable[str]) -> None:
+    def _remember(
+        self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Sequence[str]
+    ) -> dict[str, float]:
+        """Add values to the history, and return them together with what the history then says about trust."""
         if trainer.state.fn != "fit":
-            return
-        self.history.append({"epoch": run.epoch, "step": log_step(trainer), **values})
-        if attacks:
-            self._schedule.record(trainer, run.epoch)
+            return values
+        batch = num_training_batches(trainer)
+        if self.history and batch == self._last_batch:  # attacks that run again at the end of training
+            entry = self.history[-1]
+            before = {key: entry.get(key, 0.0) for key in values if key.startswith("seconds/")}
+            entry |= values | {key: values[key] + seconds for key, seconds in before.items()}
+        else:
+            self.history.append({"epoch": run.epoch, "step": log_step(trainer), **values})
+        self._last_batch = batch
+        if not attacks:
+            return values
+        self._schedule.record(trainer, run.epoch, attacks)
+        trust = measure_trust(self.history)
+        warn_of_distrust(trainer, run, trust)
+        measured = {f"trust/{name}": agreement.tau for name, agreement in trust.items()}
+        self.history[-1] |= measured
+        return values | measured
 
 
 def _log_to_all(trainer: Trainer, values: dict[str, float]) -> None:

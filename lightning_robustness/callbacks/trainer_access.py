@@ -7,43 +7,38 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
-# Their parameters are spread over processes, so that none can differentiate the network by itself
+# Their parameters are sharded, so no process can differentiate the network by itself
 _SHARDED = {"FSDPStrategy", "ModelParallelStrategy"}
-# What Lightning makes the default around steps
+# Default dtypes that Lightning sets within steps, by precision
 _DEFAULT_DTYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
 def check_strategy(trainer: Trainer, callback: Callback) -> None:
-    """Check that each process holds the whole network.
-
-    Args:
-        trainer: The Trainer.
-        callback: What needs it.
+    """Check that each process holds the whole network, as the callback needs it.
 
     Raises:
-        MisconfigurationException: If it does not.
+        MisconfigurationException: If the strategy shards it.
 
     """
     strategy = trainer.strategy
     names = {parent.__name__ for parent in type(strategy).__mro__}
     if names & _SHARDED or getattr(strategy, "zero_stage_3", False):
         raise MisconfigurationException(
-            f"{type(callback).__name__} needs the whole network in each process, to differentiate it by itself, but "
-            f"{type(strategy).__name__} spreads its parameters over processes. Train with strategy='ddp'. A checkpoint "
-            "can be evaluated afterwards, with `lightning_robustness.evaluation.evaluate`."
+            f"{type(callback).__name__} needs the whole network in each process, to differentiate it, but "
+            f"{type(strategy).__name__} shards its parameters. Train with strategy='ddp', or evaluate a checkpoint "
+            "afterwards, with `lightning_robustness.evaluation.evaluate`."
         )
 
 
 def check_validation(trainer: Trainer) -> None:
-    """Check that there is something to watch during training.
+    """Check that training has a validation loop to watch.
 
     Raises:
-        MisconfigurationException: If there is no validation loop. One that is switched off gets a warning.
+        MisconfigurationException: If it has none; one that is switched off gets a warning.
 
     """
     if trainer.limit_val_batches == 0:
@@ -56,53 +51,58 @@ def check_validation(trainer: Trainer) -> None:
 
 
 def check_order(trainer: Trainer, monitor: Callback) -> None:
-    """Warn of callbacks that validate with averaged weights, and take them back before the monitor has measured."""
+    """Warn of callbacks that validate with averaged weights and swap them out before the monitor measures."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     before = callbacks[: callbacks.index(monitor)]
     names = [type(c).__name__ for c in before if "WeightAveraging" in {kind.__name__ for kind in type(c).__mro__}]
     if names:
         rank_zero_warn(
-            f"RobustnessMonitor stands behind {names[0]}, which puts the weights back before Fisher information and "
-            "attacks are measured, so that they are not those of the averaged weights. Put RobustnessMonitor first."
+            f"RobustnessMonitor comes after {names[0]}, which swaps the averaged weights out before Fisher "
+            "information and attacks are measured, so these describe other weights. Put RobustnessMonitor first."
         )
 
 
 def has_trained(trainer: Trainer) -> bool:
-    """Return whether there is a training run to lose."""
+    """Return whether an error would lose a training run."""
     is_training = trainer.state.fn == "fit" and not trainer.sanity_checking and num_training_batches(trainer) > 0
     return is_training and not trainer.fast_dev_run  # type: ignore[attr-defined]
+
+
+def is_spawned(trainer: Trainer) -> bool:
+    """Return whether Lightning starts processes that end with the run, as `ddp_spawn` and `ddp_fork` do."""
+    launcher = trainer.strategy.launcher
+    return "_MultiProcessingLauncher" in {kind.__name__ for kind in type(launcher).__mro__}
 
 
 def num_training_batches(trainer: Trainer) -> int:
     """Count the training batches of the run so far.
 
-    Unlike ``global_step``, this rises also while gradients are accumulated, and with manual optimization by the raw
-    optimizer.
+    Unlike ``global_step``, this also counts batches of accumulated gradients and steps of raw optimizers.
     """
     return trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
 
 def forward_of(pl_module: LightningModule, forward_fn: Callable[..., Any] | None) -> Callable[..., Any]:
-    """What computes logits, with the default precision that steps have; outside of them Lightning does not set it."""
+    """Return the callable for logits, with the default dtype of steps, which Lightning does not set outside of them."""
     forward = pl_module if forward_fn is None else partial(forward_fn, pl_module)
     dtype = _DEFAULT_DTYPES.get(str(pl_module.trainer.precision))
     return forward if dtype is None else partial(_call_with_default, dtype, forward)
 
 
-def _call_with_default(dtype: torch.dtype, forward: Callable[..., Any], x: Tensor) -> Any:
+def _call_with_default(dtype: torch.dtype, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        return forward(x)
+        return forward(*args, **kwargs)
     finally:
         torch.set_default_dtype(before)
 
 
 def evaluation_loader(trainer: Trainer, dataloader_idx: int) -> tuple[Any, float]:
-    """A validation or test loader, and the number of batches that come from it.
+    """Return a validation or test loader and the number of its batches.
 
     Raises:
-        ValueError: If there are not as many loaders.
+        ValueError: If there are fewer loaders.
 
     """
     loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
@@ -120,13 +120,13 @@ def evaluation_loader(trainer: Trainer, dataloader_idx: int) -> tuple[Any, float
 
 
 def logged_in_this_epoch(trainer: Trainer) -> set[str]:
-    """Return the keys that were logged in the validation epoch under way, by anyone.
+    """Return all keys that were logged in the current validation epoch.
 
-    ``trainer.callback_metrics`` would also have those of earlier epochs, and none during the sanity check.
+    ``trainer.callback_metrics`` also has those of earlier epochs, and none during the sanity check.
     """
     return set(trainer._logger_connector.metrics["callback"])
 
 
 def log_step(trainer: Trainer) -> int:
-    """Step that Lightning logs the values of a validation epoch with; it may run before the step is counted."""
+    """Return the step at which Lightning logs a validation epoch, which may run before the step is counted."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped

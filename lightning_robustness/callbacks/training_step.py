@@ -1,4 +1,4 @@
-"""Around the training step of a run, whatever the module is, without a change to it."""
+"""Wrap the training step of a run without changing the module."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from lightning_robustness.callbacks.trainer_access import check_strategy
 
 
 class _TrainingStep:
-    """The training step of a strategy with functions around it, the first one outermost."""
+    """Training step of a strategy, wrapped in functions, the first one outermost."""
 
     def __init__(self, step: Callable[..., Any]) -> None:
         self.step = step
@@ -29,12 +29,11 @@ class _TrainingStep:
 
 
 class TrainingStepCallback(Callback):
-    """A callback that does something around the training step, such as giving it another batch.
+    """Callback that wraps the training step, for instance to change its batch.
 
-    From ``on_train_start`` on, until the run ends in whatever way, it stands between the Trainer and the strategy's
-    ``training_step``, which calls the module's: so it sees the batch on its device, before DistributedDataParallel and
-    autocast do, in automatic and manual optimization, and the module is not touched. Of several such callbacks, the
-    first in the Trainer's list is outermost.
+    From ``on_train_start`` until the run ends, it stands between the Trainer and the strategy's ``training_step``,
+    which calls the module's. So it sees the batch on its device, before DistributedDataParallel and autocast, in
+    automatic and manual optimization. Of several such callbacks, the first in the Trainer's list is outermost.
     """
 
     def __init__(self) -> None:
@@ -43,7 +42,7 @@ class TrainingStepCallback(Callback):
     def around_training_step(
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
-        """Run the training step, ``step(batch, *args)``, and return what it returns."""
+        """Run the training step, ``step(batch, *args)``, and return its output."""
         raise NotImplementedError
 
     @override
@@ -79,11 +78,11 @@ class TrainingStepCallback(Callback):
         if isinstance(current, _TrainingStep) and self._function in current.functions:
             current.functions.remove(self._function)
             if not current.functions:
-                del strategy.training_step  # the class's own is found again
+                del strategy.training_step  # uncovers the method of the class
         self._function = None
 
 
 def find_loss(output: Any) -> Tensor | None:
-    """Find the loss in what a training step returned."""
+    """Find the loss in the output of a training step."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     return loss if isinstance(loss, Tensor) else None

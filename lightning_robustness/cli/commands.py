@@ -1,4 +1,4 @@
-"""The commands: each checks its arguments, loads what they name, calls a function and writes its report."""
+"""Commands: each checks its arguments, loads models and data, calls a function and writes its report."""
 
 import inspect
 import sys
@@ -22,9 +22,9 @@ from lightning_robustness.measurement.attack_names import name_attacks
 from lightning_robustness.utilities.checks import check_device, check_integer, check_number
 from lightning_robustness.utilities.drawing import new_figure
 
-# Makes a context in which errors are those of wrong arguments
+# Returns a context whose errors count as wrong arguments
 _Checked = Callable[[], AbstractContextManager[None]]
-# The largest seed that NumPy takes, and Lightning
+# The largest seed that NumPy and Lightning accept
 _MAX_SEED = 2**32 - 1
 
 
@@ -67,10 +67,10 @@ def _compare(checked: _Checked, options: Any) -> int:
         for entry in options.models:
             name, model = _named_model(entry, options)
             if name in models:
-                raise ValueError(f"Expected models of different names but got {name!r} twice.")
+                raise ValueError(f"Expected models with different names but got {name!r} twice.")
             models[name] = model
             if options.data is None and isinstance(model, nn.Module):
-                raise ValueError(f"Expected `--data` to measure the model {name!r} with but got none.")
+                raise ValueError(f"Expected `--data` to evaluate the model {name!r} on but got none.")
         loader = None if options.data is None else _load_data(options)
         settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "head")
     report = compare(models, loader, **settings)
@@ -114,7 +114,7 @@ def _named_model(entry: str, options: Any) -> tuple[str, nn.Module | RobustnessR
 
 
 def _with_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
-    """Add arguments to a class, as LightningCLI writes them, so that their values are read as it would."""
+    """Add arguments to a target as ``init_args``, so that they are parsed as LightningCLI parses them."""
     if isinstance(target, str):
         return {"class_path": target, "init_args": dict(arguments)}
     return {**target, "init_args": {**(target.get("init_args") or {}), **arguments}} if arguments else target

@@ -18,11 +18,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: What follows the name of the command; by default what the shell gave.
+        arguments: Arguments of the command, by default those of the shell.
 
     Returns:
-        Exit code: 0 if all went well, 1 if the evaluation failed, 130 if it was interrupted (what there is was then
-        printed and written). Wrong arguments end in ``SystemExit`` with code 2.
+        Exit code: 0 on success, 1 if the evaluation failed, 130 if it was interrupted; results so far are then printed
+        and written. Wrong arguments raise ``SystemExit`` with code 2.
 
     """
     given = list(sys.argv[1:] if arguments is None else arguments)

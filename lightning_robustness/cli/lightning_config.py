@@ -1,4 +1,4 @@
-"""Configuration files of LightningCLI, as files of this command."""
+"""Translate configuration files of LightningCLI for this command."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ _SIGNS = ("trainer", "seed_everything")
 
 
 def translate_configs(arguments: Sequence[str]) -> list[str]:
-    """Replace configuration files of LightningCLI among the arguments by what they say of the model and the data.
+    """Replace LightningCLI configuration files among the arguments by their options for model and data.
 
     Raises:
         ValueError: If a file is not YAML.
@@ -31,7 +31,7 @@ def translate_configs(arguments: Sequence[str]) -> list[str]:
 
 
 def _read_lightning(path: Path, takes_model: bool) -> dict[str, Any] | None:
-    """Options from a configuration of LightningCLI; None for a file of this command."""
+    """Return the options from a configuration of LightningCLI, or None for a file of this command."""
     import yaml  # type: ignore[import-untyped]
 
     try:

@@ -9,9 +9,9 @@ from lightning_robustness import __version__
 
 # A number, or a fraction such as 8/255
 _BUDGET = float | str
-# A class or function by its path, or as LightningCLI writes it
+# A path of a class or function, or a mapping of LightningCLI
 _TARGET = dict[str, Any] | str
-# Arguments of the functions that are not taken from their signatures as they are
+# Arguments that are added by hand rather than from the signatures of the functions
 OWN_OPTIONS = frozenset(
     {
         *("model", "dataloader", "attacks", "eps", "input_space", "head", "device", "sweep_eps", "sweep_attacks"),
@@ -21,10 +21,7 @@ OWN_OPTIONS = frozenset(
 
 
 def make_parser(arguments: Sequence[str]) -> Any:
-    """Make the parser, with the options of those commands only that the arguments name.
-
-    Options come from the signatures of the functions, and with them torch has to be imported.
-    """
+    """Make the parser, with options only for the command in the arguments: reading signatures imports torch."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(
@@ -33,8 +30,8 @@ def make_parser(arguments: Sequence[str]) -> Any:
         epilog="Exit codes: 0 done, 1 the evaluation failed, 2 wrong arguments, 130 interrupted.",
         version=__version__,
     )
-    parser.add_argument("--traceback", action="store_true", help="Show where an error comes from.")
-    parser.add_argument("--list_attacks", action=_ListAttacks, help="Show the names of attacks and their settings.")
+    parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
+    parser.add_argument("--list_attacks", action=_ListAttacks, help="List attacks and settings.")
     commands = parser.add_subcommands(dest="command")
     for name, (add_options, usage, summary, description) in _COMMANDS.items():
         one = ArgumentParser(usage=f"lightning-robustness {name} {usage}", description=description)
@@ -45,7 +42,7 @@ def make_parser(arguments: Sequence[str]) -> Any:
 
 
 class _ListAttacks(argparse.Action):
-    """Show the attacks and end, as ``--version`` does."""
+    """Print the attacks and exit, as ``--version`` does."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None, **_: Any) -> None:  # noqa: A002
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
@@ -55,7 +52,7 @@ class _ListAttacks(argparse.Action):
 
         width = max(map(len, ATTACK_NAMES))
         lines = [f"{name:{width}}  {get_attack(name)!r}" for name in ATTACK_NAMES]
-        lines.append("torchattacks:NAME is a class of torchattacks, where it is installed.")
+        lines.append("torchattacks:NAME is a class of torchattacks, if that is installed.")
         sys.stdout.write("\n".join(lines) + "\n")
         parser.exit()
 
@@ -95,19 +92,19 @@ def _add_compare(parser: Any) -> None:
         "--models",
         required=True,
         nargs="+",
-        help="name=package.module:Class@checkpoint, or name=report.json for what `evaluate --sweep_eps` has written.",
+        help="name=package.module:Class@checkpoint, or name=report.json as written by `evaluate --sweep_eps`.",
     )
     _add_model_arguments(parser)
     _add_data(parser, required=False)
     _add_sweep_attacks(parser)
     parser.add_argument("--prior", type=dict[str, float], default={}, help="Prior weights of metrics: {accuracy: 2}.")
-    parser.add_argument("--balance", type=float, default=0.0, help="Share of the weight that is kept from all metrics.")
+    parser.add_argument("--balance", type=float, default=0.0, help="Share of the weight that no metric gets.")
     parser.add_argument("--head", type=str | None, default=None, help="Name of the classifier head, if not found.")
     _add_settings(parser, evaluate)
 
 
 def _add_report(parser: Any) -> None:
-    parser.add_argument("report", type=str, help="File that `--json` has written.")
+    parser.add_argument("report", type=str, help="File that `--json` wrote.")
     _add_output(parser)
 
 
@@ -132,7 +129,7 @@ def _add_model_arguments(parser: Any) -> None:
         nargs="?",
         const=True,
         default=False,
-        help="Let checkpoints run code, for those that hold pickled objects. Only for files that you made or trust.",
+        help="Load pickled objects, which can run code, from checkpoints. Only for files that you made or trust.",
     )
 
 
@@ -164,8 +161,8 @@ def _add_settings(parser: Any, function: Callable[..., Any]) -> None:
 
     parser.add_argument("--device", type=str | None, default=None, help="Where to run, such as cuda.")
     for name, help_text in {
-        "forward_fn": "Function of model and inputs that returns logits: package.module:function.",
-        "batch_fn": "Function of a batch that returns inputs and labels: package.module:function.",
+        "forward_fn": "Function that takes the model and inputs and returns logits: package.module:function.",
+        "batch_fn": "Function that takes a batch and returns inputs and labels: package.module:function.",
     }.items():
         parser.add_argument(f"--{name}", type=str | None, default=None, help=help_text)
     parser.add_class_arguments(InputSpace, "input_space")
@@ -178,7 +175,7 @@ def _add_output(parser: Any) -> None:
     parser.add_argument("--html", type=str | None, default=None, help="File to write a page with figures to.")
 
 
-# For each command, what adds its options, how it is called, a summary and a description
+# For each command: the function that adds its options, the usage, a summary and a description
 _COMMANDS: dict[str, tuple[Callable[[Any], None], str, str, str]] = {
     "evaluate": (
         _add_evaluate,
@@ -201,7 +198,7 @@ _COMMANDS: dict[str, tuple[Callable[[Any], None], str, str, str]] = {
     "report": (
         _add_report,
         "FILE [--html FILE]",
-        "show a saved report, or make a page of it",
-        "Show a report that was saved as JSON, and make a page of it.",
+        "show a saved report, or write it as a page",
+        "Show a report that was saved as JSON, and write it as a page.",
     ),
 }

@@ -1,4 +1,4 @@
-"""Models and data by the names that a command line gives them."""
+"""Build models and data from their paths, and load checkpoints."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -21,23 +21,23 @@ def load_model(
     arguments: Mapping[str, Any] | None = None,
     trust_checkpoint: bool = False,
 ) -> nn.Module:
-    """Make a model and load its weights.
+    """Build a model and load its weights.
 
     The checkpoint is read with ``weights_only=True`` and cannot run code: besides weights and plain values, it may hold
-    classes of ``torch.nn``, of ``torch.optim`` and of the module of the model. A class of Lightning is made with its
+    classes of ``torch.nn``, of ``torch.optim`` and of the module of the model. A LightningModule is built with its
     hyper-parameters, and its hooks ``configure_model`` and ``on_load_checkpoint`` are called.
 
     Args:
         path: ``package.module:Class``, or a function that returns a module; or the mapping with ``class_path`` and
             ``init_args`` of a LightningCLI configuration.
         checkpoint: File with weights: a checkpoint of Lightning, whose hyper-parameters become arguments of the class,
-            or a state dict. Weights of a part of a larger module are found in those of the whole.
+            or a state dict. Weights of a submodule are found in those of the whole module.
         arguments: Further arguments of the class, which take precedence.
-        trust_checkpoint: Whether the checkpoint may run code. A class of Lightning then loads it by
+        trust_checkpoint: Whether the checkpoint may run code. A LightningModule then loads it with
             ``load_from_checkpoint``.
 
     Raises:
-        TypeError: If the path leads to something else.
+        TypeError: If the path does not lead to a model.
         ValueError: If the checkpoint cannot be read, refers to code, belongs to another class, or holds several such
             models.
 
@@ -65,16 +65,16 @@ def load_model(
 
 
 def load_data(path: Target, split: Split = "test", arguments: Mapping[str, Any] | None = None) -> Any:
-    """Make a loader.
+    """Build a loader.
 
     Args:
         path: ``package.module:DataModule``, a class with ``test_dataloader`` or ``val_dataloader``; or a function that
             returns a loader; or the mapping with ``class_path`` and ``init_args`` of a LightningCLI configuration.
-        split: Which of the loaders of a data module.
+        split: The loader of a data module to use.
         arguments: Further arguments of the class or function, which take precedence.
 
     Raises:
-        TypeError: If there is no single loader.
+        TypeError: If the result is not a single loader.
         ValueError: If the data module has no loader for the split.
 
     """
@@ -107,7 +107,7 @@ def load_data(path: Target, split: Split = "test", arguments: Mapping[str, Any] 
 
 
 def _has_loader(data: Any, split: str) -> bool:
-    """Whether a data module has a loader of its own: that of Lightning's base class only raises an error."""
+    """Return whether a data module defines a loader; that of Lightning's base class only raises an error."""
     method = getattr(type(data), f"{split}_dataloader", None)
     return method is not None and not method.__module__.startswith(("lightning.pytorch.", "pytorch_lightning."))
 
@@ -141,10 +141,10 @@ def _load_by_lightning(build: Any, checkpoint: str | Path, arguments: dict[str, 
 
 
 def _select(build: Callable[..., Any], content: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those hyper-parameters that a class takes and that are not given: older checkpoints may hold others."""
+    """Return the hyper-parameters that a class takes and that are not given; older checkpoints may hold others."""
     saved = content["hyper_parameters"]
     parameters = inspect.signature(build).parameters
-    whole = content.get("hparams_name")  # of the argument that holds them all
+    whole = content.get("hparams_name")  # the argument that holds them all
     if isinstance(whole, str) and whole in parameters:
         saved = {whole: saved}
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -152,7 +152,7 @@ def _select(build: Callable[..., Any], content: Mapping[str, Any], given: Mappin
 
 
 def _prepare(model: nn.Module, content: dict[str, Any] | None, what: str) -> None:
-    """Call the hooks with which a class of Lightning makes its layers, and changes what it loads."""
+    """Call the hooks in which a LightningModule creates its layers and edits the checkpoint."""
     try:
         if callable(getattr(model, "configure_model", None)):
             model.configure_model()  # type: ignore[operator]
@@ -180,7 +180,7 @@ def _load_weights(model: nn.Module, state: Any, checkpoint: str | Path) -> None:
         found = _differences(state, own, missing) or f"{type(error).__name__}: {error}"
         inner = [key for key, value in state.items() if isinstance(value, Mapping)]
         remedy = (
-            f"It holds dictionaries ({_list(inner)}): save the one with the weights to a file of its own."
+            f"It holds dictionaries ({_list(inner)}): save the one with the weights to a separate file."
             if inner
             else "Does it belong to another class, or to one with other arguments (`model_args`)?"
         )
@@ -189,9 +189,8 @@ def _load_weights(model: nn.Module, state: Any, checkpoint: str | Path) -> None:
         ) from error
     if not is_strict and missing:
         rank_zero_warn(
-            f"Weights of {name} that {checkpoint} does not hold are as the class makes them: {_list(missing)}. Loading "
-            "is not strict, by `strict_loading`.",
-            UserWarning,
+            f"{checkpoint} lacks weights of {name}, which keep their initial values: {_list(missing)}. Loading is not "
+            "strict because `strict_loading` is False."
         )
 
 
@@ -208,7 +207,7 @@ def _differences(state: Mapping[str, Any], own: Mapping[str, Any], missing: list
 
 
 def _find_prefix(state: Mapping[str, Any], own: Mapping[str, Any], what: str) -> str | None:
-    """Prefix of the weights of a network that was part of a module, compiled or wrapped when it was saved."""
+    """Find the prefix of a network's weights, which may have been saved compiled, wrapped or within a module."""
     if not own or all(key in state for key in own):
         return None
     first = next(iter(own))
@@ -220,11 +219,11 @@ def _find_prefix(state: Mapping[str, Any], own: Mapping[str, Any], what: str) ->
         prefixes = [repr(prefix) for prefix in fitting]
         raise ValueError(
             f"Expected one {what} but got {len(prefixes)}, with the prefixes {_list(prefixes)}. Save the state dict of "
-            "the one that you mean to a file of its own."
+            "the intended one to a separate file."
         )
     return next(iter(fitting or named), None)
 
 
-def _list(keys: list[str], most: int = 5) -> str:
-    rest = f" and {len(keys) - most} more" if len(keys) > most else ""
-    return ", ".join(keys[:most]) + rest
+def _list(keys: list[str]) -> str:
+    rest = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return ", ".join(keys[:5]) + rest

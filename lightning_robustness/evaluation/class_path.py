@@ -1,4 +1,4 @@
-"""Classes and functions by name, with their arguments: as strings, or as LightningCLI writes them."""
+"""Import classes and functions by path, and read their arguments as LightningCLI does."""
 
 import importlib
 import inspect
@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
-# ``package.module:Name``, or what LightningCLI writes: a mapping with ``class_path``, ``init_args``, ``dict_kwargs``
+# ``package.module:Name``, or a mapping of LightningCLI with ``class_path``, ``init_args`` and ``dict_kwargs``
 Target = str | Mapping[str, Any]
 _KEYS = ("class_path", "init_args", "dict_kwargs")
 
 
 def load_object(path: str) -> Any:
-    """Import something by its path, ``package.module:name`` or ``package.module.name``.
+    """Import an object by its path, ``package.module:name`` or ``package.module.name``.
 
     The current directory is searched first, as ``python script.py`` would.
 
     Raises:
-        ValueError: If the path has another form, the module is not found, fails, or has no such name.
+        ValueError: If the path is malformed, or the module is not found, cannot be imported or lacks the name.
 
     Example:
         >>> from lightning_robustness.evaluation.class_path import load_object
@@ -33,8 +33,8 @@ def load_object(path: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"Expected the module of {path!r} to be found but there is no {error.name!r}. Modules are looked for in "
-            "the current directory and where Python finds packages."
+            f"Expected the module of {path!r} to be found but there is no {error.name!r}. Modules are searched in "
+            "the current directory and on Python's path."
         ) from error
     except Exception as error:
         raise ValueError(
@@ -48,10 +48,10 @@ def load_object(path: str) -> Any:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """Split a path into the names of the module and of what it holds.
+    """Split a path into the names of the module and of the object.
 
     Raises:
-        ValueError: If it has another form.
+        ValueError: If the path is malformed.
 
     """
     module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
@@ -61,10 +61,10 @@ def split_path(path: str) -> tuple[str, str]:
 
 
 def split_target(target: Target) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Split a target into its path, arguments whose values are still to be read, and arguments as they are.
+    """Split a target into its path, the arguments to parse, and the arguments to pass on as they are.
 
     Raises:
-        ValueError: If a mapping is not one of LightningCLI.
+        ValueError: If a mapping does not have the form of LightningCLI.
 
     """
     if isinstance(target, str):
@@ -80,7 +80,7 @@ def split_target(target: Target) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 def read_arguments(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn plain values, as YAML has them, into what a class expects, as LightningCLI does.
+    """Convert plain values, as read from YAML, to the annotated types, as LightningCLI does.
 
     A mapping with ``class_path`` becomes an object, a string a path or a member of an enumeration, a list a tuple.
     Arguments without an annotation stay as they are.
@@ -108,18 +108,18 @@ def read_arguments(build: Callable[..., Any], arguments: Mapping[str, Any]) -> d
 
 
 def instantiate(parser: Any, options: Any) -> Any:
-    """Make the objects that options describe."""
+    """Instantiate the objects that options describe."""
     return (getattr(parser, "instantiate", None) or parser.instantiate_classes)(options)  # its name before 4.49
 
 
 def _annotations(build: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations of the parameters of a class, those of its parents too, as they may get them by keyword."""
+    """Return the annotations of a class's parameters and of its parents', which may be passed on by keyword."""
     functions = [vars(kind).get("__init__") for kind in reversed(build.__mro__)] if inspect.isclass(build) else [build]
     hints: dict[str, Any] = {}
     for function in functions:
         try:
             hints |= get_type_hints(function)
-        except Exception:  # a name that is imported for type checkers only, or no function of Python
+        except Exception:  # a name imported for type checkers only, or not a Python function
             continue
     hints.pop("return", None)
     return hints

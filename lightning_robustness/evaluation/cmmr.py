@@ -6,17 +6,17 @@ from torch import Tensor
 
 from lightning_robustness.utilities.checks import is_number
 
-# Values come from single precision: what varies less than its rounding does not vary
+# Values are measured in float32: a spread below its rounding error counts as constant
 _ROUNDING = 1e-6
 
 
 class CompositeScores(NamedTuple):
-    """What the CMMR framework makes of a table of metrics; higher is more robust throughout.
+    """Results of the CMMR framework for a table of metrics; higher is more robust throughout.
 
     Args:
         normalized: The table with every metric in [0, 1], of shape ``(models, attacks, budgets, metrics)``.
-        entropy_weights: What the entropies give, of shape ``(metrics,)``; they add up to 1.
-        weights: Final weights of the metrics; with what is reserved for balance they add up to 1.
+        entropy_weights: Weights from the entropies, of shape ``(metrics,)``; they add up to 1.
+        weights: Final weights of the metrics; they add up to 1 minus the balancing weight.
         composite: The composite metric M, of shape ``(models, attacks, budgets)``.
         curves: CMMR at each budget, of shape ``(models, budgets)``.
         scores: CMMR, of shape ``(models,)``.
@@ -44,17 +44,17 @@ def composite_scores(
         M_i = \sum_j \lambda_j r_{ij}
 
     Where :math:`r_{ij}` is metric :math:`j` in setting :math:`i`, mapped to [0, 1] by its minimum and maximum so that 1
-    is the most robust; the :math:`m` settings are all models, attacks and budgets, so that one scale and one set of
-    weights holds for all models. :math:`\lambda'_j` are prior weights and :math:`\omega` is the balancing weight. CMMR
-    at a budget is the mean of :math:`M` over the attacks, the score is its mean over the budgets.
+    is the most robust; the :math:`m` settings are all combinations of model, attack and budget, so one scale and one
+    set of weights applies to all models. :math:`\lambda'_j` are prior weights and :math:`\omega` is the balancing
+    weight. CMMR at a budget is the mean of :math:`M` over the attacks, the score is its mean over the budgets.
 
-    A metric that is constant to rounding, or missing in any setting, has weight 0.
+    A metric that is constant up to rounding, or missing in any setting, has weight 0.
 
     Args:
         values: Metrics of shape ``(models, attacks, budgets, metrics)``; NaN where one is missing.
         higher_is_better: For each metric, whether higher is more robust.
         prior: Prior weight of each metric, non-negative; by default all are equal.
-        balance: Share of the weight that is kept from all metrics, in [0, 1); scores are lower by this share.
+        balance: Share of the weight, in [0, 1), that no metric gets; it lowers all scores by this share.
 
     Raises:
         ValueError: If shapes do not fit, weights are out of range, or no metric with a positive weight varies.
@@ -81,7 +81,7 @@ def composite_scores(
     if not weights.sum() > 0:
         raise ValueError(
             "Expected at least one metric with a positive prior weight that differs between models, attacks or budgets "
-            "but all are constant or missing. Compare more models, or take more budgets."
+            "but all are constant or missing. Compare more models, or use more budgets."
         )
     weights = (1 - balance) * weights / weights.sum()
     composite = _sum(normalized.T * weights.unsqueeze(1)).reshape(values.shape[:3])
@@ -104,7 +104,7 @@ def check_weights(prior: Sequence[float], balance: float) -> None:
 
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:
-    """Add one after the other: reductions round by position, and equal models shall have equal scores."""
+    """Add in a fixed order: reductions round by position, but equal models must have equal scores."""
     first, *others = parts
     return sum(others, start=first)
 

@@ -25,27 +25,26 @@ def compare(
 
     Each model is swept over all attacks and budgets, and its attack-free metrics are measured. CMMR weighs accuracy and
     image quality by how much they vary (their entropy) and averages over attacks and budgets; see
-    :func:`~lightning_robustness.evaluation.cmmr.composite_scores`. A report with a sweep takes the place of a model
-    that was evaluated before.
+    :func:`~lightning_robustness.evaluation.cmmr.composite_scores`. A model that was
+    evaluated before can be given as its report, if that has a sweep.
 
     Args:
         models: Models, or reports of them, by name.
-        dataloader: Batches with inputs and labels; not needed for reports. It should give the same samples each time.
+        dataloader: Batches of inputs and labels, the same in every pass; not needed if all entries are reports.
         attacks: Attacks of the sweep.
         eps: Budgets of the sweep, increasing, in un-normalised units.
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
-        balance: Share of the weight that is kept from all metrics, as the CMMR paper does with 0.08: it lowers all
-            scores by this share.
+        balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.
         options: Further arguments of :func:`~lightning_robustness.evaluation.evaluate`, such as ``input_space``,
             ``samples`` or ``device``.
 
     Returns:
-        The comparison; of the models that were finished if the run is interrupted. A model that classifies no sample
+        The comparison, of the finished models only if the run is interrupted. A model that classifies no sample
         correctly is left out, with a warning.
 
     Raises:
-        TypeError: If something is neither a model nor a report, or models come without a loader that lasts for all.
-        ValueError: If models have different numbers of classes, reports do not go together, a report has no sweep, a
+        TypeError: If an entry is neither a model nor a report, or there is no loader to iterate once per model.
+        ValueError: If models have different numbers of classes, reports cannot be compared, a report has no sweep, a
             weight is out of range, or no model classifies any sample correctly.
 
     Example:
@@ -60,7 +59,7 @@ def compare(
         {'steep': 2, 'flat': 1}
 
     """
-    # What is wrong with arguments is found here, before the first sweep
+    # All arguments are checked before the first sweep
     if not isinstance(models, Mapping):
         raise TypeError(
             f"Expected argument `models` to be a mapping of names to models or reports but got "
@@ -87,7 +86,7 @@ def compare(
             continue
         reports[name] = report
         check_reports(reports)
-        options["num_classes"] = report.num_classes  # another number shall be found before the next sweep, not after
+        options["num_classes"] = report.num_classes  # a mismatch must surface before the next sweep
     missing = [name for name in modules if name not in reports and name not in left_out]
     if not reports and missing:
         raise KeyboardInterrupt
@@ -102,10 +101,10 @@ def _check_modules(models: Mapping[str, Any], dataloader: Iterable[Any] | None) 
         if not isinstance(model, nn.Module):
             raise TypeError(f"Expected {name!r} to be a module or a report of one but got {type(model).__name__}.")
         if dataloader is None:
-            raise TypeError(f"Expected a `dataloader` to evaluate {name!r} with but got none.")
+            raise TypeError(f"Expected a `dataloader` to evaluate {name!r} on but got none.")
     if len(models) > 1 and isinstance(dataloader, Iterator):
         raise TypeError(
-            f"Expected a loader that can be gone through for each of {len(models)} models but got a "
-            f"{type(dataloader).__name__}, which ends after the first. Pass a DataLoader or `list(...)`."
+            f"Expected a loader that can be iterated once for each of {len(models)} models but got a "
+            f"{type(dataloader).__name__}, which is exhausted after the first. Pass a DataLoader or `list(...)`."
         )
     return dict(models)

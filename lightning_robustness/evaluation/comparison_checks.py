@@ -1,4 +1,4 @@
-"""What can be wrong with a comparison, found before models are swept or reports are put side by side."""
+"""Checks of a comparison, made before models are swept or reports are combined."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,9 +7,10 @@ from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
 
 UNCLASSIFIED = (
-    "Expected models that classify some samples correctly but {} does not. Do its classes have the order of the labels?"
+    "Expected models that classify some samples correctly but got no correct prediction from {}. Does the order of the "
+    "classes match the labels?"
 )
-# Budgets are in un-normalised units: models may well normalise in different ways
+# Budgets are in un-normalised units, so models may normalise differently
 _NOT_COMPARED = "normalisation"
 
 
@@ -40,11 +41,11 @@ def check_reports(
 
     Args:
         reports: Reports by the names of the models.
-        attacks: Names of the attacks of further models, if there will be some.
-        eps: Budgets of further models.
+        attacks: Names of the attacks on models that are still to be swept, if any.
+        eps: Budgets of these attacks.
 
     Raises:
-        ValueError: If there is no report, one has no sweep, or they do not go together.
+        ValueError: If there is no report, one has no sweep, or they cannot be compared.
 
     """
     if not reports:
@@ -74,7 +75,7 @@ def check_reports(
 
 
 def compared_settings(sweeps: Mapping[str, SweepReport]) -> dict[str, dict[str, str]]:
-    """Settings that should be the same for all models, each with its value for every model."""
+    """Return the settings that should be equal for all models, each with its value per model."""
     names = dict.fromkeys(name for sweep in sweeps.values() for name in sweep.settings if name != _NOT_COMPARED)
     return {what: {name: sweep.settings.get(what, "unknown") for name, sweep in sweeps.items()} for what in names}
 

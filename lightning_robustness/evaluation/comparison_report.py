@@ -15,6 +15,7 @@ from lightning_robustness.evaluation.report_fields import check_fields
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS
 from lightning_robustness.evaluation.table import Table
+from lightning_robustness.measurement.fisher_meter import FisherMeter
 from lightning_robustness.measurement.keys import Key, attack_free_metrics, get_key
 
 if TYPE_CHECKING:
@@ -96,12 +97,18 @@ class ComparisonReport(Report):
     @property
     @override
     def notes(self) -> list[str]:
-        notes = [f"The run was interrupted: {', '.join(self.missing)} is missing."] if self.missing else []
+        notes = [f"The run was interrupted: no results for {', '.join(self.missing)}."] if self.missing else []
         notes += [f"{name} is left out: it classifies no sample correctly." for name in self.left_out]
         for what, by_model in compared_settings(self._sweeps).items():
             if len(set(by_model.values())) > 1:
                 listed = "; ".join(f"{value} ({name})" for name, value in by_model.items())
-                notes.append(f"Models were not attacked alike, so that ranks mean little. {what}: {listed}.")
+                notes.append(f"Models were attacked with different settings, so ranks mean little. {what}: {listed}.")
+        measured = {name: report.settings.get(FisherMeter.title, "unknown") for name, report in self.reports.items()}
+        if len(set(measured.values())) > 1:
+            listed = "; ".join(f"{value} ({name})" for name, value in measured.items())
+            notes.append(
+                f"{FisherMeter.title} and distance to the boundary were measured with different settings: {listed}."
+            )
         notes += [f"{name}: {note}" for name, report in self.reports.items() for note in report.notes]
         for metric, weight in self.entropy_weights.items():
             if weight == 0:
@@ -109,7 +116,7 @@ class ComparisonReport(Report):
                 reason = "is not defined for these inputs" if values.isnan().any() else "is constant"
                 notes.append(f"{_LABELS[metric]} {reason}: it carries no information and has weight 0 in CMMR.")
         if len(self.reports) < 3:
-            notes.append("Correlations over fewer than three models say nothing: two points are always on a line.")
+            notes.append("Correlations over fewer than three models mean nothing: two points always lie on a line.")
         return notes
 
     @override
@@ -167,7 +174,7 @@ class ComparisonReport(Report):
             drawn["Attack-free metrics against adversarial accuracy"] = self.plot_correlations()
         for name, report in self.reports.items():
             if report.decision_space is not None:
-                drawn[f"Decision space of {name}: what enters the classifier head"] = report.decision_space.plot()
+                drawn[f"Decision space of {name}: inputs of the classifier head"] = report.decision_space.plot()
         return drawn
 
     def plot(self) -> "Figure":

@@ -1,10 +1,10 @@
 """Agreement of series and of rankings, on tensors; tied values share the mean of their ranks."""
 
-from typing import cast
-
 import torch
 from torch import Tensor
-from torchmetrics.functional.regression import kendall_rank_corrcoef, pearson_corrcoef
+from torchmetrics.functional.regression import pearson_corrcoef
+
+from lightning_robustness.measurement.trust import kendall as kendall
 
 
 def rank(values: Tensor) -> Tensor:
@@ -29,15 +29,15 @@ def pearson(x: Tensor, y: Tensor) -> float:
     """
     if _is_undefined(x) or _is_undefined(y):
         return torch.nan
-    # torchmetrics takes a small variance for zero, and large values overflow
+    # torchmetrics treats a small variance as zero, and overflows for large values
     x, y = x.double() - x.double().mean(), y.double() - y.double().mean()
     return pearson_corrcoef(x / x.abs().max(), y / y.abs().max()).item()
 
 
 def spearman(x: Tensor, y: Tensor) -> float:
-    """Compute Spearman's rank correlation of two series of shape ``(N,)``, which is Pearson's of the ranks.
+    """Compute Spearman's rank correlation of two series of shape ``(N,)``: Pearson's correlation of their ranks.
 
-    That of torchmetrics is in float32, with an error of 4e-6, and 0 rather than undefined for a constant series.
+    The one in torchmetrics has an error of 4e-6, from float32, and is 0 rather than NaN for a constant series.
 
     Returns:
         A number in [-1, 1], NaN if a series is constant, contains NaN, or has fewer than two values.
@@ -50,23 +50,6 @@ def spearman(x: Tensor, y: Tensor) -> float:
 
     """
     return torch.nan if _is_undefined(x) or _is_undefined(y) else pearson(rank(x), rank(y))
-
-
-def kendall(x: Tensor, y: Tensor) -> float:
-    """Compute Kendall's rank correlation of two series of shape ``(N,)``, in its form for ties, tau-b.
-
-    Returns:
-        A number in [-1, 1], to the precision of float32; NaN if a series is constant, contains NaN, or has fewer than
-        two values.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness.evaluation.correlation import kendall
-        >>> round(kendall(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 9.0, 3.0, 27.0])), 4)
-        0.6667
-
-    """
-    return torch.nan if _is_undefined(x) or _is_undefined(y) else cast(Tensor, kendall_rank_corrcoef(x, y)).item()
 
 
 def _is_undefined(values: Tensor) -> bool:

@@ -21,14 +21,14 @@ Projection = Literal["pca", "tsne"]
 
 @dataclass
 class DecisionSpace:
-    """Where clean and adversarial samples lie in the space that the classifier head sees, in two dimensions.
+    """Inputs of the classifier head for clean and adversarial samples, projected to two dimensions.
 
     Args:
         method: How the dimensions were reduced: ``"PCA"`` or ``"t-SNE"``.
         attack: Name of the attack, with its budget.
         labels: True labels.
-        clean: A point for each sample.
-        adversarial: A point for each sample after the attack.
+        clean: One point per sample.
+        adversarial: One point per sample, after the attack.
 
     """
 
@@ -39,7 +39,7 @@ class DecisionSpace:
     adversarial: list[list[float]]
 
     def plot(self) -> "Figure":
-        """Draw both, side by side, coloured by the true class.
+        """Draw clean and adversarial samples side by side, coloured by true class.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
@@ -53,7 +53,7 @@ class DecisionSpace:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Make it from what ``to_dict`` returned."""
+        """Make it from the result of ``to_dict``."""
         return cls(**fields)
 
 
@@ -65,18 +65,9 @@ def project(
     name: str,
     method: Projection = "pca",
 ) -> DecisionSpace:
-    """Attack samples and project what enters the classifier head, before and after, to the plane.
+    """Attack samples and project the inputs of the classifier head, before and after, to the plane.
 
-    Both are projected together: with PCA on the two directions of largest variance, or by the t-SNE of scikit-learn,
-    which keeps neighbours together and draws classes as the ROBY paper does.
-
-    Args:
-        subject: What computes logits, and how to go through samples.
-        tap: The head of the model.
-        samples: Samples with labels.
-        attack: The attack.
-        name: Its name.
-        method: ``"pca"`` or ``"tsne"``.
+    Both are projected together: by PCA, or by scikit-learn's t-SNE, which the ROBY paper uses.
 
     Raises:
         ModuleNotFoundError: If scikit-learn is not installed, for t-SNE.
@@ -85,11 +76,11 @@ def project(
     """
     reduce = get_projection(method, subject.seed)
     embeddings, adversarial, forward = [], [], subject.forward
-    for index, batch in enumerate(subject.batches(samples, "decision space")):
-        x = batch.x
-        x_adv = run(forward, attack, x, batch.labels(), subject.input_space, subject.seed, index).x_adv
-        embeddings.append(tap.run(forward, x).embedding.flatten(1))
-        adversarial.append(tap.run(forward, x_adv).embedding.flatten(1))
+    for batch in subject.batches(samples, "decision space"):
+        x, y, positions = batch.x, batch.labels(), batch.positions
+        x_adv = run(forward, attack, x, y, subject.input_space, subject.seed, positions=positions).x_adv
+        embeddings.append(_embedding(tap, forward, x))
+        adversarial.append(_embedding(tap, forward, x_adv))
     points, number = reduce(torch.cat([*embeddings, *adversarial])), len(samples.x)
     budget = budget_of(attack, subject.input_space)
     title = name if budget is None else f"{name}, $\\epsilon$ = {budget.eps:.3g}"
@@ -97,8 +88,13 @@ def project(
     return DecisionSpace(label, title, samples.labels().tolist(), points[:number].tolist(), points[number:].tolist())
 
 
+def _embedding(tap: HeadTap, forward: Callable[..., Any], x: Tensor) -> Tensor:
+    embedding, logits = tap.run(forward, x)
+    return logits if embedding is None else embedding
+
+
 def get_projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:
-    """Get a function that takes features to the plane.
+    """Return a function that projects features to the plane.
 
     Raises:
         ModuleNotFoundError: If scikit-learn is not installed, for t-SNE.
@@ -130,7 +126,7 @@ def _pca(features: Tensor) -> Tensor:
     centered = centered - centered.mean(dim=0)
     _, _, directions = torch.linalg.svd(centered, full_matrices=False)
     plane = directions[:2]
-    # The sign of a direction is arbitrary: its largest entry shall be positive
+    # The sign of a direction is arbitrary: make its largest entry positive
     largest = plane.gather(1, plane.abs().argmax(dim=1, keepdim=True))
     points = centered @ (plane * largest.sign()).T
     return torch.nn.functional.pad(points, (0, 2 - points.shape[1]))

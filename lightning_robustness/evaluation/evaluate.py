@@ -12,8 +12,8 @@ from lightning_robustness.evaluation.loading import check_setting, on_device
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import AttackLike, name_attacks
-from lightning_robustness.measurement.sample_meters import make_sample_meters
+from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, AttackLike, name_attacks
+from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
@@ -24,12 +24,13 @@ from lightning_robustness.utilities.input_space import InputSpace, check_input_s
 def evaluate(
     model: nn.Module,
     dataloader: Iterable[Any],
-    attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = ("pgd", "cw", "square"),
+    attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = DEFAULT_ATTACKS,
     eps: float | None = 8 / 255,
     input_space: InputSpace | None = None,
     num_classes: int | None = None,
     head: str | nn.Module | None = None,
     forward_fn: Callable[..., Any] | None = None,
+    embed_fn: Callable[..., Any] | None = None,
     batch_fn: Callable[..., Any] | None = None,
     samples: int | None = None,
     fim_samples: int = 256,
@@ -43,7 +44,7 @@ def evaluate(
     batch_size: int = 128,
     device: str | torch.device | None = None,
     seed: int = 0,
-    mode: Mode = "exact",
+    mode: Mode = "auto",
     per_sample: bool = False,
     progress: bool = True,
 ) -> RobustnessReport:
@@ -58,15 +59,22 @@ def evaluate(
         model: The trained model, any module that returns logits.
         dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
-            Empty for none. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
-        eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults.
+            Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
+            published attack. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+        eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
+            the l2 norm keep in any case.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
-        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
+        embed_fn: Callable that takes the model and what the loader gives, such as tokens, and returns embeddings: the
+            inputs that are perturbed then, in a space without bounds unless ``input_space`` has some. ``forward_fn``
+            takes them to logits; by default ``model(inputs_embeds=...)`` if it has such an argument.
+        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form; as a third
+            value a dictionary of what else ``forward`` takes from a batch, with one row per sample.
         samples: Number of samples for the Fisher information and for attacks alike, instead of the next ones.
-        fim_samples: Number of samples for the Fisher information; 0 for none.
+        fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
+            comes with it; 0 for none.
         fim_method: How it is computed; see ``functional.fisher_spectral_norm``.
         attack_samples: Number of samples to attack; 0 for none.
         clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
@@ -78,7 +86,8 @@ def evaluate(
         batch_size: Number of samples of the sample that are worked on at a time.
         device: Where to run; by default where the model is. It is moved back in the end.
         seed: Seed of the sample, of random starts and directions.
-        mode: ``"exact"`` keeps the features of all samples; ``"streaming"`` takes memory of fixed size.
+        mode: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
+            features and streaming beyond, with a warning.
         per_sample: Whether to keep the results of each sample.
         progress: Whether to show progress bars.
 
@@ -104,28 +113,30 @@ def evaluate(
     """
     check_module(model, "in which the head can be found")
     check_setting(dataloader)
-    check_functions(forward_fn, batch_fn)
+    check_functions(forward_fn, batch_fn, embed_fn)
     check_head(head)
     check_device(device)
     check_integer("seed", seed, minimum=0)
-    space, budgets = check_input_space(input_space), read_budgets(sweep_eps)
+    space, budgets = check_input_space(input_space, bounded=embed_fn is None), read_budgets(sweep_eps)
     needs_attacks = bool(budgets or decision_space)
     if samples is not None:
         fim_samples = attack_samples = check_integer("samples", samples, minimum=1 if needs_attacks else 0)
     check_integer("attack_samples", attack_samples, minimum=1 if needs_attacks else 0)
     check_integer("batch_size", batch_size, minimum=1)
     # Everything is made before the data is touched, so that a wrong argument is found here
-    meters = make_sample_meters(space, seed, fim_samples, fim_method, clever_samples, clever_radius)
+    named = name_attacks(attacks, eps) if attack_samples else {}
+    budget = common_budget(named.values(), budgets[len(budgets) // 2] if budgets else eps, space)
+    meters = make_sample_meters(space, seed, fim_samples, fim_method, clever_samples, clever_radius, budget)
     if decision_space is not None:
         get_projection(decision_space, seed)
         check_budgets(name_attacks(["pgd"], eps).values(), space)
-    named = name_attacks(attacks, eps) if attack_samples else {}
     check_budgets(named.values(), space)
     plan = plan_sweep(sweep_attacks, budgets, space) if budgets else []
     settings = describe_settings(named, attack_samples, meters, mode, space, seed) | {"torch": torch.__version__}
     forward = model if forward_fn is None else partial(forward_fn, model)
     with on_device(model, device) as place:
-        subject = Subject(forward, space, place, batch_size, seed, progress)
+        embed = None if embed_fn is None else partial(embed_fn, model)
+        subject = Subject(forward, space, place, batch_size, seed, progress, embed=embed)
         run = EvaluationRun(model, subject, meters, named, attack_samples if named or needs_attacks else 0)
         parts = [Part("the features", partial(run.measure_features, dataloader, batch_fn, head, num_classes, mode))]
         parts += [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
@@ -133,7 +144,7 @@ def evaluate(
         if plan:
             parts.append(Part("the sweep", partial(run.sweep, plan, budgets)))
         if decision_space is not None:
-            project = partial(run.project, name_attacks(["pgd"], eps), decision_space)
+            project = partial(run.project, name_attacks(["pgd"], eps, as_published=True), decision_space)
             parts.append(Part("the decision space", project))
         run.measure(parts)
     return run.report(settings, per_sample)

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_robustness.evaluation.decision_space import DecisionSpace, Projection, project
 from lightning_robustness.evaluation.loading import EMPTY, iterate
@@ -15,13 +16,15 @@ from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import Inspection, inspect_model
+from lightning_robustness.measurement.inspection import inspect_model, open_inputs, warn_of_unused_layers
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import require_labels
-from lightning_robustness.utilities.head import HeadTap
+from lightning_robustness.utilities.extra_inputs import find_extra_inputs
 from lightning_robustness.utilities.loader_share import loader_share
+from lightning_robustness.utilities.logits import pick_entry
+from lightning_robustness.utilities.logits_route import Route
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sample import SpreadSample
 
@@ -56,7 +59,8 @@ class EvaluationRun:
         self._model, self._subject, self._meters = model, subject, meters
         self._attacks = AttackMeter(attacks, subject.input_space, num_examples=0)
         self._attack_samples = attack_samples
-        self._inspection: Inspection | None = None
+        self._route: Route | None = None
+        self._is_discrete = False
         self._sample: FixedSample | None = None
         self._seconds: dict[str, float] = {}
         self._features: FeatureMeter | None = None
@@ -90,29 +94,57 @@ class EvaluationRun:
         size = max(1, self._attack_samples, *(meter.size for meter in self._meters))
         sample = SpreadSample(size, loader_share(dataloader).total, subject.seed)
         with closing(iterate(self._model, dataloader, batch_fn, sample, subject.seed, subject.progress)) as batches:
-            for x, y in batches:
+            for x, y, name, extras in batches:
                 if self._attack_samples:
                     require_labels(y, "attacks", otherwise="measure without them: `attacks=()`")
                 x, y = x.to(subject.device), None if y is None else y.to(subject.device)
-                if self._inspection is None:
-                    subject.input_space.check(x)
-                    self._inspection = inspect_model(self._model, subject, x, head, num_classes)
-                    meter = FeatureMeter(self._inspection.num_classes, mode, subject.device)
-                    tap = HeadTap(self._model, self._inspection.head)
-                meter.update(tap.run(subject.forward, x), y)
+                if self._route is None:
+                    route = self._inspect(x, y, name, extras, head, num_classes)
+                    meter = FeatureMeter(route.num_classes, mode, subject.device, route.head is not None)
+                    tap, subject = route.tap(self._model), self._subject
+                if subject.extra is not None:
+                    subject.extra.values = extras
+                meter.update(tap.run(subject.from_loader, x), y)
                 self._features = meter  # only now is there something to report
                 self._seconds["features"] = perf_counter() - start
         if self._features is None:
             raise ValueError(EMPTY)
-        self._sample = FixedSample(sample)
+        self._sample = FixedSample(sample, names=() if subject.extra is None else subject.extra.names)
+
+    def _inspect(
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        name: str | None,
+        extras: Mapping[str, Tensor],
+        head: str | nn.Module | None,
+        num_classes: int | None,
+    ) -> Route:
+        subject = self._subject
+        extra = find_extra_inputs(subject.forward, "inputs_embeds" if subject.embed else name, extras)
+        if extra is not None:
+            extra.values = {key: value[:2] for key, value in extras.items()}
+            subject = replace(subject, forward=extra.bind(subject.forward), extra=extra)
+        loaded = replace(subject, forward=subject.from_loader)
+        self._route = inspect_model(self._model, loaded, x, y, head, num_classes)
+        if self._subject.forward is self._model:  # without a `forward_fn`
+            warn_of_unused_layers(self._model, self._route)
+        self._subject = replace(subject, forward=pick_entry(subject.forward, self._route.entry))
+        if self._attack_samples or any(meter.size for meter in self._meters):
+            self._is_discrete = open_inputs(subject, x, extras) is None
+        return self._route
 
     def measure_sample(self, meter: SampleMeter) -> None:
         """Measure a part of the sample without attacks."""
+        if self._is_discrete:
+            return
         self._measured.append(meter)
         meter.update(self._subject, self._take(meter.size))
 
     def attack(self, name: str) -> None:
         """Run one of the attacks."""
+        if self._is_discrete:
+            return
         try:
             self._attacks.update(name, self._subject, self._take(self._attack_samples))
         except KeyboardInterrupt:
@@ -121,6 +153,8 @@ class EvaluationRun:
 
     def sweep(self, plan: Sequence[Mapping[str, Callable[..., Any]]], eps: Sequence[float]) -> None:
         """Attack with increasing budgets."""
+        if self._is_discrete:
+            return
         sweep = sweep_samples(self._subject, self._take(self._attack_samples), plan, eps)
         self._sweep = sweep if sweep.samples else None
         self._seconds["sweep"] = sum(sweep.seconds.values())
@@ -129,9 +163,11 @@ class EvaluationRun:
 
     def project(self, attacks: Mapping[str, Callable[..., Any]], method: Projection) -> None:
         """Project embeddings of clean and adversarial samples."""
-        start = perf_counter()
+        start, route = perf_counter(), self._found()
+        if route.head is None or self._is_discrete:
+            return  # a warning has said that there are no embeddings, or no attacks
         ((name, attack),) = attacks.items()
-        tap = HeadTap(self._model, self._found().head)
+        tap = route.tap(self._model)
         samples = self._take(self._attack_samples)
         self._decision_space = project(self._subject, tap, samples, attack, name, method)
         self._seconds["decision_space"] = perf_counter() - start
@@ -148,21 +184,22 @@ class EvaluationRun:
         has_features = self._features is not None
         return RobustnessReport(
             model=type(self._model).__name__,
-            num_classes=self._inspection.num_classes if self._inspection is not None else 0,
+            num_classes=self._route.num_classes if self._route is not None else 0,
             metrics=metrics,
             rates=self._attacks.rates,
             signs=self._attacks.signs,
-            settings={**({"head": self._found().head} if has_features else {}), **settings},
+            settings={**({"head": self._found().head or "none"} if has_features else {}), **settings},
             interrupted=self._interrupted,
             per_sample=self._per_sample() if per_sample else None,
             sweep=self._sweep if per_sample or self._sweep is None else self._sweep.without_samples(),
             decision_space=self._decision_space,
+            boundary=next((curve for meter in self._measured if (curve := meter.curve()) is not None), None),
         )
 
-    def _found(self) -> Inspection:
-        if self._inspection is None:
+    def _found(self) -> Route:
+        if self._route is None:
             raise RuntimeError("The features have to be measured first.")
-        return self._inspection
+        return self._route
 
     def _take(self, size: int) -> Samples:
         if self._sample is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import get_key
 from lightning_robustness.utilities.drawing import COLORS, MARKERS, new_figure
 
@@ -160,6 +161,17 @@ def success_rates(rates: Mapping[str, Mapping[str, float]]) -> "Figure":
     direction = get_key("asr/worst").direction
     axis.set_xlabel(f"attack success rate, with 95 % confidence interval ({direction} is more robust)")
     axis.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def boundary_curve(curve: BoundaryCurve) -> "Figure":
+    """Draw robust accuracy to first order against the budget, with its confidence interval."""
+    figure = new_figure(6.4, 4.2)
+    axis = figure.subplots()
+    axis.fill_between(curve.eps, curve.low, curve.high, color=COLORS[0], alpha=0.2, linewidth=0)
+    axis.plot(curve.eps, curve.share, color=COLORS[0])
+    axis.set(xlabel=f"{_BUDGET}, {curve.norm}", ylabel=get_key("boundary_acc").axis_label, ylim=(-0.03, 1.03))
+    axis.grid(alpha=0.3)
     return figure
 
 

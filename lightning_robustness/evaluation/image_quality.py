@@ -7,12 +7,12 @@ from torch.nn.functional import pad
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.precision import accumulation_dtype
 
-# An unchanged image would have an infinite PSNR, and so would every mean that it enters: it counts as 100 dB
+# An unchanged image counts as 100 dB: its infinite PSNR would make every mean infinite
 _SMALLEST_MSE = 1e-10
 
 
 class ImageQuality(NamedTuple):
-    """How far inputs are from what they were, one value each; NaN where a metric is not defined.
+    """Quality of perturbed inputs, one value per sample; NaN where a metric is undefined.
 
     Args:
         ssim: Structural similarity, at most 1, lower for worse images.
@@ -29,19 +29,19 @@ class ImageQuality(NamedTuple):
 
 
 def image_quality(x_adv: Tensor, x: Tensor, input_space: InputSpace | None = None) -> ImageQuality:
-    r"""Compare changed inputs with the originals, one by one, in un-normalised units.
+    r"""Compare perturbed inputs with the originals, sample by sample, in un-normalised units.
 
     .. math::
         \text{MSE} = \frac{1}{n} \|x' - x\|_2^2 \quad \text{PSNR} = 10 \log_{10} \frac{R^2}{\text{MSE}}
 
     Where :math:`n` is the number of values of an input and :math:`R` the width of their range. Structural similarity
     has a Gaussian window of size 11 and standard deviation 1.5, and equals that of torchmetrics. For images with a side
-    below 11 the window is the largest odd size that fits, and its standard deviation two sevenths of half of it. Inputs
-    without a height and a width of at least 3, such as audio or tables, have no structural similarity, those without a
-    bounded range neither structural similarity nor PSNR.
+    below 11, the window has the largest odd size :math:`2h + 1` that fits and standard deviation :math:`h / 3.5`.
+    Non-image inputs, and images with a side below 3, have no structural similarity. Inputs without a bounded range have
+    neither structural similarity nor PSNR.
 
     Args:
-        x_adv: Changed inputs as the model sees them, of shape ``(N, ...)``; images of shape ``(N, C, H, W)``.
+        x_adv: Perturbed inputs as the model sees them, of shape ``(N, ...)``; images of shape ``(N, C, H, W)``.
         x: The originals.
         input_space: Range and normalisation of the inputs; by default [0, 1].
 
@@ -92,9 +92,9 @@ def _ssim(x_adv: Tensor, x: Tensor, width: float) -> Tensor:
 
 
 def _window(size: int, half: int, like: Tensor) -> Tensor:
-    """Matrix that smooths a row of an image, mirrored at its ends.
+    """Return a matrix that smooths a row of an image, mirrored at its ends.
 
-    Two such products are many times faster on a CPU than the convolution by which torchmetrics does the same.
+    Two such products are many times faster on a CPU than the convolution in torchmetrics.
     """
     offsets = torch.arange(-half, half + 1, dtype=like.dtype, device=like.device)
     sigma = 1.5 if half == 5 else half / 3.5

@@ -1,4 +1,4 @@
-"""Samples from a loader, and a model where it is needed, for as long as it is needed."""
+"""Draw samples from a loader, and move a model to a device temporarily."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness.measurement.fixed_sample import FixedSample
 from lightning_robustness.measurement.subject import Samples
-from lightning_robustness.utilities.batch import read_batch
+from lightning_robustness.utilities.batch import read_batch, read_extras
+from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
 from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.sample import SpreadSample
 from lightning_robustness.utilities.sandbox import sandbox
@@ -26,13 +27,13 @@ def check_setting(dataloader: Any) -> None:
 
     Raises:
         RuntimeError: If there are several processes: each would measure everything, or wait for the others.
-        TypeError: If the loader is a data module, a data set, or nothing that gives batches.
+        TypeError: If the loader is a data module, a data set, or not iterable.
 
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise RuntimeError(
             f"Expected a single process but this is one of {dist.get_world_size()}. Use `RobustnessMonitor` in a "
-            "distributed run, or evaluate its checkpoint afterwards, in a process of its own."
+            "distributed run, or evaluate its checkpoint afterwards, in a single process."
         )
     if hasattr(dataloader, "test_dataloader"):
         found = f"the data module {type(dataloader).__name__}. Pass one of its loaders, such as `test_dataloader()`."
@@ -52,21 +53,24 @@ def iterate(
     sample: SpreadSample,
     seed: int,
     progress: bool,
-) -> Generator[tuple[Tensor, Tensor | None], None, None]:
+) -> Generator[tuple[Tensor, Tensor | None, str | None, dict[str, Tensor]], None, None]:
     """Go through a loader, with a random state of its own, and let a sample pick from what comes.
+
+    It gives inputs, labels, the name of the inputs in the batch and its other entries.
 
     A caller that stops early must close the iterator: until then, the model stays in the sandbox.
     """
     number = 0
-    # A loader that shuffles gives every model the same order, and leaves the random state of the caller alone
+    # A loader that shuffles gives every model the same order, and the caller's random state is left alone
     with sandbox(model, seed=seed), _restored_generators(dataloader):
         for batch in tqdm(dataloader, desc="data", leave=False, disable=not progress):
             x, y = read_batch(batch, batch_fn)
             if len(x) == 0:
                 continue
-            sample.add(np.arange(number, number + len(x)), x, y)
+            name, extras = read_extras(batch, batch_fn, len(x))
+            sample.add(np.arange(number, number + len(x)), x, y, extras)
             number += len(x)
-            yield x, y
+            yield x, y, name, extras
 
 
 def collect(
@@ -76,25 +80,31 @@ def collect(
     size: int | None,
     seed: int,
     progress: bool,
-) -> Samples:
+    forward: Callable[..., Any] | None = None,
+) -> tuple[Samples, ExtraInputs | None]:
     """Collect a sample with labels that is spread over a loader.
+
+    Returns:
+        The sample, and how ``forward``, by default the model, takes other entries of a batch, if it does.
 
     Raises:
         ValueError: If the loader is empty or has no labels.
 
     """
     sample = SpreadSample(2**62 if size is None else size, loader_share(dataloader).total, seed)
-    for _ in iterate(model, dataloader, batch_fn, sample, seed, progress):
-        pass
-    samples = FixedSample(sample).samples
+    names = [batch[2] for batch in iterate(model, dataloader, batch_fn, sample, seed, progress)]
+    extra = None
+    if names:
+        extra = find_extra_inputs(forward or model, names[0], (sample.extras or [{}])[0])
+    samples = FixedSample(sample, names=() if extra is None else extra.names).samples
     if len(samples.x) == 0:
         raise ValueError(EMPTY)
-    return samples._replace(y=samples.labels())
+    return samples._replace(y=samples.labels()), extra
 
 
 @contextmanager
 def _restored_generators(dataloader: Any) -> Iterator[None]:
-    """Leave a random generator that belongs to a loader as it was."""
+    """Restore the random generators of a loader afterwards."""
     owners = (dataloader, getattr(dataloader, "sampler", None))
     generators = [g for g in (getattr(owner, "generator", None) for owner in owners) if isinstance(g, torch.Generator)]
     states = [generator.get_state() for generator in generators]
@@ -107,7 +117,7 @@ def _restored_generators(dataloader: Any) -> Iterator[None]:
 
 @contextmanager
 def on_device(model: nn.Module, device: str | torch.device | None) -> Iterator[torch.device]:
-    """Move a model to a device and, in the end, back to where it was; without a device it stays."""
+    """Move a model to a device and back afterwards; with None it stays where it is."""
     own = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     if device is None or torch.device(device) == own:
         yield own

@@ -38,13 +38,7 @@ ul.notes { padding: .75rem 1rem .75rem 2.2rem; background: var(--stripe); border
 
 
 def render_page(title: str, tables: Sequence[Table], figures: Mapping[str, "Figure"], notes: Sequence[str] = ()) -> str:
-    """Write a page with notes, figures and tables; the first table, the summary, comes before the figures.
-
-    Args:
-        title: Headline of the page.
-        tables: Tables, the summary first.
-        figures: Matplotlib figures by caption.
-        notes: Caveats for the reader.
+    """Write a page with notes, figures by caption, and tables; the first, a summary, comes before the figures.
 
     Example:
         >>> from lightning_robustness.evaluation.page import render_page

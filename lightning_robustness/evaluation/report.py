@@ -63,10 +63,10 @@ class Report:
         try:
             report = cls._from_fields(fields)
             str(report)  # finds entries that are missing
-        except Exception as error:  # of any type, as anything may be in a file
+        except Exception as error:  # a file may hold anything
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
             raise ValueError(
-                f"Expected all fields of a {cls.__name__}{place} but some are missing or different. {reason} {remedy}"
+                f"Expected all fields of a {cls.__name__}{place} but some are missing or invalid. {reason} {remedy}"
             ) from error
         return report
 
@@ -96,7 +96,7 @@ class Report:
         fields = read_json(path)
         if fields.get("kind") != cls.__name__:
             raise ValueError(f"Expected a {cls.__name__} in {path} but got {fields.get('kind')}.")
-        return cls._check(f" in {path}", fields, "Read a file that `to_json` or `--json` has written.")
+        return cls._check(f" in {path}", fields, "Read a file that `to_json` or `--json` wrote.")
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the report as a self-contained page, and write it to a file if a path is given.

@@ -1,4 +1,4 @@
-"""Check of reports that were read from a file, which anyone may have written."""
+"""Type checks of reports that were read from a file, which anyone may have written."""
 
 import types
 from dataclasses import fields, is_dataclass
@@ -11,7 +11,7 @@ def check_fields(report: T) -> T:
     """Check the fields of a report against their annotations and return it.
 
     Raises:
-        ValueError: If one is of another type.
+        ValueError: If a field has another type.
 
     Example:
         >>> from dataclasses import dataclass
@@ -33,7 +33,7 @@ def check_fields(report: T) -> T:
 
 
 def _find_problem(place: str, value: Any, hint: Any) -> tuple[str, str] | None:
-    """Place of the first entry that does not fit its annotation, with what was expected and what came."""
+    """Return the place of the first entry that does not fit its annotation, and what is wrong with it."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     fitting = [option for option in options if _fits(value, option)]
     if not fitting:
@@ -53,7 +53,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _entries(value: Any, hint: Any, place: str) -> list[tuple[str, Any, Any]]:
-    """Places, values and annotations of what an object holds."""
+    """Return places, values and annotations of the entries of an object."""
     arguments = get_args(hint)
     if is_dataclass(hint) or hasattr(hint, "_fields"):
         hints = get_type_hints(hint)
@@ -66,6 +66,6 @@ def _entries(value: Any, hint: Any, place: str) -> list[tuple[str, Any, Any]]:
     return []
 
 
-def _shorten(value: Any, most: int = 60) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -11,6 +11,7 @@ from lightning_robustness.evaluation.report import Report, to_floats
 from lightning_robustness.evaluation.report_fields import check_fields
 from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.evaluation.table import Table
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import attack_free_metrics, get_key
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class RobustnessReport(Report):
-    """Results of ``evaluate`` for one model; printed, they are a few tables.
+    """Results of ``evaluate`` for one model; prints as a few tables.
 
     Args:
         model: Name of the model's class.
@@ -32,10 +33,12 @@ class RobustnessReport(Report):
         settings: Settings, as text.
         interrupted: The part that was being measured when the run was interrupted, or None.
         per_sample: On request, lists with one entry per sample: ``fim_index``, its position in the loader, and ``fim``
-            for the samples of the Fisher information; ``index``, ``y``, ``preds`` and, by attack,
+            for the samples of the Fisher information; ``boundary_index`` and ``boundary``, their distance to the
+            decision boundary; ``index``, ``y``, ``preds`` and, by attack,
             ``adv_preds/<attack>``, ``l2/<attack>`` and ``linf/<attack>`` for the attacked ones.
         sweep: On request, curves over perturbation budgets.
         decision_space: On request, embeddings in two dimensions.
+        boundary: Robust accuracy to first order over budgets, if there are labels.
 
     """
 
@@ -49,6 +52,7 @@ class RobustnessReport(Report):
     per_sample: dict[str, list[Any]] | None = None
     sweep: SweepReport | None = None
     decision_space: DecisionSpace | None = None
+    boundary: BoundaryCurve | None = None
 
     @property
     def title(self) -> str:  # type: ignore[override]
@@ -65,10 +69,12 @@ class RobustnessReport(Report):
     @override
     def figures(self) -> dict[str, "Figure"]:
         drawn = {"Success rates of the attacks": figures.success_rates(self.rates)} if self.rates else {}
+        if self.boundary is not None:
+            drawn["Robust accuracy to first order, without attacks"] = figures.boundary_curve(self.boundary)
         if self.sweep is not None:
             drawn |= self.sweep.figures()
         if self.decision_space is not None:
-            drawn["Decision space: what enters the classifier head"] = self.decision_space.plot()
+            drawn["Decision space: inputs of the classifier head"] = self.decision_space.plot()
         return drawn
 
     @property
@@ -76,12 +82,12 @@ class RobustnessReport(Report):
     def notes(self) -> list[str]:
         notes = []
         if self.interrupted is not None:
-            notes.append(f"The run was interrupted while it measured {self.interrupted}: this report is not complete.")
+            notes.append(f"The run was interrupted while it measured {self.interrupted}: this report is incomplete.")
         if self.signs:
             names = ", ".join(sign.name for sign in self.signs)
-            notes.append(f"Gradients seem to be masked ({names}), so that success rates are too low.")
+            notes.append(f"Gradients seem to be masked ({names}), so success rates are too low and distances too high.")
         if "worst" in self.rates and any(rate["asr"] > self.rates["worst"]["asr"] for rate in self.rates.values()):
-            notes.append("An attack without a budget counts in 'worst' only where it stays within that of the others.")
+            notes.append("'worst' counts an attack without a budget only where it stays within the others' budget.")
         return notes + ([] if self.sweep is None else self.sweep.notes)
 
     def plot(self) -> "Figure":
@@ -109,6 +115,7 @@ class RobustnessReport(Report):
             **{name: getattr(self, name) for name in ("settings", "interrupted", "per_sample")},
             "sweep": None if self.sweep is None else self.sweep.to_dict(),
             "decision_space": None if self.decision_space is None else self.decision_space.to_dict(),
+            "boundary": None if self.boundary is None else self.boundary._asdict(),
         }
 
     @classmethod
@@ -120,6 +127,8 @@ class RobustnessReport(Report):
         own["sweep"] = None if own["sweep"] is None else SweepReport._from_fields(own["sweep"])
         space = own["decision_space"]
         own["decision_space"] = None if space is None else DecisionSpace.from_dict(space)
+        boundary = own.get("boundary")  # reports of earlier versions do not have it
+        own["boundary"] = None if boundary is None else BoundaryCurve(**boundary)
         return check_fields(cls(**own))
 
     def _summary(self) -> Table:

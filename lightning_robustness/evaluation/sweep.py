@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness.attacks import PGD, Budget, budget_of
+from lightning_robustness.attacks import PGD, Attack, Budget, Cascade, budget_of
 from lightning_robustness.attacks.attack import perturb
 from lightning_robustness.attacks.classifier import Classifier, open_classifier
 from lightning_robustness.evaluation.image_quality import image_quality
@@ -56,10 +56,10 @@ def sweep(
     the budget is new, and all from a half on. FGSM only has to be stretched, since its gradient is the same at all
     budgets. Attacks other than PGD and its settings, and those with restarts, start anew with what is left.
 
-    Quality is that of images which use the whole budget, as the CMMR paper assumes of its adversaries: the perturbation
-    of a sample that was broken with less is stretched likewise. Samples that are wrong without an attack have no
-    adversarial image, and count in accuracy alone. Quality is measured for each image and then averaged, and does not
-    depend on the size of batches.
+    Quality is that of images of full strength of all samples, as in the CMMR paper: samples that are broken, or wrong
+    without an attack, go on to the last step at every budget too, from where they were at the budget before. Cascades
+    and attacks from elsewhere count with what they return. Quality is measured for each image and then averaged, and
+    does not depend on the size of batches.
 
     Args:
         model: The trained model.
@@ -106,10 +106,11 @@ def sweep(
         check_integer("samples", samples, minimum=1)
     space, eps = check_input_space(input_space), read_budgets(eps)
     plan = plan_sweep(attacks, eps, space)
-    samples_of_loader = collect(model, dataloader, batch_fn, samples, seed, progress)
-    forward = model if forward_fn is None else partial(forward_fn, model)
+    forward: Callable[..., Any] = model if forward_fn is None else partial(forward_fn, model)
+    samples_of_loader, extra = collect(model, dataloader, batch_fn, samples, seed, progress, forward)
+    forward = forward if extra is None else extra.bind(forward)
     with on_device(model, device) as place:
-        subject = Subject(forward, space, place, batch_size, seed, progress)
+        subject = Subject(forward, space, place, batch_size, seed, progress, extra)
         report = sweep_samples(subject, samples_of_loader, plan, eps)
     return report if per_sample else report.without_samples()
 
@@ -121,8 +122,8 @@ def sweep_samples(
     curves = {name: _Curve(len(eps)) for name in plan[0]}
     number, is_interrupted, space = 0, False, subject.input_space
     try:
-        for index, batch in enumerate(subject.batches(samples, "sweep")):
-            results = [_sweep_batch(subject, [named[name] for named in plan], batch, index) for name in curves]
+        for batch in subject.batches(samples, "sweep"):
+            results = [_sweep_batch(subject, [named[name] for named in plan], batch) for name in curves]
             for curve, result in zip(curves.values(), results, strict=True):
                 curve.add(result)
             number += len(batch.x)
@@ -161,13 +162,14 @@ class _Curve:
 
     def values(self) -> Tensor:
         """Metrics in the order of ``SWEEP_METRICS``, of shape ``(metrics, budgets)``."""
-        quality = self.quality / (self.first >= 0).sum()  # without any such sample it is NaN
+        quality = self.quality / len(self.first)
         return torch.stack([_survivors(self.first, len(quality)), *quality.T])
 
 
-def _sweep_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Samples, index: int) -> _BatchResult:
+def _sweep_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Samples) -> _BatchResult:
     start, input_space = perf_counter(), subject.input_space
-    opened = open_classifier(subject.forward, batch.x, batch.labels(), input_space, subject.seed, index)
+    x, y, positions = batch.x, batch.labels(), batch.positions
+    opened = open_classifier(subject.forward, x, y, input_space, subject.seed, positions=positions)
     with opened as (model, x, y):
         with torch.no_grad():
             logits = model.from_normalized(x)
@@ -175,28 +177,36 @@ def _sweep_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch:
         is_right = logits.argmax(dim=1) == y
         first, qualities = torch.where(is_right, len(attacks), -1), []
         x, space = model.unnormalize(x), InputSpace(input_space.low, input_space.high)
-        for number, (x_adv, broken) in enumerate(_follow(model, attacks, x, y, is_right.nonzero().squeeze(1))):
+        for number, (x_adv, broken) in enumerate(_follow(model, attacks, x, y, is_right)):
             first[broken] = number
-            quality = image_quality(_stretch(model, attacks[number], x, x_adv)[is_right], x[is_right], space)
-            qualities.append(torch.stack([part.sum() for part in quality]))
+            qualities.append(torch.stack([part.sum() for part in image_quality(x_adv, x, space)]))
     return _BatchResult(first, torch.stack(qualities), perf_counter() - start)
 
 
 def _follow(
-    model: Classifier, attacks: Sequence[Callable[..., Any]], x: Tensor, y: Tensor, active: Tensor
+    model: Classifier, attacks: Sequence[Callable[..., Any]], x: Tensor, y: Tensor, is_right: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Attack with one budget after the other; give the images, and the indices of samples that are newly broken."""
-    x_adv, before = x, None
+    """Attack with one budget after the other; give images of full strength, and indices of newly broken samples."""
+    x_adv, before, is_right = x, None, is_right.clone()
     for attack in attacks:
-        x_adv = x.clone() if before is None else _stretch(model, attack, x, x_adv)
-        broken = active
-        if len(active):
-            x_adv[active] = _advance(model, attack, before, x, y, x_adv, active)
+        start = x if before is None else _stretch(model, attack, x, x_adv)
+        x_adv, broken = start.clone(), is_right.nonzero().squeeze(1)
+        if len(broken):
+            active = broken
+            x_adv[active] = _advance(model, attack, before, x, y, start, active)
             with torch.no_grad():
-                is_broken = model(x_adv[active]).argmax(dim=1) != y[active]
-            broken, active = active[is_broken], active[~is_broken]
+                broken = active[model(x_adv[active]).argmax(dim=1) != y[active]]
+            is_right[broken] = False
+        rest = (~is_right).nonzero().squeeze(1)  # which left early, or were not attacked
+        if len(rest):
+            x_adv[rest] = _advance(model, _at_full_strength(attack), before, x, y, start, rest)
         before = attack
         yield x_adv, broken
+
+
+def _at_full_strength(attack: Callable[..., Any]) -> Callable[..., Any]:
+    is_single = isinstance(attack, Attack) and not isinstance(attack, Cascade)
+    return replace(attack, all_steps=True) if is_single else attack  # type: ignore[type-var]
 
 
 def _advance(
@@ -209,7 +219,7 @@ def _advance(
     active: Tensor,
 ) -> Tensor:
     """Attack the active samples, from what is left of the budget before where the attack can start there."""
-    if not isinstance(before, PGD) or not isinstance(attack, PGD) or attack.restarts > 1:
+    if not isinstance(before, PGD) or not isinstance(attack, PGD) or attack.num_restarts > 1:
         return perturb(attack, model, x, y, active).x_adv[active]
     if attack.steps == 1 and attack.start == "clean" and attack.alpha is None:
         return x_adv[active]
@@ -219,7 +229,7 @@ def _advance(
 
 
 def _stretch(model: Classifier, attack: Callable[..., Any], x: Tensor, x_adv: Tensor) -> Tensor:
-    """Enlarge perturbations until they use the whole budget: also of samples that were broken before they did."""
+    """Enlarge perturbations until they use the whole budget."""
     norm, eps = cast(Budget, budget_of(attack, model.input_space))  # `plan_sweep` refuses attacks without a budget
     delta = x_adv - x
     size = torch.linalg.vector_norm(delta.flatten(1), ord=2 if norm == "l2" else torch.inf, dim=1)

@@ -1,4 +1,4 @@
-"""Attacks of a sweep, a set for each budget."""
+"""Attacks of a sweep, one set per budget."""
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +18,10 @@ SWEEP_EPS = tuple(number / 100 for number in range(1, 21))
 
 
 def read_budgets(eps: Iterable[Any]) -> list[float]:
-    """Get budgets as plain numbers, also from arrays and tensors.
+    """Return budgets as plain numbers, also from arrays and tensors.
 
     Raises:
-        TypeError: If they are no sequence of numbers.
+        TypeError: If they are not a sequence of numbers.
 
     """
     try:
@@ -37,7 +37,7 @@ def plan_sweep(
     eps: Sequence[float],
     input_space: InputSpace | None = None,
 ) -> list[dict[str, Callable[..., Any]]]:
-    """Get attacks by name, a dictionary for each budget.
+    """Return attacks by name, one dictionary per budget.
 
     Args:
         attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
@@ -45,8 +45,7 @@ def plan_sweep(
         input_space: Range of the inputs, which the largest budget is checked against.
 
     Raises:
-        ValueError: If budgets are not positive and increasing, or there is no attack, or none of which the budget can
-            be set.
+        ValueError: If budgets are not positive and increasing, there is no attack, or the budget of one cannot be set.
 
     Example:
         >>> from lightning_robustness.attacks import Square
@@ -62,7 +61,7 @@ def plan_sweep(
     attacks = list_attacks(attacks)
     if len(attacks) == 0:
         raise ValueError("Expected at least one attack for a sweep but got none.")
-    plan = [_at_budget(name_attacks(attacks, budget), budget) for budget in eps]
+    plan = [_at_budget(name_attacks(attacks, budget, as_published=True), budget) for budget in eps]
     check_budgets(plan[-1].values(), input_space)
     return plan
 
@@ -87,7 +86,7 @@ def describe_sweep(
     input_space: InputSpace,
     seed: int,
 ) -> dict[str, str]:
-    """Write down what curves depend on besides the model."""
+    """Describe the settings that curves depend on besides the model."""
     low, high = ("none" if bound is None else f"{bound:g}" for bound in (input_space.low, input_space.high))
     mean, std = input_space.mean, input_space.std
     return {

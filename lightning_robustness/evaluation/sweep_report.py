@@ -13,7 +13,7 @@ from lightning_robustness.evaluation.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of the CMMR paper, and whether higher is more robust
+# Metrics of the CMMR paper, and whether higher is more robust
 SWEEP_METRICS = {"accuracy": True, "ssim": True, "psnr": True, "mse": False, "ald2": False}
 
 
@@ -24,16 +24,16 @@ class SweepReport(Report):
     Args:
         attacks: Names of the attacks.
         eps: Budgets, increasing, in un-normalised units.
-        values: ``"accuracy"``, ``"ssim"``, ``"psnr"``, ``"mse"`` and ``"ald2"``, each with a list of one value a budget
-            for each attack; NaN where a metric is not defined.
+        values: ``"accuracy"``, ``"ssim"``, ``"psnr"``, ``"mse"`` and ``"ald2"``, each with one list per attack, of
+            one value per budget; NaN where a metric is undefined.
         worst: Accuracy at each budget when a sample counts as wrong as soon as any of the attacks breaks it.
         clean_accuracy: Accuracy without an attack.
         samples: Number of samples.
-        seconds: What each attack took, over all budgets.
+        seconds: Time that each attack took, over all budgets.
         settings: Settings, as text.
         interrupted: Whether the sweep was interrupted, so that some samples are missing.
-        breaking_eps: On request, for each attack and sample, the smallest budget that breaks it: 0 if it is wrong
-            without an attack, infinity if none does.
+        breaking_eps: On request, for each attack and sample, the smallest budget that breaks it: 0 if it is
+            misclassified without an attack, infinity if no budget does.
         index: On request, the position of each of these samples in the loader.
 
     """
@@ -73,11 +73,11 @@ class SweepReport(Report):
         return [missing.format(self.samples)] if missing else []
 
     def without_samples(self) -> Self:
-        """Return it without what belongs to single samples."""
+        """Return the report without per-sample values."""
         return replace(self, breaking_eps=None, index=None)
 
     def plot(self) -> "Figure":
-        """Draw accuracy against the budget, a curve for every attack.
+        """Draw accuracy against the budget, one curve per attack.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.

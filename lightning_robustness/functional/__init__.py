@@ -1,4 +1,5 @@
 from lightning_robustness.functional.attack_success_rate import attack_success_rate
+from lightning_robustness.functional.boundary_distance import boundary_distance
 from lightning_robustness.functional.clever_score import clever_score
 from lightning_robustness.functional.fisher_spectral_norm import fisher_spectral_norm
 from lightning_robustness.functional.lipschitz_constant import lipschitz_constant
@@ -10,6 +11,7 @@ __all__ = [
     "SpectralBounds",
     "SpectralRow",
     "attack_success_rate",
+    "boundary_distance",
     "clever_score",
     "feature_subspace_aggregation",
     "feature_subspace_distance",

@@ -1,4 +1,4 @@
-"""BatchNorm in train mode without the coupling of samples."""
+"""BatchNorm in train mode without coupling between samples."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ def find_training_layers(model: Callable[..., Any]) -> list[_BatchNorm]:
 
 @contextmanager
 def held_batch_statistics(layers: list[_BatchNorm], run: Callable[[], Any]) -> Iterator[None]:
-    """Let BatchNorm layers normalise the next pass by the statistics of a first one, which is run here.
+    """Normalise the next pass of BatchNorm layers by the statistics of a first one, which is run here.
 
     Derivatives with respect to the weights go through the statistics. Derivatives with respect to the inputs of the
     next pass do not, so each sample has its own.
@@ -38,7 +38,7 @@ def held_batch_statistics(layers: list[_BatchNorm], run: Callable[[], Any]) -> I
             statistics.append(torch.var_mean(x, dim=[0, *range(2, x.ndim)], correction=0))
             variance, mean = statistics[-1]
         else:
-            variance, mean = statistics.pop(0)  # layers are called in the same order, perhaps some twice
+            variance, mean = statistics.pop(0)  # layers run in the same order, some perhaps twice
         scale = torch.rsqrt(variance + layer.eps)
         scale = scale if layer.weight is None else scale * layer.weight
         shift = -mean * scale if layer.bias is None else layer.bias - mean * scale

@@ -90,8 +90,8 @@ def _norm_gradient(difference: Tensor, r: Tensor, p: float) -> Tensor:
     if p == torch.inf:
         largest = difference.abs().argmax(dim=1, keepdim=True)
         return torch.zeros_like(difference).scatter(1, largest, difference.gather(1, largest).sign())
-    share = difference.abs() / r.clamp(min=torch.finfo(r.dtype).tiny).unsqueeze(1)
-    return difference.sign() * share.pow(p - 1)
+    share = difference / r.clamp(min=torch.finfo(r.dtype).tiny).unsqueeze(1)
+    return share if p == 2 else share.sign() * share.abs().pow(p - 1)
 
 
 def pairwise_distances(statistics: ClassStatistics, p: float) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Complex numbers of the transform that are held in memory at a time
+# Number of complex values to hold in memory at a time
 _CHUNK = 2**22
 
 Pads = list[tuple[int, int]]

@@ -25,6 +25,7 @@ class FisherComponents(NamedTuple):
         trace: ``exact``: trace of G.
         jacobian_norm: ``exact``: spectral norm of the Jacobian of the logits.
         lipschitz: ``exact``: local Lipschitz constant, the largest gradient norm of a probability.
+        boundary: On request, the distance to the decision boundary, to first order.
 
     """
 
@@ -34,6 +35,7 @@ class FisherComponents(NamedTuple):
     trace: Tensor | None = None
     jacobian_norm: Tensor | None = None
     lipschitz: Tensor | None = None
+    boundary: Tensor | None = None
 
 
 def exact(jacobian: InputJacobian) -> FisherComponents:
@@ -93,14 +95,12 @@ def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor
     return value, value.sqrt() * residual + rounding * value, gap
 
 
-def lanczos(
-    make_jacobian: Callable[[Tensor], InputJacobian], x: Tensor, tolerance: float, steps: int
-) -> FisherComponents:
+def lanczos(jacobian: InputJacobian, tolerance: float, steps: int) -> FisherComponents:
     """Run Lanczos iteration on (L J)(L J)^T from the predicted class, with full re-orthogonalisation."""
-    operator = FisherOperator(make_jacobian(x))
+    operator = FisherOperator(jacobian)
     result = _Result(operator)
-    active, going = torch.arange(len(x), device=x.device), torch.ones(len(x), dtype=torch.bool, device=x.device)
     c = operator.start()
+    active, going = torch.arange(len(c), device=c.device), torch.ones(len(c), dtype=torch.bool, device=c.device)
     basis = image = c.new_zeros(*c.shape, 0)
     for step in range(1, min(steps, c.shape[1]) + 1):
         mapped = operator.gram_product(c)
@@ -120,7 +120,7 @@ def lanczos(
         if 2 * going.sum() <= len(active):  # a new graph for the others is cheaper than products for all
             active, c, basis, image = active[going], c[going], basis[going], image[going]
             going = going[going]
-            operator = FisherOperator(make_jacobian(x[active]))
+            operator = FisherOperator(jacobian.restrict(active))
     return result.components()
 
 

@@ -4,6 +4,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from lightning_robustness.functional.boundary_distance import BoundaryNorm, nearest_boundary
 from lightning_robustness.functional.fisher_estimators import (
     FisherComponents,
     blackbox,
@@ -12,8 +13,14 @@ from lightning_robustness.functional.fisher_estimators import (
     power,
     rayleigh,
 )
-from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.checks import check_integer, check_number, check_option, check_overflow
+from lightning_robustness.functional.jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
+from lightning_robustness.utilities.checks import (
+    check_integer,
+    check_labels,
+    check_number,
+    check_option,
+    check_overflow,
+)
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
@@ -22,14 +29,20 @@ from lightning_robustness.utilities.sandbox import sandbox
 FisherMethod = Literal["auto", "exact", "lanczos", "power", "rayleigh", "blackbox"]
 Distribution = Literal["gaussian", "rademacher"]
 
-# Up to this many classes, one vector-Jacobian product per class is cheaper than the iteration
-_EXACT_UP_TO_CLASSES = 12
 # Entries of Jacobians that are held in memory at a time
 _JACOBIAN_NUMBERS = 2**25
 
 
-def _check_arguments(method: FisherMethod, tolerance: float, counts: dict[str, int | None], distribution: str) -> None:
+def _check_arguments(
+    method: FisherMethod,
+    tolerance: float,
+    counts: dict[str, int | None],
+    distribution: str,
+    boundary: BoundaryNorm | None,
+) -> None:
     check_option("method", method, FisherMethod)
+    if boundary is not None:
+        check_option("boundary", boundary, BoundaryNorm)
     check_option("distribution", distribution, Distribution)
     check_number("tolerance", tolerance)
     for name, count in counts.items():
@@ -72,6 +85,9 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
     rayleigh_ritz: bool = True,
     chunk_size: int | None = None,
     seed: int = 0,
+    boundary: BoundaryNorm | None = None,
+    y: Tensor | None = None,
+    num_rivals: int | None = None,
     return_components: bool = False,
 ) -> Tensor | FisherComponents:
     r"""Compute the spectral norm of the Fisher information of each input, lower is more robust.
@@ -106,6 +122,11 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         chunk_size: Number of samples to process at a time, which bounds memory. By default, all for the matrix-free
             methods, and for ``"exact"`` as many as have Jacobians of at most 2^25 entries together.
         seed: Seed of the random vectors, which are the same for all samples.
+        boundary: Norm of perturbations, ``"linf"`` or ``"l2"``, for which the components also hold the distance to the
+            decision boundary, from the same Jacobian; not with ``"blackbox"``. See
+            :func:`~lightning_robustness.functional.boundary_distance`, also for the next two.
+        y: True labels for this distance; by default the predicted ones.
+        num_rivals: Number of rival classes for it; by default all with ``"exact"``.
         return_components: Whether to also return the error bound, the number of products and the by-products of the
             method: with ``"exact"``, the trace of G, the norm of J and the local Lipschitz constant.
 
@@ -131,17 +152,35 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         tensor([2.])
 
     """
-    counts = {"max_steps": max_steps, "num_directions": num_directions, "chunk_size": chunk_size}
-    _check_arguments(method, tolerance, counts, distribution)
+    counts = {
+        "max_steps": max_steps,
+        "num_directions": num_directions,
+        "chunk_size": chunk_size,
+        "num_rivals": num_rivals,
+    }
+    _check_arguments(method, tolerance, counts, distribution, boundary)
     space = check_input_space(input_space)
     space.check(x)
-    estimators: dict[str, Callable[[Tensor], FisherComponents]] = {
-        "exact": lambda x: exact(InputJacobian(model, x, space)),
-        "lanczos": lambda x: lanczos(lambda x: InputJacobian(model, x, space, twice=True), x, tolerance, max_steps),
-        "power": lambda x: power(InputJacobian(model, x, space, twice=True), tolerance, max_steps),
-        "rayleigh": lambda x: rayleigh(InputJacobian(model, x, space), num_directions, distribution, seed),
-        "blackbox": lambda x: blackbox(model, x, space, num_directions, rayleigh_ritz, seed),
+    if y is not None:
+        check_labels("y", y, len(x))
+        y = y.to(x.device)
+    estimators: dict[str, Callable[[InputJacobian], FisherComponents]] = {
+        "exact": exact,
+        "lanczos": lambda jacobian: lanczos(jacobian, tolerance, max_steps),
+        "power": lambda jacobian: power(jacobian, tolerance, max_steps),
+        "rayleigh": lambda jacobian: rayleigh(jacobian, num_directions, distribution, seed),
     }
+
+    def measure(samples: Tensor) -> FisherComponents:
+        if method == "blackbox":
+            return blackbox(model, x[samples], space, num_directions, rayleigh_ritz, seed)
+        jacobian = InputJacobian(model, x[samples], space, twice=method in ("lanczos", "power"))
+        components = estimators[method](jacobian)
+        if boundary is None:
+            return components
+        labels = None if y is None else y[samples]
+        return components._replace(boundary=nearest_boundary(jacobian, labels, boundary, num_rivals))
+
     with sandbox(model, x, seed=seed) as (x,):
         if len(x) == 0:
             chunks = [FisherComponents(x.new_zeros(0), torch.zeros(0, dtype=torch.long, device=x.device))]
@@ -149,10 +188,10 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
             check_samples_are_independent(model, x)
             if method in ("auto", "exact"):
                 num_classes = compute_logits(model, x[:1]).shape[1]
-                method = "exact" if method == "exact" or num_classes <= _EXACT_UP_TO_CLASSES else "lanczos"
+                method = "exact" if method == "exact" or num_classes <= FEW_CLASSES else "lanczos"
                 if method == "exact" and chunk_size is None:
                     chunk_size = max(1, _JACOBIAN_NUMBERS // (num_classes * x[0].numel()))
-            chunks = [estimators[method](chunk) for chunk in x.split(chunk_size or len(x))]
+            chunks = [measure(i) for i in torch.arange(len(x), device=x.device).split(chunk_size or len(x))]
     dtype = at_least_float32(x.dtype)
     components = FisherComponents(*(_join(values, dtype) for values in zip(*chunks, strict=True)))
     check_overflow(components.spectral_norm)

@@ -8,10 +8,14 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import one_hot
 
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_differentiable, check_finite, compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
+
+# Up to this many classes, one vector-Jacobian product per class is cheaper than the iterations that avoid it
+FEW_CLASSES = 12
 
 
 class InputJacobian:
@@ -37,6 +41,7 @@ class InputJacobian:
         self, model: Callable[..., Any], x: Tensor, space: InputSpace, create_graph: bool = False, twice: bool = False
     ) -> None:
         scale = space.scale(x)
+        self._restrict = lambda samples: InputJacobian(model, x[samples], space, create_graph, twice)
         self._function = lambda perturbation: compute_logits(model, x + perturbation / scale)
         self._perturbation = torch.zeros_like(x).requires_grad_()
         self._create_graph = create_graph
@@ -61,6 +66,15 @@ class InputJacobian:
         logits = self._logits if self._create_graph else self._logits.detach()
         return logits.to(at_least_float32(logits.dtype))
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether all rows were computed and are kept."""
+        return self._rows is not None
+
+    def restrict(self, samples: Tensor) -> "InputJacobian":
+        """Return the Jacobian of some of the samples, by their indices, with a forward pass of its own."""
+        return self._restrict(samples)
+
     def rows(self) -> Tensor:
         """Return J itself, shape ``(N, K, n)``, from one backward pass per class; computed once and kept."""
         if self._rows is None:
@@ -71,6 +85,25 @@ class InputJacobian:
     def transposed_product(self, u: Tensor) -> Tensor:
         """Compute J^T u for u of shape ``(N, K)``, as a tensor of shape ``(N, n)``."""
         return self._transposed_product(u, self._create_graph)
+
+    def margin_gradient(self, classes: Tensor, rivals: Tensor) -> Tensor:
+        """Compute the gradient of the margin of a class of each sample over another one.
+
+        It takes a subtraction where all rows are kept, and one product otherwise.
+
+        Args:
+            classes: Classes c of shape ``(N,)``.
+            rivals: Classes j of shape ``(N,)``.
+
+        Returns:
+            Gradient of z_c - z_j, shape ``(N, n)``.
+
+        """
+        if self._rows is not None:
+            samples = torch.arange(len(classes), device=classes.device)
+            return self._rows[samples, classes] - self._rows[samples, rivals]
+        num_classes = self._logits.shape[1]
+        return self.transposed_product((one_hot(classes, num_classes) - one_hot(rivals, num_classes)).to(self.logits))
 
     def gram_product(self, u: Tensor) -> Tensor:
         """Compute J J^T u for u of shape ``(N, K)``, as a tensor of the same shape, without a graph.

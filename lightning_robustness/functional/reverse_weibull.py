@@ -1,4 +1,4 @@
-"""Maximum likelihood fit of the reverse Weibull distribution, that of maxima of bounded values."""
+"""Maximum likelihood fit of the reverse Weibull distribution, the limit of maxima of bounded values."""
 
 import math
 from collections.abc import Callable

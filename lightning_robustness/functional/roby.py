@@ -34,7 +34,9 @@ def _roby_compute(statistics: ClassStatistics, p: float, normalization: Normaliz
         return ROBYComponents(worst, fsa, zero, distances)
     fsd = min_max_mean(distances)
     if normalization == "all":
-        aggregation, distances = min_max(aggregation), min_max(distances)
+        # As the RDI paper prints it: the sum over a class is normalised, then divided by the size of the class
+        counts = statistics.counts
+        aggregation, distances = min_max(aggregation * counts) / counts, min_max(distances)
     aggregation = aggregation.to(distances.dtype)
     i, j = torch.triu_indices(len(aggregation), len(aggregation), offset=1, device=aggregation.device)
     pairs = aggregation.take(i) + aggregation.take(j) - distances
@@ -72,7 +74,8 @@ def roby(features: Tensor, preds: Tensor, p: float = 2.0, normalization: Normali
         preds: Integer tensor of shape ``(N,)`` with the predicted labels, never the true ones.
         p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
         normalization: ``"pairs"`` normalises :math:`\text{ROBY}_{ij}`, as Algorithm 1 of the ROBY paper does;
-            ``"all"`` also normalises :math:`\text{FSA}_k` and :math:`\text{FSD}_{ij}` first, as the RDI paper does;
+            ``"all"`` first normalises the sum of distances of which :math:`\text{FSA}_k` is the mean, before it is
+            divided by :math:`|N_k|`, and :math:`\text{FSD}_{ij}`, as the RDI paper does;
             ``"none"`` normalises nothing, so values of different networks have different scales.
 
     Returns:

@@ -64,8 +64,8 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
     never guessed. The model is evaluated in eval mode.
 
     Spectral norms are exact for dense layers, batch norm, average pooling, common activations, and convolutions with
-    circular padding that keeps the size or kernels of size 1. They are upper bounds for other convolutions (that of a
-    circular convolution in which it is contained), overlapping max pooling, and for layer, group and instance norm,
+    circular padding that keeps the size or kernels of size 1. They are upper bounds for other convolutions (the
+    norm of a circular convolution that contains them), overlapping max pooling, and for layer, group and instance norm,
     whose bound :math:`\max_i |\gamma_i| / \sqrt{\epsilon}` for all inputs is very large. The bound of a deep network
     is usually far above the local values of :func:`~lightning_robustness.functional.lipschitz_constant`.
 

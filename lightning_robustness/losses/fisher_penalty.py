@@ -5,13 +5,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lightning_robustness.functional.batch_statistics import find_training_layers, held_batch_statistics
 from lightning_robustness.functional.fisher_operator import FisherOperator
-from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.checks import check_integer, check_not_empty, check_option
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
+from lightning_robustness.losses.training_jacobian import training_jacobian
+from lightning_robustness.utilities.checks import check_integer, check_option
+from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.precision import at_least_float32
-from lightning_robustness.utilities.sandbox import find_modules, sandbox
 
 FisherKind = Literal["spectral", "trace"]
 
@@ -91,19 +89,9 @@ def fisher_penalty(
     check_option("kind", kind, FisherKind)
     if num_products is not None:
         check_integer("num_products", num_products, minimum=1)
-    space = check_input_space(input_space)
-    space.check(x)
-    check_not_empty("x", x)
-    weights = [p for module in find_modules(model) for p in module.parameters() if p.requires_grad]
-    layers = find_training_layers(model)
     if seed is None:
         is_random = kind == "trace" and num_products is not None
         seed = int(torch.randint(2**31, ())) if is_random else 0
-    with sandbox(model, x, seed=seed) as (x,):
-        check_samples_are_independent(model, x)
-        for weight in weights:
-            weight.requires_grad_()
-        with held_batch_statistics(layers, lambda: model(x)):
-            operator = FisherOperator(InputJacobian(model, x, space, create_graph=True))
-        values = (_spectral if kind == "spectral" else _trace)(operator, num_products)
+    with training_jacobian(model, x, input_space, seed) as jacobian:
+        values = (_spectral if kind == "spectral" else _trace)(FisherOperator(jacobian), num_products)
         return values.mean().to(at_least_float32(x.dtype))

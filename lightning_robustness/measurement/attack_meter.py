@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from lightning_robustness.attacks import AttackResult, MaskingSign, budget_of, run
+from lightning_robustness.attacks.budget import budgets_of
 from lightning_robustness.attacks.masking import AttackTally, signs_of
+from lightning_robustness.measurement.attack_names import WORST
 from lightning_robustness.measurement.attack_outcome import AttackOutcome, worst_case
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics import AttackSuccessRate
@@ -47,7 +49,6 @@ class AttackMeter:
         self._input_space = input_space
         self._num_examples = num_examples
         self._outcomes: dict[str, AttackOutcome] = {}
-        self._is_complete = True
         self.seconds: dict[str, float] = {}
         self.examples: dict[str, Examples] = {}
         self.outcomes: dict[str, AttackOutcome] = {}
@@ -58,22 +59,22 @@ class AttackMeter:
         """Run one of the attacks on samples."""
         start = perf_counter()
         outcomes, examples = [AttackOutcome.empty(subject.device)], list[Examples]()
-        for number, batch in enumerate(subject.batches(samples, f"{name} attack")):
-            x, y = batch.x, batch.labels()
-            result = run(subject.forward, self._attacks[name], x, y, self._input_space, subject.seed, number)
+        for batch in subject.batches(samples, f"{name} attack"):
+            x, y, attack = batch.x, batch.labels(), self._attacks[name]
+            result = run(subject.forward, attack, x, y, self._input_space, subject.seed, positions=batch.positions)
             outcomes.append(AttackOutcome.of(result, y))
             examples.append(self._pick(result, x, y, sum(len(picked.y) for picked in examples)))
         self._outcomes[name] = AttackOutcome.concatenate(outcomes)
+        examples = [picked for picked in examples if picked.x.shape[1:] == examples[0].x.shape[1:]]
         if examples:
             self.examples[name] = Examples(*(torch.cat(parts) for parts in zip(*examples, strict=True)))
         self.seconds[name] = perf_counter() - start
 
     def drop(self, name: str) -> None:
-        """Leave an attack out, because it failed in some process, and with it the worst case."""
+        """Leave an attack out, because it failed in some process."""
         self._outcomes.pop(name, None)
         self.examples.pop(name, None)
         self.seconds.pop(name, None)
-        self._is_complete = False
 
     def compute(self) -> dict[str, float]:
         """Return the values over all samples of all processes; keep outcomes, rates and signs."""
@@ -84,17 +85,26 @@ class AttackMeter:
             metric = AttackSuccessRate(sync_on_compute=False).to(outcome.y.device)
             metric.update(outcome.preds, outcome.adv_preds, outcome.y, outcome.l2)
             self.rates[name] = rates = {part: value.item() for part, value in metric.compute_components().items()}
-            values |= {f"asr/{name}": rates["asr"], f"adv_acc/{name}": rates["adv_acc"]}
+            if rates["correct"]:  # without a sample that was right, a success rate of 0 would be the best one
+                values[f"asr/{name}"] = rates["asr"]
+            values[f"adv_acc/{name}"] = rates["adv_acc"]
             if rates["flipped"]:
                 values[f"distortion/{name}"] = rates["distortion"]
-            values |= {"masking": float(bool(self.signs)), "samples_attacks": rates["count"]}
+            values["samples_attacks"] = rates["count"]
+        if self.signs or self._is_complete:  # some signs take several attacks, so that no sign of a few says nothing
+            values["masking"] = float(bool(self.signs))
         return values
 
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all attacks ran, without which the worst case could not be compared with that of other epochs."""
+        return bool(self.outcomes) and self.outcomes.keys() == self._attacks.keys()
+
     def _worst(self) -> dict[str, AttackOutcome]:
-        if not self.outcomes or not self._is_complete:
+        if not self._is_complete:
             return {}
-        budgets = {name: budget_of(self._attacks[name], self._input_space) for name in self.outcomes}
-        return {"worst": worst_case(self.outcomes, budgets)}
+        budgets = {name: budgets_of(self._attacks[name], self._input_space) for name in self.outcomes}
+        return {WORST: worst_case(self.outcomes, budgets)}
 
     def _find_signs(self) -> list[MaskingSign]:
         tallies = [

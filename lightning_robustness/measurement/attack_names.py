@@ -1,27 +1,39 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lightning_robustness.attacks import Attack, get_attack
+from lightning_robustness.attacks import Attack, budget_of, get_attack
 from lightning_robustness.utilities.checks import check_name
 
 AttackLike = str | Attack | Callable[..., Any]
-# For attacks given by name, where the defaults are too expensive to be repeated during training
-_OPTIONS = {"square": {"num_queries": 200}}
+DEFAULT_ATTACKS = ("pgd", "cw", "square")
+# Names of values that are made of several attacks, or of one that runs at the end of training
+WORST, FINAL = "worst", "final"
+# Attacks that a name stands for where training is watched, and their options: PGD as published is too weak on robust
+# networks, and the 5,000 queries of Square would cost more than the training
+_WATCHING: dict[str, tuple[str, dict[str, Any]]] = {
+    "pgd": ("strong_pgd", {}),
+    "square": ("square", {"num_queries": 200}),
+}
 
 
 def name_attacks(
-    attacks: Iterable[AttackLike] | Mapping[str, AttackLike], eps: float | None = None
+    attacks: Iterable[AttackLike] | Mapping[str, AttackLike], eps: float | None = None, as_published: bool = False
 ) -> dict[str, Callable[..., Any]]:
     """Get attacks by the names that their values are reported under.
 
+    ``"pgd"`` by name is ``get_attack("strong_pgd")``, so that a value under this name is the same verdict everywhere;
+    pass ``PGD()`` for the published attack. ``"square"`` by name takes 200 queries, the number of the RDI paper for
+    CIFAR. ``"worst"`` by name is reported as ``cascade``, since ``worst`` is the worst case of all attacks.
+
     Args:
-        attacks: Names that ``get_attack`` knows, attacks or other callables; a mapping sets the names. Square, by name,
-            takes 200 queries, the number of the RDI paper for CIFAR, since its usual 5,000 would cost more than the
-            training that is watched.
-        eps: Budget of attacks that are given by name.
+        attacks: Names that ``get_attack`` knows, attacks or other callables; a mapping sets the names.
+        eps: Budget of attacks that are given by name, in the l-infinity norm: attacks in the l2 norm, such as
+            ``"pgd_l2"``, keep their own. For another one, pass the attack itself, ``PGD(norm="l2", eps=0.5)``.
+        as_published: Whether ``"pgd"`` by name is the published attack, and ``eps`` the budget of all attacks, as in a
+            sweep.
 
     Raises:
-        ValueError: If an attack is unknown or targeted, or two have the same name.
+        ValueError: If an attack is unknown or targeted, two have the same name, or one has a reserved name.
 
     Example:
         >>> from lightning_robustness.attacks import PGD
@@ -40,12 +52,13 @@ def name_attacks(
                 f"Expected attacks of different names but got {name!r} twice. Pass a mapping, such as "
                 f"{{'{name}_weak': ..., '{name}_strong': ...}}."
             )
-        options: dict[str, Any] = {"eps": eps, **_OPTIONS.get(attack, {})} if isinstance(attack, str) else {}
-        named[name] = get_attack(attack, **options)
-        if getattr(named[name], "targeted", False):
+        if name in (WORST, FINAL):
             raise ValueError(
-                f"Expected attacks without a target but got {named[name]!r}. A data set has true labels only."
+                f"Expected a name for {attack!r} other than {name!r}, which the worst case of all attacks (worst) and "
+                f"the attack at the end of training (final) are reported under. Pass {{'cascade': ...}}, for instance."
             )
+        named[name] = _make(attack, eps, as_published) if isinstance(attack, str) else get_attack(attack)
+        _check_untargeted(named[name])
     return named
 
 
@@ -65,7 +78,41 @@ def list_attacks(attacks: Any) -> list[AttackLike] | Mapping[str, AttackLike]:
     return list(attacks)
 
 
+def name_final_attack(attack: AttackLike, eps: float | None = None) -> dict[str, Callable[..., Any]]:
+    """Get an attack for a single strong verdict at the end of training, under the name that it is reported under.
+
+    Args:
+        attack: A name that ``get_attack`` knows, such as ``"worst"`` or ``"autoattack"``, with its full settings; or an
+            attack or other callable.
+        eps: Budget of an attack that is given by name.
+
+    Raises:
+        ValueError: If the attack is unknown or targeted.
+
+    Example:
+        >>> from lightning_robustness.measurement.attack_names import name_final_attack
+        >>> list(name_final_attack("worst", eps=0.1))
+        ['final']
+
+    """
+    return {FINAL: _check_untargeted(get_attack(attack, eps=eps) if isinstance(attack, str) else get_attack(attack))}
+
+
+def _make(name: str, eps: float | None, as_published: bool) -> Callable[..., Any]:
+    name, options = (name, {}) if as_published and name == "pgd" else _WATCHING.get(name, (name, {}))
+    attack = get_attack(name, **options)
+    budget = budget_of(attack)
+    keeps_budget = not as_published and budget is not None and budget.norm == "l2"
+    return attack if keeps_budget else get_attack(name, eps=eps, **options)
+
+
+def _check_untargeted(attack: Callable[..., Any]) -> Callable[..., Any]:
+    if getattr(attack, "targeted", False):
+        raise ValueError(f"Expected attacks without a target but got {attack!r}. A data set has true labels only.")
+    return attack
+
+
 def _default_name(attack: AttackLike) -> str:
     if isinstance(attack, str):
-        return attack.removeprefix("torchattacks:").lower()
+        return "cascade" if attack == WORST else attack.removeprefix("torchattacks:").lower()
     return str(getattr(attack, "name", getattr(attack, "__name__", type(attack).__name__))).lower()

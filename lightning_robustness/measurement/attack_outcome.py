@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -79,22 +79,24 @@ class AttackOutcome(NamedTuple):
         return type(self)(*(gather(part) for part in self))
 
 
-def worst_case(outcomes: Mapping[str, AttackOutcome], budgets: Mapping[str, Budget | None]) -> AttackOutcome:
+def worst_case(outcomes: Mapping[str, AttackOutcome], budgets: Mapping[str, Sequence[Budget | None]]) -> AttackOutcome:
     """Return, for each sample, the closest success of any attack or, without one, the first failure.
 
-    An attack without a budget, such as Carlini and Wagner's, breaks nearly every sample with perturbations of any size.
-    Beside attacks with a budget it counts where it stays within the largest of theirs.
+    An attack with a budget counts wherever it succeeds, so that no such attack succeeds more often than the worst case.
+    One without a budget, such as Carlini and Wagner's, breaks nearly every sample with perturbations of any size:
+    beside attacks with a budget it counts where it stays within one of theirs.
 
     Args:
         outcomes: Outcomes on the same samples, by attack.
-        budgets: Norm and size of what each attack may do, or None if it may do anything.
+        budgets: Norm and size of what each attack may do, None if it may do anything: one, or one for each member of a
+            cascade.
 
     """
     stacked = AttackOutcome(*(torch.stack(parts) for parts in zip(*outcomes.values(), strict=True)))
-    bounded = [budgets[name] for name in outcomes]
-    has_budget = torch.tensor([budget is not None for budget in bounded], device=stacked.y.device).unsqueeze(1)
+    bounded = [name for name in outcomes if None not in budgets[name]]
+    has_budget = torch.tensor([name in bounded for name in outcomes], device=stacked.y.device).unsqueeze(1)
     within = torch.zeros_like(stacked.success) | ~has_budget.any()
-    for norm, size in (budget for budget in bounded if budget is not None):
+    for norm, size in {budget for name in bounded for budget in budgets[name] if budget is not None}:
         if norm in ("l2", "linf"):
             within |= getattr(stacked, norm) <= 1.0001 * size  # to rounding
     adv_preds = torch.where(has_budget | within, stacked.adv_preds, stacked.preds)

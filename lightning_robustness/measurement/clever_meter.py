@@ -8,11 +8,11 @@ from lightning_robustness.utilities.input_space import InputSpace
 
 
 class CleverMeter(SampleMeter):
-    """CLEVER, which takes thousands of gradients per sample.
+    """Measure CLEVER, which takes thousands of gradients per sample.
 
     Args:
         size: Number of samples over all processes.
-        radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
+        radius: Radius of the ball around each sample, in un-normalised units: no score is larger.
         input_space: Range and normalisation of the inputs.
         seed: Seed of the points that are drawn in the ball.
 

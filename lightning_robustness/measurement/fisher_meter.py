@@ -2,27 +2,40 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_robustness.functional.boundary_distance import BoundaryNorm, quantile, share_beyond
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import Part
 from lightning_robustness.measurement.meter import SampleMeter, gather
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.metrics import FisherSpectralNorm
+from lightning_robustness.utilities.checks import check_number
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.precision import accumulation_dtype
 
 # The norms of saturated samples are so small that they would stretch the axis of a histogram
 _SMALLEST_LAMBDA = 1e-12
+_NOT_MEASURED = torch.nan  # a distance, which may be infinite but is never NaN
 _COMPONENTS = {"fim": "mean", "fim_inverse": "inverse", "fim_geometric": "geometric", "lipschitz": "lipschitz"}
 
 
 class FisherMeter(SampleMeter):
-    """The spectral norm of the Fisher information and, where the Jacobian is exact, the Lipschitz constant.
+    """What one Jacobian per sample tells: Fisher information, Lipschitz constant and distance to the boundary.
+
+    The Lipschitz constant needs all rows of the Jacobian, so it is measured where there are few classes. The distance
+    to the decision boundary, to first order, needs gradients, so the method ``"blackbox"`` leaves it out.
 
     Args:
         size: Number of samples over all processes.
-        method: How to compute it.
+        method: How to compute the Fisher information.
         input_space: Range and normalisation of the inputs.
         seed: Seed of random vectors, for methods that draw some.
+        norm: Norm in which the distance to the boundary is measured.
+        eps: Perturbation budget of robust accuracy to first order, which is left out without one, or without labels.
+
+    Attributes:
+        values: After ``compute``, the spectral norm of each sample of all processes.
+        distances: After ``compute``, their distances to the boundary, negative where the true label is not predicted.
 
     """
 
@@ -30,44 +43,72 @@ class FisherMeter(SampleMeter):
     title = "Fisher information"
     label = "the Fisher information"
 
-    def __init__(self, size: int, method: FisherMethod, input_space: InputSpace, seed: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        method: FisherMethod,
+        input_space: InputSpace,
+        seed: int,
+        norm: BoundaryNorm = "linf",
+        eps: float | None = None,
+    ) -> None:
         super().__init__(size)
-        self._metric = FisherSpectralNorm(method=method, input_space=input_space, seed=seed)
-        self._values: list[Tensor] = []
-        self.values = torch.zeros(0)
+        self._metric = FisherSpectralNorm(method=method, input_space=input_space, seed=seed, boundary=norm)
+        self._norm, self._eps = norm, None if eps is None else check_number("eps", eps)
+        self._rows: list[Tensor] = []
+        self._curve: BoundaryCurve | None = None
+        self.values = self.distances = torch.zeros(0)
 
     @override
     def update(self, subject: Subject, samples: Samples) -> None:
         self._metric.to(subject.device)
         with self.running():
             for batch in subject.batches(samples, self.title):
-                self._metric.update(subject.forward, batch.x)
-                self._values.append(self._metric.last_values)
+                self._metric.update(subject.forward, batch.x, batch.y)
+                values, distances = self._metric.last_values, self._metric.last_boundary
+                distances = torch.full_like(values, _NOT_MEASURED) if distances is None else distances
+                has_label = torch.full_like(values, float(batch.y is not None))
+                self._rows.append(torch.stack([values, distances, has_label], dim=1))
 
     @override
     def compute(self) -> dict[str, float]:
         with self.running():
             device = self._metric.device
             # A process without samples does not know in which dtype the others have theirs
-            none = torch.zeros(0, dtype=accumulation_dtype(device), device=device)
-            self.values = gather(torch.cat([none, *self._values]))
+            none = torch.zeros(0, 3, dtype=accumulation_dtype(device), device=device)
+            self.values, distances, has_label = gather(torch.cat([none, *self._rows])).unbind(dim=1)
+            self.distances = distances[~distances.isnan()]
             parts = self._metric.compute_components()
             if not parts["count"]:
                 return {}
             values = {name: parts[part].item() for name, part in _COMPONENTS.items() if part in parts}
+            if len(self.distances):
+                values["boundary"] = quantile(self.distances, 0.5).item()
+                if self._eps is not None and has_label.all():
+                    values["boundary_acc"] = share_beyond(self.distances, [self._eps])[0].item()
+                    self._curve = BoundaryCurve.of(self.distances, self._norm, self._eps)
             return values | {"samples_fim": parts["count"].item()}
 
     @override
     def describe(self) -> str:
-        return f"at most {self.size} samples, method {self._metric.method!r}"
+        budget = "" if self._eps is None else f", eps {self._eps:.4g}"
+        return f"at most {self.size} samples, method {self._metric.method!r}, boundary in {self._norm}{budget}"
 
     @override
     def per_sample(self) -> dict[str, list[float]]:
-        return {"fim": self.values.tolist()}
+        distances = {"boundary": self.distances.tolist()} if len(self.distances) else {}
+        return {"fim": self.values.tolist(), **distances}
 
     @override
     def histograms(self) -> dict[str, Tensor]:
-        return {"lambda_log10": self.values.float().clamp(min=_SMALLEST_LAMBDA).log10()}
+        return {
+            "lambda_log10": self.values.float().clamp(min=_SMALLEST_LAMBDA).log10(),
+            "boundary_distance": self.distances.float(),
+        }
+
+    @override
+    def curve(self) -> BoundaryCurve | None:
+        return self._curve
 
     @override
     def rehearse(self, subject: Subject, samples: Samples) -> None:

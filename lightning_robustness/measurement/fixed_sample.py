@@ -1,33 +1,49 @@
 import math
+from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from lightning_robustness.measurement.subject import Samples
 from lightning_robustness.utilities.sample import SpreadSample
 
 
 class FixedSample:
-    """The samples that the meters share: drawn once, the same in every evaluation.
+    """Samples that the meters share: drawn once, the same in every evaluation.
+
+    Samples of one shape, and with the same other entries, come after each other, so that they can be measured together.
 
     Args:
-        sample: What was collected from the loader.
+        sample: The sample collected from the loader.
         num_parts: Number of processes that each contribute a part of the sample.
-
-    Raises:
-        ValueError: If the inputs differ in shape.
+        names: Names of the other entries of a batch that the model takes.
 
     """
 
-    def __init__(self, sample: SpreadSample, num_parts: int = 1) -> None:
+    def __init__(self, sample: SpreadSample, num_parts: int = 1, names: Iterable[str] = ()) -> None:
         x, y = sample.collect()
-        if len(x) == 0:  # of a process to which no batch came, whether there are labels is not known
+        if len(x) == 0:  # a process without batches does not know whether there are labels
             y = torch.zeros(0, dtype=torch.long)
-        self.samples = Samples(x, y, torch.as_tensor(sample.indices))
+        self._all = Samples(x, y, torch.as_tensor(sample.indices), sample.extras).only(names)
         self._sample = sample
         self._num_parts = num_parts
 
+    @property
+    def samples(self) -> Samples:
+        """All samples."""
+        return self._select(torch.arange(len(self._all.x)))
+
     def take(self, size: int) -> Samples:
         """Return a part of the samples, spread as evenly, of this size over all processes."""
-        rows = torch.as_tensor(self._sample.rows(math.ceil(size / self._num_parts)))
-        x, y, positions = self.samples
-        return Samples(x[rows], None if y is None else y[rows], positions[rows])
+        return self._select(torch.as_tensor(self._sample.rows(math.ceil(size / self._num_parts))))
+
+    def _select(self, rows: Tensor) -> Samples:
+        x, y, positions, extras = self._all
+        if extras is not None or not isinstance(x, Tensor):
+            rows = torch.tensor(sorted(rows.tolist(), key=self._all.group), dtype=torch.long)
+        return Samples(
+            x[rows] if isinstance(x, Tensor) else [x[row] for row in rows],
+            None if y is None else y[rows],
+            positions[rows],
+            None if extras is None else [extras[row] for row in rows],
+        )

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -7,64 +7,127 @@ from torch import Tensor, nn
 from lightning_robustness.attacks import Attack, run
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Samples, Subject
-from lightning_robustness.utilities.head import HeadTap, find_head
-from lightning_robustness.utilities.logits import are_probabilities, compute_logits
+from lightning_robustness.utilities.batch import check_classes
+from lightning_robustness.utilities.logits import are_probabilities, compute_logits, pick_entry
+from lightning_robustness.utilities.logits_route import Route, find_route
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sandbox import sandbox
-
-
-class Inspection(NamedTuple):
-    """The name of a model's head, its number of features, and the number of classes."""
-
-    head: str
-    num_features: int
-    num_classes: int
 
 
 def inspect_model(
     model: nn.Module,
     subject: Subject,
     x: Tensor,
+    y: Tensor | None = None,
     head: str | nn.Module | None = None,
     num_classes: int | None = None,
-) -> Inspection:
-    """Find the head and the number of classes of a model, on the first samples of a batch.
+) -> Route:
+    """Find out how the logits of a model come about, on the first samples of a batch, and whether labels fit.
 
     Args:
-        model: The module that holds the head.
-        subject: What computes its logits.
+        model: The module that computes the logits.
+        subject: What calls it.
         x: A batch of inputs.
+        y: Its labels, if there are any.
         head: The head, by name or as a module, instead of looking for it.
         num_classes: Number of classes that is expected.
 
     Raises:
-        ValueError: If the model fails, its head cannot be found, or the number of classes is another one.
+        ValueError: If the model fails or returns probabilities of a binary classifier, the given head is not its last
+            layer, or the number of classes is another one than expected or than the labels need.
 
     """
     few = x[:2]
+    highest_label = -1 if y is None or len(y) == 0 else int(y.max())
     try:
         with sandbox(subject.forward, few) as (copies,), torch.no_grad():
-            logits = compute_logits(subject.forward, copies)
+            subject.forward(copies)
     except Exception as error:
         raise ValueError(
             f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {tuple(few.shape)} but it "
             f"failed: {error} Let `forward` return logits, or pass `forward_fn=`, a callable that takes the module and "
-            "inputs and returns logits."
+            f"inputs and returns logits{_example(model)}."
         ) from error
-    if are_probabilities(logits):
+    route = find_route(model, few, subject.forward, head, highest_label)
+    _check_outputs(model, pick_entry(subject.forward, route.entry), few, route)
+    if num_classes not in (None, route.num_classes):
+        raise ValueError(
+            f"Expected {num_classes} classes, as `num_classes` or the models before say, but the model has "
+            f"{route.num_classes}."
+        )
+    if y is not None:
+        check_classes(y, route.num_classes)
+    if route.head is None:
+        rank_zero_warn(
+            f"{type(model).__name__} has no last layer to take embeddings from: of the logits, {route.reason}. "
+            "`rdi_embedding`, ROBY, FSA and FSD are left out; nothing else needs it."
+        )
+    return route
+
+
+def _example(model: nn.Module) -> str:
+    """Return a function to pass, where one child of a module without a forward of its own has all parameters."""
+    children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
+    return f": `lambda module, x: module.{children[0]}(x)`" if len(children) == 1 else ""
+
+
+def _check_outputs(model: nn.Module, forward: Callable[..., Any], x: Tensor, route: Route) -> None:
+    if route.is_sigmoid:
+        raise ValueError(
+            f"Expected `{type(model).__name__}(x)` to return a logit but it returns a probability, the sigmoid of one. "
+            "Pass a `forward_fn=` that returns what enters the sigmoid or, where that is out of reach, "
+            "`forward_fn=lambda module, x: module(x).logit(eps=1e-6)`."
+        )
+    with sandbox(forward, x) as (x,), torch.no_grad():
+        are_sums_one = are_probabilities(compute_logits(forward, x))
+    if are_sums_one:
         rank_zero_warn(
             f"The outputs of {type(model).__name__} look like probabilities. Attacks and the Fisher information need "
             "logits: return what enters the softmax, or pass a `forward_fn=` that does."
         )
-    name = find_head(model, few, subject.forward, head)
-    call = HeadTap(model, name).run(subject.forward, few)
-    found = call.logits.shape[1]
-    if num_classes not in (None, found):
-        raise ValueError(
-            f"Expected {num_classes} classes, as `num_classes` or the models before say, but the head {name!r} has "
-            f"{found}."
+
+
+def warn_of_unused_layers(model: nn.Module, route: Route) -> None:
+    """Warn of a layer that could follow ``forward``, where no validation step shows whether it does."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name not in route.modules and module.in_features == route.num_classes:
+            rank_zero_warn(
+                f"`forward` does not run {name!r}, a layer that takes {route.num_classes} features, as many as it "
+                "returns. If `forward` returns an embedding, all values are wrong: pass "
+                f"`forward_fn=lambda module, x: module.get_submodule({name!r})(module(x))`."
+            )
+
+
+def open_inputs(subject: Subject, x: Tensor, extras: Mapping[str, Tensor]) -> Tensor | None:
+    """Check the inputs of a batch, and get the first samples for ``rehearse``.
+
+    Args:
+        subject: What is going to measure them.
+        x: A batch as the loader gives it.
+        extras: Its other entries.
+
+    Returns:
+        Inputs of the subject's model, or None, after a warning, if they are integers, which cannot be perturbed.
+
+    Raises:
+        ValueError: If the inputs are out of range, or evidently not normalised as declared.
+
+    """
+    if not x.is_floating_point() and subject.embed is None:
+        rank_zero_warn(
+            f"Inputs are integers ({x.dtype}), which cannot be perturbed by small amounts: attacks, the Fisher "
+            "information and all else that needs gradients are left out. For tokens, pass `embed_fn=`, a callable that "
+            "takes the module and tokens and returns their embeddings; for pixels that the module converts itself, "
+            "`embed_fn=lambda module, x: x.float()` and `input_space=InputSpace(high=255)`."
         )
-    return Inspection(name, call.embedding.shape[1], found)
+        return None
+    whole = subject.embedded(x)
+    subject.input_space.check(whole)
+    subject.input_space.check_normalized(whole)
+    if subject.extra is None or not extras:
+        return whole[:2]
+    subject.extra.values = {name: value[:1] for name, value in extras.items()}
+    return whole[:1]
 
 
 def rehearse(

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Part = Literal["features", "fim", "clever", "attacks", "run"]
+Part = Literal["features", "fim", "clever", "attacks", "trust", "run"]
 Role = Literal["metric", "context", "warning", "bookkeeping"]
 
 
@@ -73,6 +73,10 @@ KEYS: tuple[Key, ...] = (
         "mean inverse of these norms; saturated samples dominate it, so it does not rank models"),
     Key("lipschitz", "fim", "Lipschitz constant", "1/input", False, None,
         "mean local Lipschitz constant of the probabilities, if the Jacobian is exact (few classes)"),
+    Key("boundary", "fim", "distance to the boundary", "input", True, "Distance to the boundary",
+        "median distance to the decision boundary, to first order; too high if gradients are masked"),
+    Key("boundary_acc", "fim", "robust accuracy to first order", "share", True, "Clean and adversarial accuracy",
+        "share of samples that are right and farther than eps from the boundary; too high if gradients are masked"),
     Key("clever", "clever", "CLEVER", "input, l2", True, "CLEVER",
         "mean CLEVER score: estimated size below which no perturbation changes the prediction"),
     Key("adv_acc/<attack>", "attacks", "accuracy under the <attack> attack", "share", True,
@@ -83,6 +87,9 @@ KEYS: tuple[Key, ...] = (
         "mean size of the perturbations that succeed, if any does"),
     Key("masking", "attacks", "gradient masking", "0 or 1", None, None,
         "1 if there is a sign of gradient masking: success rates are then too low", "warning"),
+    Key("trust/<key>", "trust", "trust in <key>", "-1 to 1", None, "Trust",
+        "Kendall's tau-b of `<key>` with accuracy under attack over this run: 1 if they rank all epochs alike",
+        "context"),
     Key("skipped", "run", "skipped", "0 or 1", None, None,
         "1 if the epoch is left out, for example because of NaN", "bookkeeping"),
     Key("samples", "features", "samples", "samples", None, None,

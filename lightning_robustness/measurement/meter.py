@@ -1,4 +1,4 @@
-"""Parts of a measurement, shared by the monitor and ``evaluate`` so that they agree key by key.
+"""Parts of a measurement, shared by the monitor and ``evaluate`` so that their values agree.
 
 A meter takes its share of the samples in ``update``, in every process, and returns the values over all processes in
 ``compute``. Only ``compute`` talks to the other processes.
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import Part
 from lightning_robustness.measurement.subject import Samples, Subject
 
@@ -42,8 +43,8 @@ class SampleMeter(Stopwatch, ABC):
 
     Attributes:
         name: Name of the part, as in ``seconds/<name>``.
-        title: What it measures, for a table or a progress bar.
-        label: The same within a sentence.
+        title: Its name in tables and progress bars.
+        label: Its name within a sentence.
 
     """
 
@@ -61,7 +62,7 @@ class SampleMeter(Stopwatch, ABC):
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Return the values over all samples of all processes; none without samples."""
+        """Return the values over all samples of all processes; empty without samples."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -72,11 +73,15 @@ class SampleMeter(Stopwatch, ABC):
         return {}
 
     def histograms(self) -> dict[str, Tensor]:
-        """Return distributions worth a look after ``compute``, by the tags of their histograms."""
+        """Return distributions to show after ``compute``, by the tags of their histograms."""
         return {}
 
+    def curve(self) -> BoundaryCurve | None:
+        """Return robust accuracy to first order over budgets after ``compute``, where it is measured."""
+        return None
+
     def rehearse(self, subject: Subject, samples: Samples) -> None:
-        """Find out, on a few samples, whether the model can be measured; the meter is of no use afterwards."""
+        """Check on a few samples that the model can be measured; the meter must not be used afterwards."""
 
 
 def gather(rows: Tensor) -> Tensor:

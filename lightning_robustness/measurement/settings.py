@@ -14,7 +14,7 @@ def describe_settings(
     input_space: InputSpace,
     seed: int,
 ) -> dict[str, str]:
-    """Describe in words what values depend on besides the model and the data."""
+    """Describe the settings that values depend on besides the model and the data."""
     return {
         "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in attacks.items()) or "none",
         "attacked": f"at most {attack_samples} samples" if attacks else "none",

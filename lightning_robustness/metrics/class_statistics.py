@@ -1,7 +1,7 @@
-"""State of the metrics that are computed from class statistics: everything, or a fixed-size sketch."""
+"""State of the metrics that are computed from class statistics: all features, or a sketch of bounded size."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -9,85 +9,86 @@ from torchmetrics.utilities.data import dim_zero_cat
 from torchmetrics.utilities.distributed import gather_all_tensors
 from typing_extensions import override
 
+from lightning_robustness.functional.class_sketch import (
+    ClassSketch,
+    add_samples,
+    class_centers,
+    empty_sketch,
+    merge_sketches,
+    sum_sketched_distances,
+)
 from lightning_robustness.functional.class_statistics import (
     ClassStatistics,
     check_p,
-    class_statistics,
-    expand_distances_by_class,
     sum_by_class,
     sum_distances_by_class,
 )
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
 from lightning_robustness.utilities.checks import check_features_and_preds, check_integer, check_option
-from lightning_robustness.utilities.precision import accumulation_dtype, at_least_float32
+from lightning_robustness.utilities.precision import at_least_float32
+from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
-Mode = Literal["exact", "streaming"]
+Mode = Literal["auto", "exact", "streaming"]
+
+# Features that a metric may keep until the mode "auto" turns to streaming and "exact" warns
+EXACT_BYTES = 2**30
 
 
 class ClassStatisticsMetric(RobustnessMetric):
     """Base of the metrics that need centres of classes and mean distances to them.
 
     A mean distance to a centre is known only when the centre is, after the last sample. The exact mode therefore keeps
-    all features. The streaming mode keeps a buffer of ``max(2048, 16 * num_classes)`` samples; when it is full, their
-    distances are replaced by their first-order expansion around the centres so far, which is summed. At compute, the
-    expansions are evaluated at the final centres, and the samples that are still in the buffer count exactly.
+    all features. The streaming mode collects features until there are enough for a block, then adds the block to a
+    :class:`~lightning_robustness.functional.class_sketch.ClassSketch`; at compute, features that are not in the sketch
+    yet count exactly. The mode "auto" is exact until the features take 1 GiB, then streaming.
+
+    Several processes reduce the counts and sums of classes first. Each then sums the distances of its own samples to
+    the common centres, and these sums are reduced: no features are gathered, and each process may be in another state.
 
     Args:
         num_classes: Number of classes.
         p: Order of the Minkowski distance.
-        mode: ``"exact"`` or ``"streaming"``.
+        mode: ``"auto"``, ``"exact"`` or ``"streaming"``.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     """
 
-    # exact
+    # Collected, and not in the sketch
     features: list[Tensor]
     preds: list[Tensor]
-    # streaming
-    counts: Tensor
-    sums: Tensor
-    offsets: Tensor
-    slopes: Tensor
-    buffer: Tensor
-    buffer_preds: Tensor
-    buffer_count: Tensor
+    num_features: Tensor
+    # The fields of the sketch that are used by name
+    sketch_samples: Tensor
+    sketch_preds: Tensor
 
     def __init__(self, num_classes: int, p: float, mode: Mode, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_integer("num_classes", num_classes, minimum=2)
+        num_classes = check_integer("num_classes", num_classes, minimum=2)
         check_option("mode", mode, Mode)
         check_p(p)
         self.num_classes = num_classes
         self.p = float(p)
         self.mode = mode
-        if mode == "exact":
-            self.add_state("features", default=[], dist_reduce_fx="cat")
-            self.add_state("preds", default=[], dist_reduce_fx="cat")
-            return
-        # The number of features is known at the first update: a width of 0 says that there was none yet
-        capacity = max(2048, 16 * num_classes)
-        self.add_state("counts", default=torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("sums", default=torch.zeros(num_classes, 0), dist_reduce_fx="sum")
-        self.add_state("offsets", default=torch.zeros(num_classes), dist_reduce_fx="sum")
-        self.add_state("slopes", default=torch.zeros(num_classes, 0), dist_reduce_fx="sum")
-        self.add_state("buffer", default=torch.zeros(capacity, 0), dist_reduce_fx="sum")
-        self.add_state("buffer_preds", default=torch.zeros(capacity, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("buffer_count", default=torch.tensor(0), dist_reduce_fx="sum")
+        self._warned = False
+        # A MetricCollection shares states that are equal after a batch, which metrics with other settings must not do
+        settings = torch.tensor([self.p, get_args(Mode).index(mode)])
+        self.add_state("settings", default=settings, dist_reduce_fx=None)
+        self.add_state("features", default=[], dist_reduce_fx="cat")
+        self.add_state("preds", default=[], dist_reduce_fx="cat")
+        self.add_state("num_features", default=torch.tensor(0), dist_reduce_fx="sum")
+        # A width of 0 says that there is no sketch yet
+        for name, value in empty_sketch(num_classes, 0, torch.float32, torch.device("cpu"))._asdict().items():
+            default = value.float() if value.is_floating_point() else value  # Apple's GPUs have no float64
+            self.add_state(f"sketch_{name}", default=default, dist_reduce_fx=None)
 
     def update(self, features: Tensor, preds: Tensor) -> None:
         """Add the features of a batch and the labels that the model predicts for it."""
         features = check_features_and_preds(features, preds, self.num_classes)
-        width = self._width()
-        if width and features.shape[1] != width:
-            raise ValueError(
-                f"Expected `features` of width {width}, as in the batches before, but got {features.shape[1]}. "
-                "Call `reset` before features of another layer or network."
-            )
-        if self.mode == "exact":
-            self.features.append(features.contiguous())  # a slice would keep the whole of what it was cut from
-            self.preds.append(preds.long())
-        else:
-            self._fill(features, preds.long())
+        self._check_width(features.shape[1])
+        self.features.append(features.contiguous())  # a slice would keep the whole of what it was cut from
+        self.preds.append(preds.long())
+        self.num_features = self.num_features + len(features)
+        self._bound_memory()
 
     def _publish(self, components: dict[str, Tensor], statistics: ClassStatistics) -> Tensor:
         """Keep the parts for ``compute_components`` and return the first, the headline."""
@@ -101,119 +102,160 @@ class ClassStatisticsMetric(RobustnessMetric):
         return headline
 
     def _statistics(self) -> ClassStatistics:
-        if self.mode == "exact":
-            return class_statistics(*self._stored(), self.p)
-        features, preds = self._buffered()
-        counts, sums = self._totals()
-        centers = sums / counts.clamp(min=1).unsqueeze(1)
-        distances = self.offsets - (self.slopes * centers).sum(dim=1)
-        distances = distances.clamp(min=0) + sum_distances_by_class(features, preds, centers, self.p)
+        sketch, features, preds = self._sketch(), *self._collected()
+        counts, sums = self._totals(sketch, features, preds)
+        centers = class_centers(sums, counts)
+        distances = self._distances(sketch, features, preds, centers)
         classes = counts.nonzero().squeeze(1)
+        dtype = at_least_float32(torch.promote_types(features.dtype, sketch.samples.dtype))
         counts, centers, distances = counts[classes], centers[classes], distances[classes]
-        return ClassStatistics(classes, counts, centers, distances / counts, self.buffer.dtype)
+        return ClassStatistics(classes, counts, centers, distances / counts, dtype)
 
-    def _width(self) -> int:
-        """Number of features, or 0 before the first update."""
-        if self.mode == "streaming":
-            return self.buffer.shape[1]
-        return self.features[0].shape[1] if len(self.features) else 0
+    def _totals(self, sketch: ClassSketch, features: Tensor, preds: Tensor) -> tuple[Tensor, Tensor]:
+        """Count the samples of each class and sum their features."""
+        counts = preds.bincount(minlength=self.num_classes)
+        sums = sum_by_class(features, preds, self.num_classes)
+        return sketch.counts + counts.to(self.device), sketch.sums + sums.to(self.device)
 
-    def _stored(self) -> tuple[Tensor, Tensor]:
-        """All features and labels of the exact mode."""
-        if len(self.features):
-            return dim_zero_cat(self.features), dim_zero_cat(self.preds)
-        return torch.zeros(0, 0, device=self.device), torch.zeros(0, dtype=torch.long, device=self.device)
+    def _distances(self, sketch: ClassSketch, features: Tensor, preds: Tensor, centers: Tensor) -> Tensor:
+        """Sum the distances of the samples of each class to its centre."""
+        collected = sum_distances_by_class(features, preds, centers.to(features.device), self.p)
+        return sum_sketched_distances(sketch, centers, self.p) + collected.to(self.device)
 
-    def _allocate(self, width: int, dtype: torch.dtype) -> None:
-        wide = accumulation_dtype(self.counts.device)
-        self.sums = self.sums.new_zeros(self.num_classes, width, dtype=wide)
-        self.slopes = torch.zeros_like(self.sums)
-        self.offsets = self.offsets.to(wide)
-        self.buffer = self.buffer.new_zeros(len(self.buffer), width, dtype=dtype)
+    def _layout(self) -> tuple[int, torch.dtype]:
+        """Width and type of the features; a width of 0 before the first."""
+        first = self.features[0] if len(self.features) else self.sketch_samples
+        return first.shape[1], first.dtype
 
-    def _buffered(self) -> tuple[Tensor, Tensor]:
-        count = int(self.buffer_count)
-        return self.buffer[:count], self.buffer_preds[:count]
+    def _check_width(self, width: int) -> None:
+        expected = self._layout()[0]
+        if expected and width and width != expected:
+            raise ValueError(
+                f"Expected `features` of width {expected}, as in the batches before, but got {width}. "
+                "Call `reset` before features of another layer or network."
+            )
 
-    def _fill(self, features: Tensor, preds: Tensor) -> None:
-        """Put samples into the buffer, and expand what is in it where it would overflow."""
-        if not self._width():
-            self._allocate(features.shape[1], at_least_float32(features.dtype))
-        capacity = len(self.buffer)
-        for rows, labels in zip(features.split(capacity), preds.split(capacity), strict=True):
-            if int(self.buffer_count) + len(rows) > capacity:
-                self._expand()
-            start = int(self.buffer_count)
-            self.buffer[start : start + len(rows)] = rows
-            self.buffer_preds[start : start + len(rows)] = labels
-            self.buffer_count = self.buffer_count + len(rows)
+    def _collected(self) -> tuple[Tensor, Tensor]:
+        """Features and labels that are not in the sketch."""
+        if not len(self.features):
+            return self.sketch_samples[:0], self.sketch_preds[:0]
+        self.features, self.preds = [dim_zero_cat(self.features)], [dim_zero_cat(self.preds)]
+        return self.features[0], self.preds[0]
 
-    def _totals(self) -> tuple[Tensor, Tensor]:
-        """Counts and feature sums of each class, buffer included."""
-        features, preds = self._buffered()
-        counts = self.counts + torch.bincount(preds, minlength=self.num_classes)
-        return counts, self.sums + sum_by_class(features, preds, self.num_classes)
+    def _has_sketch(self) -> bool:
+        return self.sketch_samples.shape[1] > 0
 
-    def _expand(self) -> None:
-        features, preds = self._buffered()
-        self.counts, self.sums = self._totals()
-        centers = self.sums / self.counts.clamp(min=1).unsqueeze(1)
-        offsets, slopes = expand_distances_by_class(features, preds, centers, self.p)
-        self.offsets, self.slopes = self.offsets + offsets, self.slopes + slopes
-        self.buffer_count = torch.zeros_like(self.buffer_count)
+    def _sketch(self) -> ClassSketch:
+        """Return the sketch, an empty one where there is none yet."""
+        if self._has_sketch():
+            return ClassSketch(*(getattr(self, f"sketch_{name}") for name in ClassSketch._fields))
+        return empty_sketch(self.num_classes, *self._layout(), self.device)
+
+    def _set_sketch(self, sketch: ClassSketch) -> None:
+        for name, value in sketch._asdict().items():
+            setattr(self, f"sketch_{name}", value)
+
+    def _capacity(self) -> int:
+        """Number of samples that the sketch may keep: 64 of each class, fewer where these take too much memory."""
+        width, dtype = self._layout()
+        affordable = EXACT_BYTES // max(width * dtype.itemsize, 1)
+        return min(max(32768, 64 * self.num_classes), max(affordable, 16 * self.num_classes))
+
+    def _bound_memory(self) -> None:
+        """Move what was collected into the sketch, if the mode says so and it is enough for a block."""
+        count, capacity = int(self.num_features), self._capacity()
+        streaming = self.mode == "streaming" or self._has_sketch()
+        if not streaming and self._exceeds_limit(count):
+            streaming = self.mode == "auto"
+        if streaming and count > capacity // 4:
+            sketch = self._sketch()
+            for features, preds in self._take_blocks(capacity // 4):
+                sketch = add_samples(sketch, features, preds, self.p, capacity)
+            self._set_sketch(sketch)
+
+    def _exceeds_limit(self, count: int) -> bool:
+        """Whether this many samples take more than ``EXACT_BYTES``; the first time, say so."""
+        width, dtype = self._layout()
+        row_bytes = width * dtype.itemsize
+        if count * row_bytes <= EXACT_BYTES:
+            return False
+        if not self._warned:
+            self._warned = True
+            size = f"{type(self).__name__} has collected {count * row_bytes / 1e9:.2g} GB of features"
+            rank_zero_warn(
+                f'{size}, more than mode="auto" keeps. It goes on in streaming mode, an approximation in memory of '
+                'bounded size. For the exact value, pass mode="exact".'
+                if self.mode == "auto"
+                else f"{size}, and each 10,000 samples to come take another {row_bytes / 1e5:.2g} GB. "
+                'Pass mode="auto" to bound the memory, or compute_on_cpu=True to keep features off the device.',
+                stacklevel=5,
+            )
+        return True
+
+    def _take_blocks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what was collected in blocks, and remove it."""
+        self.num_features = torch.zeros_like(self.num_features)
+        while self.features:
+            rows, end = 0, 0
+            while end < len(self.features) and rows < size:
+                rows, end = rows + len(self.features[end]), end + 1
+            # With `compute_on_cpu`, all but the last batch are on the CPU
+            features = torch.cat([batch.to(self.device) for batch in self.features[:end]])
+            preds = torch.cat([batch.to(self.device) for batch in self.preds[:end]])
+            del self.features[:end], self.preds[:end]
+            yield from zip(features.split(size), preds.split(size), strict=True)
+
+    @override
+    def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
+        # No tensor of the state is changed in place, so that `forward` and `sync` need not copy gigabytes
+        states = {name: getattr(self, name) for name in self._defaults}
+        return {
+            name: value.detach() if isinstance(value, Tensor) else [batch.detach() for batch in value]
+            for name, value in states.items()
+        }
 
     @override
     def _sync_dist(self, dist_sync_fn: Callable = gather_all_tensors, process_group: Any | None = None) -> None:
         group = process_group or self.process_group
+
+        def gather(value: Tensor) -> Tensor:
+            return torch.stack(dist_sync_fn(value, group=group))
+
         # A process without data does not know the width and type of the others', and a gather of unlike tensors hangs
-        dtype = self.buffer.dtype if self.mode == "streaming" else self._stored()[0].dtype
-        mine = torch.tensor([self._width(), dtype.itemsize], device=self.device)
-        shapes = torch.stack(dist_sync_fn(mine, group=group))
-        width, itemsize = shapes.amax(dim=0).tolist()
-        if any(other not in (0, width) for other in shapes[:, 0].tolist()):
+        width, dtype = self._layout()
+        layouts = gather(torch.tensor([width, dtype.itemsize], device=self.device))
+        width, itemsize = layouts.amax(dim=0).tolist()
+        if any(other not in (0, width) for other in layouts[:, 0].tolist()):
             raise ValueError(
-                f"Expected `features` of one width in all processes but got {shapes[:, 0].tolist()}. "
+                f"Expected `features` of one width in all processes but got {layouts[:, 0].tolist()}. "
                 "Do all of them evaluate the same layer?"
             )
-        dtype = torch.float64 if itemsize == 8 else torch.float32
-        if self.mode == "exact":
-            features, preds = self._stored()
-            self.features = [features.reshape(-1, width).to(self.device, dtype)] if width else []
-            self.preds = [preds.to(self.device)] if width else []
-            if width:
-                super()._sync_dist(dist_sync_fn, process_group)
-            return
-
-        if not self._width():
-            self._allocate(width, dtype)
-
-        def total(value: Tensor) -> Tensor:
-            return torch.stack(dist_sync_fn(value, group=group)).sum(dim=0)
-
-        # With the centres of all processes known first, the samples in the buffers count exactly
-        features, preds = self._buffered()
-        self.counts, self.sums = (total(value) for value in self._totals())
-        centers = self.sums / self.counts.clamp(min=1).unsqueeze(1)
-        self.offsets = total(self.offsets + sum_distances_by_class(features, preds, centers, self.p))
-        self.slopes = total(self.slopes)
-        self.buffer_count = torch.zeros_like(self.buffer_count)
+        empty = empty_sketch(self.num_classes, width, torch.float64 if itemsize == 8 else torch.float32, self.device)
+        sketch, features, preds = self._sketch(), *self._collected()
+        if not sketch.samples.shape[1]:
+            sketch, features = empty, empty.samples
+        counts, sums = (gather(value).sum(dim=0) for value in self._totals(sketch, features, preds))
+        distances = gather(self._distances(sketch, features, preds, class_centers(sums, counts))).sum(dim=0)
+        # Distances to the final centres need no expansion
+        self._set_sketch(empty._replace(counts=counts, sums=sums, offsets=distances))
+        self.features, self.preds, self.num_features = [], [], torch.zeros_like(self.num_features)
 
     @override
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
         # `forward` hands over the running state while this one holds the batch, with its graph
         self._computed = None  # `merge_state` would go on to return the value from before
-        if self.mode == "exact":
-            super()._reduce_states(incoming_state)
-            self.features = [features.detach() for features in self.features]
-            return
-        features, preds = (value.detach().clone() for value in self._buffered())
-        mine = {name: getattr(self, name) for name in ("counts", "sums", "offsets", "slopes")}
+        width, sketch = self._layout()[0], self._sketch() if self._has_sketch() else None
+        features, preds, num_features = self.features, self.preds, self.num_features
         for name in self._defaults:
-            setattr(self, name, incoming_state[name].clone())
-        if not features.shape[1]:
-            return
-        if not self._width():
-            self._allocate(features.shape[1], features.dtype)
-        for name, value in mine.items():
-            setattr(self, name, getattr(self, name) + value.detach())
-        self._fill(features, preds)
+            value = incoming_state[name]
+            setattr(self, name, list(value) if isinstance(value, list) else value)
+        self._check_width(width)
+        self.features = self.features + [batch.detach() for batch in features]
+        self.preds = self.preds + preds
+        self.num_features = self.num_features + num_features
+        if sketch is not None:
+            sketch = ClassSketch(*(value.detach() for value in sketch))
+            if self._has_sketch():
+                sketch = merge_sketches(self._sketch(), sketch, self.p, self._capacity())
+            self._set_sketch(sketch)
+        self._bound_memory()

@@ -4,6 +4,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_robustness.functional.boundary_distance import BoundaryNorm
 from lightning_robustness.functional.fisher_estimators import FisherComponents
 from lightning_robustness.functional.fisher_spectral_norm import (
     Distribution,
@@ -34,6 +35,8 @@ class FisherSpectralNorm(RobustnessMetric):
     - ``model``: A callable from inputs to logits of shape ``(N, K)``. It is used in eval mode, left as it was, and
       never stored.
     - ``x`` (:class:`~torch.Tensor`): A floating point tensor of inputs, of any shape ``(N, ...)``.
+    - ``y`` (:class:`~torch.Tensor`, optional): An integer tensor of shape ``(N,)`` with the true labels, for the
+      distance to the decision boundary alone.
 
     As output of ``forward`` and ``compute`` the metric returns the following output:
 
@@ -48,7 +51,9 @@ class FisherSpectralNorm(RobustnessMetric):
     - with the method ``"exact"``, means of ``trace``, ``jacobian_norm`` and ``lipschitz``, the local Lipschitz
       constant, all lower when more robust.
 
-    ``last_values`` holds lambda of each sample of the last update.
+    ``last_values`` holds lambda of each sample of the last update and ``last_boundary``, with the argument
+    ``boundary``, their distances to the decision boundary, from the same Jacobian; see
+    :func:`~lightning_robustness.functional.boundary_distance`.
 
     Args:
         method: ``"exact"``, ``"lanczos"``, ``"power"``, ``"rayleigh"``, ``"blackbox"`` or ``"auto"``.
@@ -62,6 +67,9 @@ class FisherSpectralNorm(RobustnessMetric):
         chunk_size: Number of samples to process at a time, which bounds memory.
         seed: Seed of the random vectors.
         floor: Smallest lambda that counts in the inverse and the geometric mean.
+        boundary: Norm of perturbations, ``"linf"`` or ``"l2"``, for the distance to the decision boundary; None to
+            leave it out.
+        num_rivals: Number of rival classes for this distance; by default all with ``"exact"``.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -109,21 +117,30 @@ class FisherSpectralNorm(RobustnessMetric):
         chunk_size: int | None = None,
         seed: int = 0,
         floor: float = 1e-12,
+        boundary: BoundaryNorm | None = None,
+        num_rivals: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        counts = {"max_steps": max_steps, "num_directions": num_directions, "chunk_size": chunk_size}
-        _check_arguments(method, tolerance, counts, distribution)
+        counts = {
+            "max_steps": max_steps,
+            "num_directions": num_directions,
+            "chunk_size": chunk_size,
+            "num_rivals": num_rivals,
+        }
+        _check_arguments(method, tolerance, counts, distribution, boundary)
         check_number("floor", floor, exclusive=True)
         self.method: FisherMethod = method
         self.floor = floor
         self.last_values = torch.zeros(0)
+        self.last_boundary: Tensor | None = None
         self.options = {
             "input_space": check_input_space(input_space),
             "tolerance": tolerance,
             "distribution": distribution,
             "rayleigh_ritz": rayleigh_ritz,
             "seed": check_integer("seed", seed, minimum=0),
+            "boundary": boundary,
             **counts,
         }
         for name in ("total", "inverse_total", "log_total"):
@@ -133,12 +150,13 @@ class FisherSpectralNorm(RobustnessMetric):
         self._add_float_state("part_totals", torch.zeros(len(_PARTS)))
         self.add_state("part_counts", default=torch.zeros(len(_PARTS), dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, model: Callable[..., Any], x: Tensor) -> None:
+    def update(self, model: Callable[..., Any], x: Tensor, y: Tensor | None = None) -> None:
         """Add the samples of a batch."""
         components: FisherComponents = fisher_spectral_norm(
-            model, x, self.method, return_components=True, **self.options
+            model, x, self.method, return_components=True, y=y, **self.options
         )
         self.last_values = components.spectral_norm
+        self.last_boundary = components.boundary
         values = self.last_values.to(self.total)
         floored = values.clamp(min=self.floor)
         self.total = self.total + values.sum()

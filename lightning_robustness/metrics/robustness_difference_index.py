@@ -34,7 +34,8 @@ class RobustnessDifferenceIndex(ClassStatisticsMetric):
     Args:
         num_classes: Number of classes.
         mode: ``"exact"`` keeps all features until ``compute`` (with ``compute_on_cpu=True``, on the CPU);
-            ``"streaming"`` keeps a state of fixed size, for an approximation that is within about 1e-3.
+            ``"streaming"`` bounds its memory and is within 1e-3 of that, unless features drift by far more than the
+            spread of a class; ``"auto"`` is exact up to 1 GiB of features and streaming beyond, with a warning.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -59,7 +60,7 @@ class RobustnessDifferenceIndex(ClassStatisticsMetric):
     plot_lower_bound: float = -1.0
     plot_upper_bound: float = 1.0
 
-    def __init__(self, num_classes: int, mode: Mode = "exact", **kwargs: Any) -> None:
+    def __init__(self, num_classes: int, mode: Mode = "auto", **kwargs: Any) -> None:
         super().__init__(num_classes, p=2.0, mode=mode, **kwargs)
 
     def compute(self) -> Tensor:

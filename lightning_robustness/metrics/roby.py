@@ -40,9 +40,10 @@ class ROBY(ClassStatisticsMetric):
         num_classes: Number of classes.
         p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
         normalization: ``"pairs"`` normalises the values of the pairs, as Algorithm 1 of the ROBY paper does; ``"all"``
-            also normalises FSA and FSD first, as the RDI paper does; ``"none"`` normalises nothing.
+            first normalises FSD and the sums of distances in FSA, as the RDI paper does; ``"none"`` normalises nothing.
         mode: ``"exact"`` keeps all features until ``compute`` (with ``compute_on_cpu=True``, on the CPU);
-            ``"streaming"`` keeps a state of fixed size, for an approximation to within about 5e-3.
+            ``"streaming"`` bounds its memory and is within 5e-3 of that, unless features drift by far more than the
+            spread of a class; ``"auto"`` is exact up to 1 GiB of features and streaming beyond, with a warning.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -70,7 +71,7 @@ class ROBY(ClassStatisticsMetric):
         num_classes: int,
         p: float = 2.0,
         normalization: Normalization = "pairs",
-        mode: Mode = "exact",
+        mode: Mode = "auto",
         **kwargs: Any,
     ) -> None:
         super().__init__(num_classes, p=p, mode=mode, **kwargs)

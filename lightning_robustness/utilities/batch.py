@@ -5,32 +5,46 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightning_robustness.utilities.checks import check_integer_tensor
 
-_INPUT_NAMES = ("image", "images", "pixel_values", "input", "inputs", "x")
+_INPUT_NAMES = (
+    *("image", "images", "pixel_values", "input_values", "input_features", "inputs_embeds", "input", "inputs", "x"),
+    "input_ids",
+)
 _LABEL_NAMES = ("label", "labels", "target", "targets", "y")
+_NOT_CLASSIFICATION = "Expected single-label classification, with one class per sample, but this is none:"
+_BATCH_FN = "If they are elsewhere, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+_ONE_HOT = (
+    "One-hot or soft labels, and those of other forms, can be turned into class indices by `batch_fn=`, a callable "
+    "that takes the batch and returns inputs and labels: `lambda batch: (batch[0], batch[1].argmax(dim=1))`."
+)
 
 
 def read_batch(
-    batch: Any, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
+    batch: Any, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None, soft: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Find the inputs and the labels of a batch.
 
     Args:
         batch: A tuple or list ``(x, y, ...)``; a mapping, dataclass or named tuple with inputs named ``image``,
-            ``images``, ``pixel_values``, ``input``, ``inputs`` or ``x`` and labels named ``label``, ``labels``,
+            ``images``, ``pixel_values``, ``input_values``, ``input_features``, ``inputs_embeds``, ``input``,
+            ``inputs``, ``x`` or ``input_ids`` and labels named ``label``, ``labels``,
             ``target``, ``targets`` or ``y``; or a tensor, which has no labels.
-        batch_fn: Callable that takes the batch and returns ``(x, y)``, for batches of other forms. ``y`` may be None.
+        batch_fn: Callable that takes the batch and returns ``(x, y)``, for batches of other forms. ``y`` may be None. A
+            third value, a dictionary, holds other entries that the model takes by name; see ``read_extras``.
+        soft: Whether soft labels, distributions over the classes, are read as the most likely class.
 
     Returns:
-        Inputs of shape ``(N, ...)`` and labels of shape ``(N,)``, None if there are none. Both are tensors of the batch
-        itself: changing them in place changes the batch.
+        Inputs of shape ``(N, ...)`` and labels of shape ``(N,)``, None if there are none. The inputs are a tensor of
+        the batch itself: changing them in place changes the batch. Labels may also have the shape ``(N, 1)``, and be 0
+        and 1 as booleans or floating point numbers, as ``BCEWithLogitsLoss`` takes them.
 
     Raises:
         TypeError: If the batch is of another form, or inputs or labels are not of the right type.
-        ValueError: If the labels have another shape.
+        ValueError: If the labels are not those of single-label classification.
 
     Example:
         >>> import torch
@@ -41,13 +55,39 @@ def read_batch(
 
     """
     x, y = _find(batch, batch_fn)
-    if y is not None:
-        _check_labels(x, y)
-    return x, y
+    return x, None if y is None else _read_labels(x, y, soft)
+
+
+def read_extras(
+    batch: Any, batch_fn: Callable[[Any], Any] | None, num_samples: int
+) -> tuple[str | None, dict[str, Tensor]]:
+    """Find what a batch holds beside inputs and labels, by name: an attention mask, for instance.
+
+    Args:
+        batch: A batch, as for ``read_batch``.
+        batch_fn: A callable, as for ``read_batch``.
+        num_samples: Number of samples in it.
+
+    Returns:
+        Name of the inputs, None if they have none, and the other tensors with one row per sample.
+
+    """
+    if batch_fn is not None:
+        result = batch_fn(batch)
+        return None, dict(result[2]) if len(result) == 3 else {}
+    entries = _named_entries(batch)
+    name = next((name for name in _INPUT_NAMES if name in entries), None)
+    if name is None:
+        return None, {}
+    others = {key: value for key, value in entries.items() if key != name and key not in _LABEL_NAMES}
+    return name, {k: v for k, v in others.items() if isinstance(v, Tensor) and v.shape[:1] == (num_samples,)}
 
 
 def read_labelled_batch(
-    batch: Any, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None, needed_by: str
+    batch: Any,
+    batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None,
+    needed_by: str,
+    soft: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Find the inputs and the labels of a batch that must have both.
 
@@ -55,12 +95,13 @@ def read_labelled_batch(
         batch: A batch, as for ``read_batch``.
         batch_fn: A callable, as for ``read_batch``.
         needed_by: Name of the feature that needs the labels, for the message.
+        soft: Whether soft labels are read as the most likely class.
 
     Raises:
         ValueError: If there are no labels.
 
     """
-    x, y = read_batch(batch, batch_fn)
+    x, y = read_batch(batch, batch_fn, soft)
     return x, require_labels(y, needed_by)
 
 
@@ -129,12 +170,18 @@ def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> tuple[Tensor, An
             f"Expected the inputs of a batch to be a tensor of shape (N, ...) but got {observed}. For other batches, "
             "pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
         )
+    is_index = x.ndim == 1 and not x.is_floating_point() and isinstance(y, Tensor) and y.ndim > 1
+    if batch_fn is None and isinstance(batch, (tuple, list)) and len(batch) > 2 and is_index:
+        raise ValueError(
+            "Expected a batch `(x, y, ...)` but the first entry looks like indices and the second like inputs. Pass "
+            "`batch_fn=lambda batch: (batch[1], batch[2])`."
+        )
     return x, y
 
 
 def _call(batch_fn: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
     result = batch_fn(batch)
-    if not isinstance(result, (tuple, list)) or len(result) != 2:
+    if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
         raise TypeError(f"Expected `batch_fn` to return a pair of inputs and labels but got {type(result).__name__}.")
     return result[0], result[1]
 
@@ -167,16 +214,81 @@ def _first(entries: dict[Any, Any], names: tuple[str, ...]) -> Any:
     return next((entries[name] for name in names if name in entries), None)
 
 
-def _check_labels(x: Tensor, y: Any) -> None:
-    remedy = (
-        "One-hot or soft labels, and those of other forms, can be turned into class indices by `batch_fn=`, a callable "
-        "that takes the batch and returns inputs and labels: `lambda batch: (batch[0], batch[1].argmax(dim=1))`."
-    )
-    check_integer_tensor("y", y, remedy)
-    if y.shape != x.shape[:1]:
+def _read_labels(x: Tensor, y: Any, soft: bool) -> Tensor:
+    """Bring labels to integers of shape ``(N,)``, or say what they are instead."""
+    if isinstance(y, Tensor) and y.shape == (len(x), 1):
+        y = y.squeeze(1)
+    if isinstance(y, Tensor) and y.shape == x.shape[:1] and not y.is_complex():
+        if y.dtype == torch.bool or (y.is_floating_point() and bool(((y == 0) | (y == 1)).all())):
+            return y.long()  # as BCEWithLogitsLoss takes them
+        if y.is_floating_point():
+            raise ValueError(
+                f"{_NOT_CLASSIFICATION} the labels are real numbers, from {y.min():g} to {y.max():g}, as in regression."
+            )
+    if isinstance(y, Tensor) and y.is_floating_point():
+        return _read_float_labels(x, y, soft)
+    check_integer_tensor("y", y, _ONE_HOT)
+    if y.shape == x.shape[:1]:
+        return y
+    if y.ndim > 2 and len(y) == len(x):
+        found = "there is a label for each position, as in segmentation"
+    elif y.ndim == 2 and len(y) == len(x):
+        found = f"there are {y.shape[1]} labels per sample, as in multi-label classification"
+    else:
         raise ValueError(
-            f"Expected `y` to have shape ({len(x)},), one label per sample, but got {tuple(y.shape)}. {remedy}"
+            f"Expected `y` to have shape ({len(x)},), one label per sample, but got {tuple(y.shape)}. {_BATCH_FN}"
         )
+    raise ValueError(f"{_NOT_CLASSIFICATION} {found} ({tuple(y.shape)}). {_ONE_HOT}")
+
+
+def _read_float_labels(x: Tensor, y: Tensor, soft: bool) -> Tensor:
+    if y.shape == x.shape and y.ndim > 2:
+        raise ValueError(
+            f"{_NOT_CLASSIFICATION} the second entry of the batch looks like other inputs, of shape {tuple(y.shape)}, "
+            f"as in Siamese networks. {_BATCH_FN}"
+        )
+    are_distributions = y.ndim == 2 and len(y) == len(x) and bool((y >= 0).all())
+    are_distributions = are_distributions and bool(((y.sum(dim=1) - 1).abs() < 1e-2).all())
+    if soft and are_distributions:
+        return y.argmax(dim=1)
+    if are_distributions or y.ndim != 2:
+        check_integer_tensor("y", y, _ONE_HOT)
+    raise ValueError(
+        f"{_NOT_CLASSIFICATION} there are {y.shape[1]} numbers per sample that do not sum to 1, as in multi-label "
+        f"classification. {_BATCH_FN}"
+    )
+
+
+def check_classes(y: Tensor, num_classes: int) -> None:
+    """Check that labels belong to the classes of a model.
+
+    Raises:
+        ValueError: If they do not, with the likely reason.
+
+    """
+    if len(y) == 0:
+        return
+    low, high = torch.stack(y.aminmax()).tolist()  # one transfer from the device
+    if low >= 0 and high < num_classes:
+        return
+    if low < 0:
+        reason = (
+            f"Labels such as {low} mark samples without a class, the `ignore_index` of a loss: leave them out, with "
+            "`batch_fn=lambda batch: (batch[0][batch[1] >= 0], batch[1][batch[1] >= 0])`."
+        )
+    elif low > 0 and high == num_classes:
+        reason = "If they start at 1, pass `batch_fn=lambda batch: (batch[0], batch[1] - 1)`."
+    else:
+        reason = (
+            "If these are not the labels but something else, such as lengths, pass a `batch_fn=` that returns inputs "
+            "and labels: `lambda batch: (batch[0], batch[2])`. If the model returns features instead of logits, pass a "
+            "`forward_fn=` that returns logits."
+            + (" One output per sample is read as two classes; regression cannot be measured." * (num_classes == 2))
+        )
+    raise ValueError(
+        f"Expected labels from 0 to {num_classes - 1}, for {num_classes} classes, but got values from {low} to {high}. "
+        f"{reason}"
+    )
 
 
 def _parts(value: Any) -> Iterable[Any]:

@@ -94,7 +94,7 @@ def check_callable(name: str, value: Any, what: str) -> None:
         )
 
 
-def check_functions(forward_fn: Any, batch_fn: Any) -> None:
+def check_functions(forward_fn: Any, batch_fn: Any, embed_fn: Any = None) -> None:
     """Check the callables that adapt a model and its batches.
 
     Raises:
@@ -103,6 +103,7 @@ def check_functions(forward_fn: Any, batch_fn: Any) -> None:
     """
     check_callable("forward_fn", forward_fn, "the model and inputs and returns logits")
     check_callable("batch_fn", batch_fn, "a batch and returns inputs and labels")
+    check_callable("embed_fn", embed_fn, "the model and what the loader gives and returns embeddings")
 
 
 def check_model(model: Any) -> None:

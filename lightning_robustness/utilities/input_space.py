@@ -7,6 +7,11 @@ from torch import Tensor
 
 from lightning_robustness.utilities.checks import is_number
 
+# Number of values in a batch from which it is evident whether they are normalised
+_ENOUGH = 32
+# Share of values that may be outside of the range by an overshoot
+_FEW = 0.1
+
 
 @dataclass(frozen=True)
 class InputSpace:
@@ -115,8 +120,7 @@ class InputSpace:
                 "Expected inputs to be finite but they hold NaN or infinity. Leave such samples out, or replace these "
                 "values with `x.nan_to_num()`."
             )
-        bounds = [abs(bound) for bound in (self.low, self.high) if bound is not None]
-        rounding = 16 * torch.finfo(x.dtype).eps * max([1.0, *bounds])
+        rounding = self._rounding(x.dtype)
         if (self.low is not None and low < self.low - rounding) or (
             self.high is not None and high > self.high + rounding
         ):
@@ -125,14 +129,79 @@ class InputSpace:
                 + self._remedy(low, high)
             )
 
+    def clip(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Put values that leave the range back into it.
+
+        Args:
+            x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
+
+        Returns:
+            The inputs, and whether each value was outside of the range by more than rounding.
+
+        """
+        if self.low is None and self.high is None:
+            return x, torch.zeros_like(x, dtype=torch.bool)
+        values, rounding = self.unnormalize(x), self._rounding(x.dtype)
+        clipped = values.clamp(self.low, self.high)
+        outside = (values - clipped).abs() > rounding
+        return torch.where(outside, self.normalize(clipped), x), outside
+
+    def is_mistaken(self, x: Tensor, outside: Tensor) -> bool:
+        """Return whether a batch is evidently not in this space: more than a few values are outside, or their mean is.
+
+        Args:
+            x: A batch, as the model sees it.
+            outside: Whether each value is outside of the range, from ``clip``.
+
+        """
+        mean = self.unnormalize(x).mean()
+        center = mean if self.low is None and self.high is None else mean.clamp(self.low, self.high)
+        return bool(outside.float().mean() > _FEW) or bool(center != mean)
+
+    def check_normalized(self, x: Tensor) -> None:
+        """Check that a batch is normalised if the space says so.
+
+        Raises:
+            ValueError: If a mean is declared but all values lie in the range as they are: none is below ``low``, which
+                normalisation would have moved about half of them to.
+
+        """
+        if self.mean is None or self.low is None or self.high is None or x.numel() < _ENOUGH:
+            return
+        low, high = torch.stack(x.detach().aminmax()).tolist()
+        moved = torch.as_tensor(self.mean).min().item() > self.low
+        if moved and self.low <= low and high <= self.high:
+            raise ValueError(
+                f"Expected inputs that the loader normalised with mean={self.mean} and std={self.std} but observed "
+                f"values from {low:.4g} to {high:.4g}, which are in the range [{self.low}, {self.high}] as they are. "
+                f"If the model normalises them itself, leave mean and std out: `InputSpace(low={self.low}, "
+                f"high={self.high})`."
+            )
+
+    def _rounding(self, dtype: torch.dtype) -> float:
+        bounds = [abs(bound) for bound in (self.low, self.high) if bound is not None]
+        return 16 * torch.finfo(dtype).eps * max([1.0, *bounds])
+
     def _remedy(self, low: float, high: float) -> str:
         if self.mean is not None or self.std is not None:
             remedy = f"Does the loader normalise with mean={self.mean} and std={self.std}?"
+        elif self._is_overshoot(low, high):
+            remedy = (
+                "Interpolation and augmentation can overshoot: let the loader end with "
+                f"`x.clamp({self.low}, {self.high})`."
+            )
         elif low >= 0 and 1 < high <= 255:
             remedy = "For pixels from 0 to 255, pass `InputSpace(high=255)`, with budgets in the same units."
         else:
             remedy = "If the loader normalises its inputs, pass `InputSpace(mean=..., std=...)`."
         return f"{remedy} For unbounded data, pass `InputSpace(low=None, high=None)`, with mean and std if it has them."
+
+    def _is_overshoot(self, low: float, high: float) -> bool:
+        """Return whether values leave the range by little, compared with its width."""
+        if self.low is None or self.high is None:
+            return False
+        margin = 0.1 * (self.high - self.low)
+        return self.low - margin <= low and high <= self.high + margin
 
     def _per_channel(self, name: str, x: Tensor, default: float) -> Tensor:
         value = getattr(self, name)
@@ -147,15 +216,19 @@ class InputSpace:
         return tensor.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def check_input_space(input_space: Any) -> InputSpace:
+def check_input_space(input_space: Any, bounded: bool = True) -> InputSpace:
     """Check an argument ``input_space`` and return it; for None, the default.
+
+    Args:
+        input_space: The argument.
+        bounded: Whether the default has bounds; embeddings have none.
 
     Raises:
         TypeError: If it is something else.
 
     """
     if input_space is None:
-        return InputSpace()
+        return InputSpace() if bounded else InputSpace(low=None, high=None)
     if not isinstance(input_space, InputSpace):
         raise TypeError(
             f"Expected argument `input_space` to be an InputSpace, or None, but got {input_space!r}. Pass "

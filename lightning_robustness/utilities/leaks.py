@@ -1,4 +1,4 @@
-"""What a forward pass leaves changed in spite of the sandbox."""
+"""Find changes that a forward pass leaves behind in spite of the sandbox."""
 
 import pickle
 import sys
@@ -17,23 +17,23 @@ from torch.nn.parameter import is_lazy
 from lightning_robustness.utilities.module_state import MODULE_ATTRIBUTES, PLAIN_TYPES, keep_generator
 from lightning_robustness.utilities.sandbox import find_modules, sandbox
 
-# Objects of these packages are known by identity alone: a Trainer for instance holds everything there is
+# Objects of these packages are compared by identity: a Trainer, for instance, refers to everything
 _CLOSED_PACKAGES = sys.stdlib_module_names | {"torch", "lightning", "pytorch_lightning", "lightning_fabric"}
 _MAX_ELEMENTS = 2**22
 _MAX_ENTRIES = 100_000
 
 
 def find_leaks(model: Callable[..., Any], x: Tensor, eval_mode: bool = True) -> list[str]:
-    """Make a forward pass in the sandbox and name what it leaves changed, which the sandbox could not put back.
+    """Run a forward pass in the sandbox and name the attributes that the sandbox could not restore.
 
-    Everything is compared that is reached from the modules by attributes and containers, without calling code of
-    theirs: parameters with gradient that ``forward`` writes in place, for instance, or the fields of an object that is
-    no module. Tensors of more than four million elements are compared at evenly spaced positions.
+    Everything reachable from the modules through attributes and containers is compared, without calling their code:
+    for instance parameters with gradient that ``forward`` writes in place, or fields of an object that is not a module.
+    Tensors of more than four million elements are compared at evenly spaced positions.
 
     Args:
         model: The module, or a callable that uses modules, as for ``sandbox``.
         x: A few inputs.
-        eval_mode: Whether the pass is made in eval mode.
+        eval_mode: Whether to run in eval mode.
 
     Returns:
         Names of the attributes that changed, in alphabetical order.
@@ -58,11 +58,11 @@ def find_leaks(model: Callable[..., Any], x: Tensor, eval_mode: bool = True) -> 
 
 
 class _Fingerprint:
-    """Names of all that is reached from the modules of a callable, each with a description that tells changes."""
+    """Names of everything reachable from the modules of a callable, each with a description to compare."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         self.entries: dict[str, Any] = {}
-        self._alive: dict[int, Any] = {}  # so that no other object gets the same identity
+        self._alive: dict[int, Any] = {}  # so that no identity is reused
         for module in find_modules(model):
             self._add_module("", module)
 
@@ -127,7 +127,7 @@ def _describe_tensor(tensor: Tensor) -> Any:
         return None
     values = tensor.detach().reshape(-1)
     values = values[:: -(-len(values) // _MAX_ELEMENTS) or 1].resolve_conj().resolve_neg()
-    # Of a copy: a tensor whose memory NumPy has seen cannot be resized any more
+    # A copy, since a tensor that shares its memory with NumPy can no longer be resized
     bits = values.contiguous().clone().cpu().view(torch.uint8).numpy()
     return tuple(tensor.shape), tensor.dtype, tensor.device, zlib.crc32(bits.data)
 

@@ -1,5 +1,3 @@
-"""The share of a data set that a loader gives to this process."""
-
 import math
 from collections.abc import Sized
 from typing import Any, NamedTuple

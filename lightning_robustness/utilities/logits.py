@@ -1,4 +1,5 @@
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ _REMEDY = "If they are elsewhere, pass a function that returns them alone, with 
 def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
     """Run a model and return its logits, shape ``(N, K)``.
 
+    A binary classifier with one logit z per sample, of shape ``(N, 1)`` or ``(N,)``, has the two classes [0, z].
+
     Args:
         model: Callable that returns logits, an object with ``.logits``, a mapping with ``"logits"``, or a tuple or list
             whose first tensor of two dimensions holds them.
@@ -20,7 +23,14 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
 
     Raises:
         TypeError: If the model is not callable, or a class.
-        ValueError: If there are no logits in the output, they have the wrong shape, or there is only one class.
+        ValueError: If there are no logits in the output, or they have the wrong shape.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.utilities.logits import compute_logits
+        >>> compute_logits(lambda x: x.sum(dim=1), torch.tensor([[1.0, 2.0], [3.0, -4.0]]))
+        tensor([[ 0.,  3.],
+                [ 0., -1.]])
 
     """
     check_model(model)
@@ -31,33 +41,68 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
             f"Expected the model to return logits of shape (N, K), or something that holds them as `logits`, but got "
             f"{type(output).__name__}. {_REMEDY}"
         )
-    if logits.ndim != 2 or len(logits) != len(x):
+    classes = as_classes(logits, len(x))
+    if classes is None:
         raise ValueError(
             f"Expected logits of shape ({len(x)}, K), one row per input, but got {tuple(logits.shape)}. {_REMEDY}"
         )
-    if logits.shape[1] < 2:
-        raise ValueError(
-            "Expected logits of at least 2 classes but got 1. For a binary classifier with one output z, return "
-            "`torch.cat([torch.zeros_like(z), z], dim=1)`."
-        )
-    return logits
+    return classes
 
 
-def find_logits(output: Any) -> Tensor | None:
-    """Find the logits in the output of a model."""
+def as_classes(logits: Tensor, num_samples: int) -> Tensor | None:
+    """Bring outputs to the shape ``(N, K)`` with at least 2 classes: one logit z per sample becomes [0, z].
+
+    Args:
+        logits: Output of shape ``(N, K)``, ``(N, 1)`` or ``(N,)``; ``()`` for a single sample, as `squeeze` leaves it.
+        num_samples: Number of samples N.
+
+    Returns:
+        The logits, or None if the shape is another one.
+
+    """
+    if logits.ndim == 0 and num_samples == 1:
+        logits = logits.reshape(1)
+    if logits.ndim == 1:
+        logits = logits.unsqueeze(1)
+    if logits.ndim != 2 or len(logits) != num_samples or logits.shape[1] == 0:
+        return None
+    return logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], dim=1)
+
+
+def find_logits(output: Any, entry: int | None = None) -> Tensor | None:
+    """Find the logits in the output of a model.
+
+    Args:
+        output: The output.
+        entry: Which entry of a tuple or list holds them; by default the first tensor of two dimensions or, without one,
+            the first of one dimension.
+
+    """
     if isinstance(output, Tensor):
         return output
     if isinstance(getattr(output, "logits", None), Tensor):
         return output.logits
     if isinstance(output, Mapping):
         return find_logits(output.get("logits"))
-    if isinstance(output, (tuple, list)):
-        matrices = [value for value in output if isinstance(value, Tensor) and value.ndim == 2]
-        widths = [matrix.shape[1] for matrix in matrices]
-        if len(set(widths)) > 1:
-            rank_zero_warn(f"The model returns matrices of widths {widths}; the first is used as logits. {_REMEDY}")
-        return matrices[0] if matrices else None
-    return None
+    if not isinstance(output, (tuple, list)):
+        return None
+    if entry is not None and entry < len(output):
+        return find_logits(output[entry])
+    tensors = [value for value in output if isinstance(value, Tensor)]
+    matrices = [tensor for tensor in tensors if tensor.ndim == 2] or [tensor for tensor in tensors if tensor.ndim == 1]
+    widths = [matrix.shape[-1] for matrix in matrices]
+    if len(set(widths)) > 1:
+        rank_zero_warn(f"The model returns matrices of widths {widths}; the first is used as logits. {_REMEDY}")
+    return matrices[0] if matrices else None
+
+
+def pick_entry(forward: Callable[..., Any], entry: int | None) -> Callable[..., Any]:
+    """Make a callable that returns one entry of the tuples that another one returns; None for the whole output."""
+    return forward if entry is None else partial(_call_entry, forward, entry)
+
+
+def _call_entry(forward: Callable[..., Any], entry: int, x: Tensor) -> Any:
+    return find_logits(forward(x), entry)
 
 
 def check_finite(logits: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The state of modules that a forward pass can change: kept, and put back bit for bit."""
+"""Save the state of modules that a forward pass can change, and restore it bit for bit."""
 
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-# What every module has: parameters, buffers and children, which are kept one by one, and hooks, which are not kept
+# Attributes of every module: parameters, buffers and children, which are kept one by one, and hooks, which are not
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
-# What the settings of the modules of `torch.nn` are made of; their forward passes do not change these
+# Types of the settings of `torch.nn` modules, which their forward passes do not change
 _SETTING_TYPES = PLAIN_TYPES | {tuple, torch.dtype, torch.device}
 _SETTINGS = frozenset({"_reversed_padding_repeated_twice"})  # a list that every convolution has
 _MUTABLE_TYPES = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
-# Their attributes are left alone: they go with state elsewhere, in process groups for instance, that is not put back
+# Their attributes are left alone: they belong to state elsewhere, such as process groups, that is not restored
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "torch._dynamo.")
 _UNINITIALIZED_TYPES = frozenset({UninitializedParameter, UninitializedBuffer})
 _LAZY_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_state_dict_pre_hooks")
@@ -34,17 +34,17 @@ _MAX_ENTERED = 128
 
 
 class ModuleState:
-    """Everything about modules that a forward pass may change, except for hooks, to be put back later.
+    """State of modules that a forward pass may change, except for hooks, to be restored later.
 
-    Kept are the attributes of the modules, and what lists, dictionaries, sets, deques and tuples among them hold; which
-    parameters, buffers and submodules there are; the memory and shape of each tensor; the states of random number
-    generators; and whether lazy modules are initialised. Modules that are hidden in such attributes are included.
+    It holds the attributes of the modules and the contents of lists, dictionaries, sets, deques and tuples among them;
+    the registered parameters, buffers and submodules; the memory and shape of each tensor; the states of random number
+    generators; and whether lazy modules are initialised. Modules hidden in such attributes are included.
 
-    Values are copied for buffers, and for tensors and arrays that need no gradient as long as these take up to 256 MB
-    together, the smallest first. So in-place changes of larger ones, of parameters with gradient, of objects of other
-    types, of containers with more than 10,000 elements and of the elements of those with more than 128 are not undone;
-    ``find_leaks`` names them. Values are written back without a comparison, which would wait for the device, and
-    without a new version, so that graphs that hold them stay valid.
+    Values are copied for buffers, and for tensors and arrays without gradient up to 256 MB in total, the smallest
+    first. In-place changes are not undone in larger ones, parameters with gradient, objects of other types, containers
+    of more than 10,000 elements, and the elements of containers of more than 128; ``find_leaks`` names them. Values are
+    written back without a comparison, which would wait for the device, and without a new version, so that graphs that
+    hold them stay valid.
 
     Args:
         modules: The modules, including submodules.
@@ -65,14 +65,14 @@ class ModuleState:
         self._others: list[Any] = []
         self._setters: list[partial[Any]] = []
         self._seen: set[int] = set()
-        for module in self._queue:  # which grows on the way
+        for module in self._queue:  # grows in the loop
             if id(module) not in self._seen:
                 self._seen.add(id(module))
                 self._keep_module(module)
         self._copies = self._copy()
 
     def restore(self) -> None:
-        """Put everything back; where one part fails, the others are put back all the same."""
+        """Restore everything; if one part fails, the others are still restored."""
         with torch.no_grad(), ExitStack() as stack:
             stack.callback(self._restore_values)
             stack.callback(self._restore_memory)
@@ -108,7 +108,7 @@ class ModuleState:
                 self._keep_value(attributes[name])
 
     def _keep_value(self, value: Any) -> None:
-        kind = type(value)  # `isinstance` would ask proxies for the class of what they stand for
+        kind = type(value)  # `isinstance` would see through proxies
         if kind in PLAIN_TYPES or id(value) in self._seen:
             return
         if issubclass(kind, Tensor):
@@ -159,10 +159,10 @@ class ModuleState:
             copied.append(alias)
 
     def _copy(self) -> list[tuple[list[Any], list[Any]]]:
-        """Copies of values, in groups of a kind, which a device copies at once."""
+        """Copy values, grouped by device and dtype so that a group is copied at once."""
         groups: dict[Any, list[Any]] = {}
         for value in chain(self._buffers, _fitting(self._others)):
-            # A conjugate, which is complex, and quantised values cannot be copied together
+            # Quantised values and conjugates, which are complex, cannot be copied together
             is_plain = type(value) is Tensor and value.is_contiguous()
             if is_plain and not (value.is_quantized or value.is_complex()):
                 groups.setdefault((value.device, value.dtype), []).append(value if value.ndim == 1 else value.view(-1))
@@ -233,12 +233,12 @@ def walk(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def is_lazy(module: nn.Module) -> bool:
-    """Whether a module has parameters or buffers that the first forward pass will initialise."""
+    """Return whether the first forward pass will initialise parameters or buffers of a module."""
     return any(type(tensor) in _UNINITIALIZED_TYPES for tensor in chain(module.parameters(), module.buffers()))
 
 
 def keep_generator(value: Any) -> partial[Any] | None:
-    """Return a function that puts a random number generator back to its present state; None for anything else."""
+    """Return a function that restores the present state of a random number generator; None for anything else."""
     if isinstance(value, torch.Generator):
         return partial(value.set_state, value.get_state())
     if isinstance(value, np.random.Generator):
@@ -253,7 +253,7 @@ def keep_generator(value: Any) -> partial[Any] | None:
 
 
 def _traits(cls: type[nn.Module]) -> tuple[bool, bool, bool]:
-    """Whether a class wraps other modules, is one of ``torch.nn``, and is lazy."""
+    """Return whether a class wraps other modules, is one of ``torch.nn``, and is lazy."""
     traits = _TRAITS.get(cls)
     if traits is None:
         is_built_in = cls.__module__.startswith("torch.nn.modules.")
@@ -263,7 +263,7 @@ def _traits(cls: type[nn.Module]) -> tuple[bool, bool, bool]:
 
 
 def _fitting(values: list[Any]) -> list[Any]:
-    """Tensors and arrays that together take no more memory than there is for copies, the smallest first."""
+    """Return the smallest tensors and arrays, as many as fit in the memory for copies."""
     if sum(value.nbytes for value in values) <= _MAX_BYTES:
         return values
     values = sorted(values, key=lambda value: value.nbytes)
@@ -272,12 +272,12 @@ def _fitting(values: list[Any]) -> list[Any]:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    """Whether two collections hold the same objects in the same order."""
+    """Return whether two collections hold the same objects in the same order."""
     return len(first) == len(second) and all(map(is_, first, second))
 
 
 def _has_same_memory(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are the same view of the same memory; ``Tensor.is_set_to`` is not there for all devices."""
+    """Return whether two tensors are the same view of memory; ``Tensor.is_set_to`` does not support all devices."""
     return (
         first.data_ptr() == second.data_ptr()
         and first.shape == second.shape
@@ -295,5 +295,5 @@ def _fill(container: Any, elements: Any) -> None:
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    """Whether elements share their memory, so that they cannot be written."""
+    """Return whether elements share memory, so that they cannot be written."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

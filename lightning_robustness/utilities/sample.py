@@ -1,5 +1,7 @@
 """A fixed sample of a data set, spread over the whole of it."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -64,16 +66,18 @@ class SpreadSample:
         self._limit = np.uint64(2**64 - 1)
         self._x: list[Tensor] = []
         self._y: list[Tensor] = []
+        self._extras: list[dict[str, Tensor]] = []
         self._has_labels: bool | None = None
         self._nothing: tuple[Tensor, Tensor | None] = torch.zeros(0, 0), None
 
-    def add(self, indices: np.ndarray, x: Tensor, y: Tensor | None) -> None:
+    def add(self, indices: np.ndarray, x: Tensor, y: Tensor | None, extras: Mapping[str, Tensor] | None = None) -> None:
         """Keep the rows that belong to the sample, on the CPU.
 
         Args:
             indices: Index of each row in the data set, larger than all before.
             x: Inputs.
             y: Labels, or None if there are none.
+            extras: Other entries of the batch, by name.
 
         Raises:
             ValueError: If only some of the batches have labels.
@@ -88,6 +92,8 @@ class SpreadSample:
         self._indices = np.concatenate([self._indices, indices[rows]])
         self._x += _rows(x, rows)
         self._y += [] if y is None else _rows(y, rows)
+        columns = {name: _rows(value, rows) for name, value in (extras or {}).items()}
+        self._extras += [{name: column[i] for name, column in columns.items()} for i in range(len(rows))]
         self._nothing = x[:0].detach().cpu(), None if y is None else y[:0].detach().cpu()
         if len(self._x) > 2 * self._size:
             self._keep(self.rows(self._size))
@@ -105,29 +111,27 @@ class SpreadSample:
         chosen = self._chosen[spread_indices(size, len(self._chosen), self._seed)]
         return np.flatnonzero(np.isin(self._indices, chosen))
 
-    def collect(self) -> tuple[Tensor, Tensor | None]:
+    @property
+    def extras(self) -> list[dict[str, Tensor]]:
+        """Other entries of the rows kept so far, by name."""
+        return self._extras
+
+    def collect(self) -> tuple[Tensor | list[Tensor], Tensor | None]:
         """Return inputs and labels in the order of the data set; empty tensors if there are none.
 
-        Raises:
-            ValueError: If the inputs differ in shape.
-
+        Inputs of different shapes come as a list.
         """
         self._keep(self.rows(self._size))
         if not self._x:
             return self._nothing
-        shapes = sorted({tuple(row.shape) for row in self._x})
-        if len(shapes) > 1:
-            raise ValueError(
-                f"Expected samples of one shape but got {len(shapes)}, from {shapes[0]} to {shapes[-1]}. Pass "
-                "`batch_fn=`, a callable that pads or cuts inputs and returns them with the labels, or turn off Fisher "
-                "information and attacks: `fim_samples=0, attacks=()`."
-            )
-        return torch.stack(self._x), torch.stack(self._y) if self._y else None
+        y = torch.stack(self._y) if self._y else None
+        return (self._x if len({row.shape for row in self._x}) > 1 else torch.stack(self._x)), y
 
     def _keep(self, rows: np.ndarray) -> None:
         self._indices = self._indices[rows]
         self._x = [self._x[row] for row in rows]
         self._y = [self._y[row] for row in rows] if self._y else []
+        self._extras = [self._extras[row] for row in rows]
 
 
 def _rows(tensor: Tensor, rows: np.ndarray) -> list[Tensor]:

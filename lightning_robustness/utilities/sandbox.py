@@ -22,7 +22,7 @@ _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
 
 
 class _Lock:
-    """Let one thread at a time into the sandbox; a forked process starts with a lock that nobody holds."""
+    """Admit one thread at a time to the sandbox; a forked process starts with a free lock."""
 
     def __init__(self) -> None:
         self._renew()
@@ -34,7 +34,7 @@ class _Lock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        lock = self._lock  # if the process is forked inside, this one is to be released all the same
+        lock = self._lock  # to be released even if a fork inside renews it
         with lock:
             yield
 
@@ -49,30 +49,29 @@ def sandbox(
 ) -> Iterator[tuple[Tensor, ...]]:
     """Isolate a computation with gradients from everything around it.
 
-    Inside, inference mode is left, gradients are on, autocast and compiled code are off; no parameter requires a
-    gradient; every submodule is in eval mode; the random states of Python, NumPy and torch are seeded from ``(seed,
-    index)``. On the way out, also by an exception, modes, parameters' flags and ``.grad``, random states and the state
-    that ``ModuleState`` keeps (buffers, attributes, generators, ...) are bit for bit as before. Lazy modules are
-    initialised inside, and uninitialised again outside, so that training initialises them itself.
+    Inside, gradients are on; inference mode, autocast and compiled code are off; no parameter requires a gradient;
+    every submodule is in eval mode; the random states of Python, NumPy and torch are seeded from ``(seed, index)``. On
+    exit, even by an exception, modes, flags and ``.grad`` of parameters, random states and the state in ``ModuleState``
+    (buffers, attributes, generators, ...) are restored bit for bit. Lazy modules are initialised inside and
+    uninitialised again on exit, so that training initialises them itself.
 
-    Forward hooks of others run, since the network may compute something else without them: spectral and weight
-    normalisation, pruning and quantisation are made of hooks. One that only observes can ask ``is_sandboxed()``, and
-    return at once.
+    Forward hooks run, since the output may depend on them: spectral and weight normalisation, pruning and quantisation
+    are hooks. A hook that only observes can return early if ``is_sandboxed()``.
 
     Random states, the settings of cuDNN and the compiler, and the modules are shared by all threads of a process. So
-    sandboxes of several threads run one after another; nested ones in a thread do not wait. Other threads must not draw
-    global random numbers that are to be reproducible, nor use the same modules, in the meantime; and a computation in
-    the sandbox must not wait for a thread that opens another one, unless it runs in the same ``contextvars.Context``.
+    sandboxes of several threads run one after another; nested ones in a thread do not wait. Meanwhile, other threads
+    must not use the same modules or expect reproducible global random numbers. A computation in the sandbox must not
+    wait for a thread that opens another sandbox, unless that thread runs in the same ``contextvars.Context``.
 
     Args:
-        model: The module to be used inside, or a callable that uses modules. Those that a bound method belongs to, a
-            ``functools.partial`` binds or a function refers to by name are found.
-        tensors: Inputs, of which detached copies come out, usable with gradients also if they were created in
+        model: The module to use inside, or a callable. The modules of a bound method, in a ``functools.partial``, or
+            that a function refers to by name are found.
+        tensors: Inputs. The copies of them are detached, and support gradients even if the inputs were created in
             inference mode.
         seed: Non-negative seed of the random state inside.
         index: Second non-negative part of the seed, for instance the index of a batch.
-        eval_mode: Whether submodules are put in eval mode. Without, they keep the mode they have, and what they do to
-            their buffers is undone.
+        eval_mode: Whether to put submodules in eval mode. Otherwise they keep their mode, and changes to their buffers
+            are undone.
 
     Yields:
         The copies of the tensors.
@@ -108,7 +107,7 @@ def sandbox(
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         if "torch._dynamo" in sys.modules:
             with suppress(RuntimeError):  # within code that is being compiled
-                # Compiled code cannot be differentiated twice, and would be compiled anew for other flags and modes
+                # Compiled code cannot be differentiated twice, and would be recompiled for other flags and modes
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_isolated_random_state(seed, index))
         stack.enter_context(_kept_modes(modules, eval_mode))
@@ -119,7 +118,7 @@ def sandbox(
 
 
 def is_sandboxed() -> bool:
-    """Whether this runs within a sandbox: for hooks, which may see passes that are not those of training.
+    """Return whether this code runs in a sandbox, so that a hook can tell its passes from those of training.
 
     Example:
         >>> import torch
@@ -150,7 +149,7 @@ def find_modules(model: Any) -> list[nn.Module]:
     if inspect.isfunction(model):
         variables = inspect.getclosurevars(model)
         values = [*variables.nonlocals.values(), *variables.globals.values()]
-        # A decorator, `torch.compile` for instance, leaves what it was applied to
+        # A decorator, such as `torch.compile`, keeps the function that it wraps
         values += find_modules(model.__wrapped__) if hasattr(model, "__wrapped__") else []
     else:
         values = list(getattr(model, "__dict__", {}).values())
@@ -158,7 +157,7 @@ def find_modules(model: Any) -> list[nn.Module]:
 
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of several modules was compiled: by itself, in place, by its ``forward``, or with its steps."""
+    """Return whether any module was compiled: by itself, in place, by its ``forward``, or with its steps."""
     return any(_is_compiled(module) for module in modules)
 
 
@@ -194,7 +193,7 @@ def _isolated_random_state(seed: int, index: int) -> Iterator[None]:
 
 
 def _seed_torch(seed: int) -> None:
-    # `torch.manual_seed` would also leave a seed for devices that are initialised later, and formats a stack for that
+    # `torch.manual_seed` would also seed devices that are initialised later, and format a stack trace to do so
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -208,7 +207,7 @@ def _kept_flags(leaves: list[Tensor]) -> Iterator[None]:
     try:
         for leaf, requires_grad, grad in kept:
             if requires_grad:
-                leaf.requires_grad = False  # not `requires_grad_`, which uninitialised parameters do not have
+                leaf.requires_grad = False  # not `requires_grad_`, which uninitialised parameters lack
             if grad is not None:
                 leaf.grad = None
         yield

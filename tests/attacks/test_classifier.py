@@ -3,7 +3,10 @@ import torch
 from torch import nn
 
 from lightning_robustness.attacks.classifier import Classifier, open_classifier
+from lightning_robustness.utilities.draws import Draws
 from lightning_robustness.utilities.input_space import InputSpace
+
+DRAWS = Draws(torch.arange(3))
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (3, 2, 5), (3, 2, 4, 5)])
@@ -12,7 +15,7 @@ from lightning_robustness.utilities.input_space import InputSpace
 )
 def test_normalisation_is_that_of_the_input_space(shape, space):
     x = torch.rand(shape)
-    classifier = Classifier(nn.Identity(), space, x, 2)
+    classifier = Classifier(nn.Identity(), space, x, 2, DRAWS)
     torch.testing.assert_close(classifier.normalize(x), space.normalize(x))
     torch.testing.assert_close(classifier.unnormalize(x), space.unnormalize(x))
     expected = (space.unnormalize(x + 0.1) - space.unnormalize(x)).flatten(1)
@@ -30,7 +33,7 @@ def test_the_model_gets_its_precision_and_attacks_at_least_single(dtype, expecte
         seen.append(inputs.dtype)
         return inputs
 
-    classifier = Classifier(model, InputSpace(mean=0.5), x, 2)
+    classifier = Classifier(model, InputSpace(mean=0.5), x, 2, DRAWS)
     working = classifier.unnormalize(x)
     assert working.dtype == expected
     assert classifier(working).dtype == expected
@@ -39,7 +42,7 @@ def test_the_model_gets_its_precision_and_attacks_at_least_single(dtype, expecte
 
 def test_rows_are_counted_and_the_device_is_known_without_parameters():
     x = torch.rand(3, 4)
-    classifier = Classifier(lambda inputs: inputs, InputSpace(), x, 2)
+    classifier = Classifier(lambda inputs: inputs, InputSpace(), x, 2, DRAWS)
     classifier(x)
     classifier(x[:2])
     assert classifier.num_rows == 5
@@ -57,19 +60,19 @@ def test_rows_are_counted_and_the_device_is_known_without_parameters():
 )
 def test_clamp(low, high, expected):
     x = torch.tensor([[-2.0, 0.5, 2.0]])
-    classifier = Classifier(nn.Identity(), InputSpace(low, high), x, 0)
+    classifier = Classifier(nn.Identity(), InputSpace(low, high), x, 0, DRAWS)
     assert classifier.clamp(x)[0].tolist() == expected
 
 
 def test_both_ways_into_the_model():
     space, x = InputSpace(mean=0.5, std=0.2), torch.rand(3, 4)
-    classifier = Classifier(nn.Identity(), space, space.normalize(x), 2)
+    classifier = Classifier(nn.Identity(), space, space.normalize(x), 2, DRAWS)
     torch.testing.assert_close(classifier.from_normalized(space.normalize(x)), space.normalize(x))
     torch.testing.assert_close(classifier(x), space.normalize(x))
 
 
 def test_labels_need_a_class():
-    classifier = Classifier(nn.Identity(), InputSpace(), torch.rand(3, 4), 4)
+    classifier = Classifier(nn.Identity(), InputSpace(), torch.rand(3, 4), 4, DRAWS)
     with pytest.raises(ValueError, match="labels in the range 0 to 3, for logits of 4 classes, but got 4"):
         classifier(torch.rand(3, 4))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_robustness.attacks import CW, run
+from lightning_robustness.attacks import CW, DDN, run
 from lightning_robustness.attacks.objective import margin
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.sandbox import sandbox
@@ -21,12 +21,13 @@ def distances(network, x, y, x_adv):
     return torch.where(broken, (x_adv - x).flatten(1).norm(dim=1), torch.inf)
 
 
+@pytest.mark.parametrize("initial_steps", [0, 10])
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
-def test_at_least_the_success_of_torchattacks_at_no_more_distortion(digits, request, network):
+def test_at_least_the_success_of_torchattacks_at_no_more_distortion(digits, request, network, initial_steps):
     network, x, y = request.getfixturevalue(network), digits[0][:1100], digits[1][:1100]
     with sandbox(network, x):
         expected = distances(network, x, y, torchattacks.CW(network, c=3, steps=30, lr=0.02)(x, y))
-    result = run(network, CW(c=3.0, steps=30, lr=0.02), x, y)
+    result = run(network, CW(c=3.0, steps=30, lr=0.02, initial_steps=initial_steps), x, y)
     found = torch.where(result.success, result.l2, torch.inf)
     assert result.eligible.sum() > 1000
     assert found.isfinite().sum() >= expected.isfinite().sum()
@@ -34,14 +35,15 @@ def test_at_least_the_success_of_torchattacks_at_no_more_distortion(digits, requ
     assert found[both].mean() <= expected[both].mean()
 
 
+@pytest.mark.parametrize("initial_steps", [0, 20])
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
-def test_with_binary_search_at_least_foolbox(digits, request, network):
+def test_with_binary_search_at_least_foolbox(digits, request, network, initial_steps):
     network, x, y = request.getfixturevalue(network), digits[0][:250], digits[1][:250]
     reference = foolbox.attacks.L2CarliniWagnerAttack(4, steps=40, stepsize=0.02, initial_const=0.1)
     with sandbox(network, x):
         x_adv = reference(foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu"), x, y, epsilons=None)[1]
     expected = distances(network, x, y, x_adv)
-    result = run(network, CW(c=0.1, steps=40, lr=0.02, binary_search_steps=4), x, y)
+    result = run(network, CW(c=0.1, steps=40, lr=0.02, binary_search_steps=4, initial_steps=initial_steps), x, y)
     found = torch.where(result.success, result.l2, torch.inf)
     assert found.isfinite().sum() >= expected.isfinite().sum()
     both = found.isfinite() & expected.isfinite()
@@ -80,11 +82,21 @@ def test_finds_the_boundary_of_a_linear_model(seed):
     assert (result.l2 <= 1.1 * expected + 0.01).all()
 
 
+@pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
+def test_breaks_all_samples_and_comes_closer_than_its_start(digits, request, network):
+    network, x, y = request.getfixturevalue(network), digits[0][:300], digits[1][:300]
+    result, start = (run(network, attack, x, y) for attack in (CW(steps=50, lr=0.02), DDN(steps=50)))
+    assert torch.equal(result.success, result.eligible)
+    assert result.l2[result.success].mean() < start.l2[start.success].mean()
+    assert (result.l2 <= start.l2 * (1 + 1 / 32)).all()  # to the resolution of the bisection
+    assert (result.queries[result.eligible] == 106).all()
+
+
 def test_more_weights_give_more_success_and_less_distortion(digits, robust_digits_network):
     x, y = digits[0][:150], digits[1][:150]
     found = []
     for number in (1, 2, 4):
-        attack = CW(steps=20, lr=0.05, binary_search_steps=number, all_steps=True)
+        attack = CW(steps=20, lr=0.05, binary_search_steps=number, initial_steps=0)
         result = run(robust_digits_network, attack, x, y)
         found.append(torch.where(result.success, result.l2, torch.inf))
     for fewer, more in itertools.pairwise(found):
@@ -118,7 +130,7 @@ def test_targeted(digits, digits_network):
 def test_without_success_the_input_comes_back():
     model = linear([[1.0, 0.0], [0.0, 0.0]], [9.0, 0.0])
     x = torch.tensor([[0.5, 0.5]])
-    result = run(model, CW(steps=5), x, torch.tensor([0]))
+    result = run(model, CW(steps=5, initial_steps=0), x, torch.tensor([0]))
     assert torch.equal(result.x_adv, x)
     assert not result.success.any()
     assert result.queries.tolist() == [5]
@@ -130,6 +142,7 @@ def test_without_success_the_input_comes_back():
         ({"c": 0.0}, r"`c` to be a finite number above 0 but got 0\.0"),
         ({"lr": -1.0}, r"`lr` to be a finite number above 0 but got -1\.0"),
         ({"kappa": -1.0}, r"`kappa` to be a finite number of at least 0 but got -1\.0"),
+        ({"initial_steps": -1}, r"`initial_steps` to be an integer of at least 0 but got -1"),
         ({"steps": 0}, r"`steps` to be an integer of at least 1 but got 0"),
         ({"binary_search_steps": 0}, r"`binary_search_steps` to be an integer of at least 1 but got 0"),
     ],

@@ -1,5 +1,6 @@
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torchattacks
@@ -7,11 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_robustness.attacks import PGD, get_attack, run
+from lightning_robustness.utilities.draws import Draws
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.sandbox import sandbox
 from tests.attacks.linear import closest_boundary, linear, random_linear
 
 UNBOUNDED = InputSpace(low=None, high=None)
+
+
+@pytest.fixture
+def torch_draws(monkeypatch):
+    """Let attacks draw from the global random state, as those of torchattacks do, instead of per sample."""
+    draw = {
+        "uniform": lambda self, _, shape, low=0.0, high=1.0, dtype=torch.float32: torch.empty(
+            len(self), *shape, dtype=dtype
+        ).uniform_(low, high),
+        "normal": lambda self, _, shape, dtype=torch.float32: torch.randn(len(self), *shape, dtype=dtype),
+        "signs": lambda self, _, shape, dtype=torch.float32: torch.randn(len(self), *shape, dtype=dtype).sign(),
+    }
+    for name, function in draw.items():
+        monkeypatch.setattr(Draws, name, function)
 
 
 def reference(network, x, y, name, **options):
@@ -25,6 +41,7 @@ def success_rate(network, x, y, x_adv):
     return ((network(x_adv).argmax(1) != y) & right).sum().item() / right.sum().item()
 
 
+@pytest.mark.usefixtures("torch_draws")
 @pytest.mark.parametrize("steps", [1, 2, 10])
 def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
     x, y = digits[0][:64], digits[1][:64]
@@ -33,6 +50,7 @@ def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
     torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
 
 
+@pytest.mark.usefixtures("torch_draws")
 @pytest.mark.parametrize(
     ("name", "reference_name", "options"),
     [
@@ -55,6 +73,7 @@ def test_settings_give_the_other_attacks(digits, robust_digits_network, name, re
     torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
 
 
+@pytest.mark.usefixtures("torch_draws")
 @pytest.mark.parametrize(
     ("name", "reference_name", "options"),
     [
@@ -125,13 +144,14 @@ def test_all_steps_gives_images_of_full_strength(digits, digits_network):
     attack = PGD(eps=0.1, steps=10)
     early, full = (run(digits_network, a, x, y) for a in (attack, PGD(eps=0.1, steps=10, all_steps=True)))
     loss = torch.nn.CrossEntropyLoss()
-    assert loss(digits_network(full.x_adv), y) > 2 * loss(digits_network(early.x_adv), y)
+    assert loss(digits_network(full.x_adv), y) > 1.5 * loss(digits_network(early.x_adv), y)
     assert (full.queries == 10).all()
     assert torch.equal(early.x_adv[0], x[0])
     assert not torch.equal(full.x_adv[0], x[0])
     assert not full.success[0]
 
 
+@pytest.mark.usefixtures("torch_draws")
 def test_divergence_from_a_gaussian_start_is_that_of_torchattacks(digits, digits_network):
     """TPGD is the inner maximisation of TRADES, but for a start that it clamps: away from the ends of the range."""
     x, y = digits[0][:64].double().clamp(0.01, 0.99), digits[1][:64]
@@ -160,29 +180,33 @@ def test_a_sample_that_is_broken_at_a_gaussian_start_stays_in_range():
     eps=st.floats(0.0, 0.5),
     norm=st.sampled_from(["linf", "l2"]),
     start=st.sampled_from(["uniform", "gaussian"]),
-    loss=st.sampled_from(["cross_entropy", "margin", "kl"]),
+    loss=st.sampled_from(["cross_entropy", "margin", "rivals", "kl", ("cross_entropy", "margin")]),
+    schedule=st.sampled_from(["constant", "shrinking", "adaptive"]),
     momentum=st.sampled_from([0.0, 0.5, 1.0]),
     num_classes=st.integers(2, 4),
-    restarts=st.integers(1, 2),
+    restarts=st.integers(2, 3),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_budget_and_range_hold(seed, eps, norm, start, loss, momentum, num_classes, restarts):
-    model = random_linear(seed, num_classes)
-    x = torch.rand(9, 6, generator=torch.Generator().manual_seed(seed)).round(decimals=1)
+def test_budget_and_range_hold(seed, eps, norm, start, loss, schedule, momentum, num_classes, restarts, dtype):
+    model = random_linear(seed, num_classes).to(dtype)
+    x = torch.rand(9, 6, generator=torch.Generator().manual_seed(seed)).round(decimals=1).to(dtype)
     y = model(x).argmax(1)
     for all_steps in (False, True):
         attack = PGD(
             start=start if start == "gaussian" or loss == "kl" or not all_steps else "clean",
             eps=eps,
-            steps=4,
+            steps=8 if schedule == "adaptive" else 4,
             norm=norm,
             loss=loss,
-            momentum=momentum,
+            schedule=schedule,
+            momentum=0.0 if schedule == "adaptive" else momentum,
             restarts=restarts,
             all_steps=all_steps,
         )
         result = run(model, attack, x, y, seed=seed)
         assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 1
-        assert (result.linf if norm == "linf" else result.l2).max() <= eps + 1e-6
+        rounding = 4 * torch.finfo(dtype).eps
+        assert (result.linf if norm == "linf" else result.l2).max() <= eps + rounding
         assert torch.equal(result.adv_preds, model(result.x_adv).argmax(1))
 
 
@@ -206,20 +230,126 @@ def test_targeted(digits, digits_network):
     assert result.success_rate > 0.9
 
 
-def test_margin_loss_moves_where_cross_entropy_has_underflowed():
+@pytest.mark.parametrize("loss", ["cross_entropy", "margin", "rivals"])
+@pytest.mark.parametrize("targeted", [False, True])
+def test_confident_samples_move(loss, targeted):
+    if loss == "rivals" and targeted:
+        pytest.skip("there is no such attack")
     model = linear([[300.0, 0.0], [0.0, 300.0]])
-    x, y = torch.tensor([[0.9, 0.1]]), torch.tensor([0])
-    stuck = run(model, PGD(eps=0.5, start="clean"), x, y)
-    assert stuck.zero_gradients.all()
-    assert not stuck.success.any()
-    moved = run(model, PGD(eps=0.5, start="clean", loss="margin"), x, y)
-    assert not moved.zero_gradients.any()
-    assert moved.success.all()
+    x, y = torch.tensor([[0.9, 0.1]]), torch.tensor([int(targeted)])
+    result = run(model, PGD(eps=0.5, start="clean", loss=loss, targeted=targeted), x, y)
+    assert not result.zero_gradients.any()
+    assert result.success.all()
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(1, 0.2), (10, 0.05)])
-def test_default_step_size(steps, expected):
-    assert PGD(eps=0.2, steps=steps).step_size == pytest.approx(expected)
+SCALED = {
+    **{name: get_attack(name, eps=0.1) for name in ("fgsm", "rfgsm", "bim", "pgd", "mifgsm", "strong_pgd")},
+    "pgd_l2": PGD(eps=0.6, norm="l2"),
+    "adaptive": PGD(eps=0.1, schedule="adaptive", steps=20),
+    "adaptive_l2": PGD(eps=0.6, norm="l2", schedule="adaptive", steps=20),
+    "gaussian": PGD(eps=0.1, start="gaussian"),
+    "margin": PGD(eps=0.1, loss="margin", schedule="adaptive", steps=20),
+    "rivals": PGD(eps=0.1, loss="rivals", schedule="adaptive", restarts=3),
+    "targeted": PGD(eps=0.25, targeted=True),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+@pytest.mark.parametrize("scale", [0.01, 30.0, 1000.0])
+def test_the_scale_of_logits_does_not_matter(digits, digits_network, name, scale):
+    """Rescaled logits are the same decisions; where cross-entropy underflows, it loses its way from a factor of 10 on.
+
+    Cross-entropy of small logits is another function by its definition: all rivals of the label count alike.
+    """
+    if scale < 1 and name not in ("strong_pgd", "margin", "rivals"):
+        pytest.skip("cross-entropy alone is weaker with small logits")
+    x, y = digits[0][:300], digits[1][:300]
+    y = (y + 1) % 10 if name == "targeted" else y
+    expected = run(digits_network, SCALED[name], x, y).success_rate
+    assert 0.1 < expected < 0.99
+    result = run(lambda images: scale * digits_network(images), SCALED[name], x, y)
+    assert result.success_rate == pytest.approx(expected, abs=0.1 if name == "targeted" else 0.05)
+
+
+@pytest.mark.parametrize("name", ["margin", "rivals"])
+@pytest.mark.parametrize("scale", [2.0**-7, 2.0**10])
+def test_the_margin_is_the_same_at_every_scale(digits, digits_network, name, scale):
+    x, y = digits[0][:100], digits[1][:100]
+    expected = run(digits_network, SCALED[name], x, y)
+    result = run(lambda images: scale * digits_network(images), SCALED[name], x, y)
+    assert torch.equal(result.x_adv, expected.x_adv)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"steps": 1}, 0.2),
+        ({"steps": 10}, 0.05),
+        ({"schedule": "shrinking"}, 0.4),
+        ({"schedule": "adaptive"}, 0.4),
+        ({"schedule": "shrinking", "alpha": 0.1}, 0.1),
+    ],
+)
+def test_default_step_size(options, expected):
+    assert PGD(eps=0.2, **options).step_size == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 10])
+def test_shrinking_steps_in_closed_form(steps):
+    """Far from the bounds, the gradient of a linear model is the same everywhere: what moves is the sum of steps."""
+    attack = PGD(eps=9.0, alpha=0.4, steps=steps, start="clean", schedule="shrinking", all_steps=True)
+    x = torch.zeros(1, 2)
+    result = run(linear([[1.0, 0.0], [0.0, 1.0]]), attack, x, torch.tensor([0]), UNBOUNDED)
+    sizes = np.geomspace(0.4, 0.02, steps) if steps > 1 else [0.4]
+    assert result.x_adv[0].tolist() == pytest.approx([-sum(sizes), sum(sizes)], rel=1e-5)
+
+
+def test_restarts_take_losses_in_turn_on_the_survivors(digits, robust_digits_network):
+    x, y = digits[0][:600], digits[1][:600]
+    settings = {"eps": 0.2, "steps": 4, "start": "clean"}
+    first, second = (
+        run(robust_digits_network, PGD(**settings, loss=loss), x, y) for loss in ("cross_entropy", "margin")
+    )
+    assert (second.success & ~first.success).any()
+    both = run(robust_digits_network, PGD(**settings, loss=["cross_entropy", "margin"]), x, y)
+    assert torch.equal(both.success, first.success | second.success)
+    assert torch.equal(both.x_adv[first.success], first.x_adv[first.success])
+    later = both.success & ~first.success
+    assert torch.equal(both.x_adv[later], second.x_adv[later])
+    assert torch.equal(both.queries[first.success], first.queries[first.success] + 1)
+    assert torch.equal(both.queries[later], second.queries[later] + 5)
+    assert PGD(loss=["margin", "rivals"]) == PGD(loss=("margin", "rivals"), restarts=2)
+
+
+def test_rivals_are_attacked_one_by_one():
+    """The highest rival cannot win within the budget, the second can, the third does not exist."""
+    model = linear([[0.0, 0.0], [0.25, 0.0], [0.0, 4.0]], [1.0, 0.5, 0.0])
+    x, y = torch.zeros(1, 2), torch.tensor([0])
+    attack = {"eps": 0.5, "steps": 3, "start": "clean", "loss": "rivals"}
+    assert not run(model, PGD(**attack), x, y, UNBOUNDED).success.any()
+    assert run(model, PGD(**attack, restarts=2), x, y, UNBOUNDED).success.all()
+    for restarts, queries in ((1, 4), (2, 4 + 1 + 4), (9, 4 + 1 + 4 + 1)):
+        result = run(model, PGD(**attack | {"eps": 0.1}, restarts=restarts), x, y, UNBOUNDED)
+        assert result.queries.tolist() == [queries]
+
+
+def test_strong_pgd_breaks_more_than_ten_times_the_gradients(digits, robust_digits_network):
+    x, y = digits
+    plain = run(robust_digits_network, PGD(eps=0.2, steps=200), x, y)
+    strong = run(robust_digits_network, get_attack("strong_pgd", eps=0.2), x, y)
+    assert strong.success.sum() > plain.success.sum()
+    assert strong.queries.max() == 21
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.2), ("l2", 1.2)])
+@pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
+def test_adaptive_steps_break_what_those_of_torchattacks_do(digits, request, network, norm, eps):
+    network, x, y = request.getfixturevalue(network), digits[0][:600], digits[1][:600]
+    theirs = [torchattacks.APGD(network, norm.capitalize(), eps, steps=40, seed=seed) for seed in range(3)]
+    expected = [success_rate(network, x, y, reference_attack(x, y).detach()) for reference_attack in theirs]
+    attack = PGD(eps=eps, norm=norm, steps=40, schedule="adaptive")
+    rates = [run(network, attack, x, y, seed=seed).success_rate for seed in range(3)]
+    assert sum(rates) >= sum(expected) - 3 * 0.005
 
 
 @pytest.mark.parametrize(
@@ -235,7 +365,13 @@ def test_default_step_size(steps, expected):
         ({"restarts": True}, r"`restarts` to be an integer of at least 1 but got True"),
         ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
         ({"start": "random"}, r"`start` to be one of \('uniform', 'sign', 'gaussian', 'clean'\) but got 'random'"),
-        ({"loss": "ce"}, r"`loss` to be one of \('cross_entropy', 'margin', 'kl'\) but got 'ce'"),
+        ({"loss": "ce"}, r"`loss` to be one of \('cross_entropy', 'margin', 'rivals', 'kl'\) but got 'ce'"),
+        ({"loss": ("margin", "ce")}, r"`loss` to be one of .* but got 'ce'"),
+        ({"loss": ()}, r"`loss` to be a loss, or at most as many as `restarts`, .* 1, but got \(\)"),
+        ({"loss": ("margin", "kl"), "restarts": 1}, r"as many as `restarts`.* 1, but got .* Leave `restarts` out"),
+        ({"loss": "rivals", "targeted": True}, r'loss="rivals".* but got targeted=True\. Use loss="margin"'),
+        ({"schedule": "cosine"}, r"`schedule` to be one of \('constant', 'shrinking', 'adaptive'\) but got 'cosine'"),
+        ({"schedule": "adaptive", "momentum": 0.5}, r"no momentum with adaptive steps, .* but got 0\.5"),
         (
             {"norm": "l2", "start": "sign"},
             r'`start` to be "uniform", "gaussian" or "clean" in the l2 .* but got "sign"',

@@ -3,7 +3,18 @@ import pickle
 import pytest
 import torch
 
-from lightning_robustness.attacks import CW, PGD, Cascade, SirenAttack, Square, TorchattacksAdapter, get_attack, run
+from lightning_robustness.attacks import (
+    CW,
+    PGD,
+    Cascade,
+    SirenAttack,
+    Square,
+    TorchattacksAdapter,
+    budget_of,
+    get_attack,
+    run,
+)
+from tests.attacks.linear import closest_boundary, random_linear
 
 STEPS = {
     "mnist": {"eps": 0.3, "alpha": 0.01, "steps": 40},
@@ -15,7 +26,20 @@ STEPS = {
     "fisher": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
 }
 KINDS = (CW, PGD, Cascade, SirenAttack, Square, TorchattacksAdapter)
-NAMES = ("fgsm", "rfgsm", "bim", "pgd", "pgd_l2", "mifgsm", "cw", "square", "siren", "worst")
+NAMES = (
+    "fgsm",
+    "rfgsm",
+    "bim",
+    "pgd",
+    "pgd_l2",
+    "mifgsm",
+    "cw",
+    "square",
+    "siren",
+    "strong_pgd",
+    "worst",
+    "autoattack",
+)
 
 
 @pytest.mark.parametrize("preset", STEPS)
@@ -27,6 +51,8 @@ def test_presets_of_gradient_attacks(preset):
     assert get_attack("mifgsm", preset=preset) == PGD(**settings, start="clean", momentum=1.0)
     assert get_attack("fgsm", preset=preset) == PGD(eps=settings["eps"], steps=1, start="clean")
     assert get_attack("pgd_l2", preset=preset) == PGD(eps=1.0, steps=settings["steps"], norm="l2")
+    strong = PGD(eps=settings["eps"], loss=("cross_entropy", "margin"), schedule="shrinking")
+    assert get_attack("strong_pgd", preset=preset) == strong
 
 
 @pytest.mark.parametrize(
@@ -59,10 +85,42 @@ def test_eps_and_options_override_the_preset():
 
 
 def test_worst_is_a_cascade():
-    worst = get_attack("worst", eps=0.2, preset="mnist", targeted=True)
-    pgd = {"eps": 0.2, "alpha": 0.01, "steps": 40, "targeted": True}
-    expected = PGD(**pgd), PGD(**pgd, loss="margin", restarts=5), Square(eps=0.2, num_queries=5000, targeted=True)
-    assert worst == Cascade(attacks=expected, targeted=True)
+    strong = get_attack("strong_pgd", eps=0.2)
+    rivals = PGD(eps=0.2, steps=30, loss="rivals", restarts=9, schedule="adaptive")
+    assert get_attack("worst", eps=0.2).attacks == (strong, rivals, Square(eps=0.2, num_queries=5000))
+    assert get_attack("worst", preset="mnist") == get_attack("worst", eps=0.3)
+    assert get_attack("worst") == get_attack("worst", eps=8 / 255)
+
+
+def test_autoattack_is_the_standard_ensemble():
+    settings = {"eps": 0.5, "norm": "l2"}
+    first = PGD(**settings, steps=100, schedule="adaptive")
+    second = PGD(**settings, steps=100, schedule="adaptive", loss="rivals", restarts=9)
+    assert get_attack("autoattack", **settings).attacks == (first, second, Square(**settings))
+
+
+@pytest.mark.parametrize("name", ["worst", "autoattack"])
+def test_options_of_cascades_are_those_of_their_members(name):
+    cascade = get_attack(name, norm="l2", targeted=True, all_steps=True)
+    assert (cascade.targeted, cascade.all_steps) == (True, True)
+    for attack in cascade.attacks:
+        assert (attack.eps, attack.norm, attack.targeted, attack.all_steps) == (1.0, "l2", True, True)
+    assert budget_of(cascade) == ("l2", 1.0)
+
+
+@pytest.mark.parametrize("name", ["worst", "autoattack"])
+def test_cascades_take_the_number_of_classes_from_the_model(name):
+    """Two classes have one rival, and a linear model a closed form."""
+    model = random_linear(seed=3, num_classes=2)
+    x = torch.rand(64, 6, generator=torch.Generator().manual_seed(0)) / 2 + 0.25
+    y = model(x).argmax(1)
+    distance = closest_boundary(model, x, y, "linf")
+    cascade = get_attack(name, eps=0.1)
+    result = run(model, Cascade(attacks=(*cascade.attacks[:2], Square(eps=0.1, num_queries=10))), x, y)
+    certain = (distance - 0.1).abs() > 1e-4
+    assert torch.equal(result.success[certain], (distance < 0.1)[certain])
+    steps = cascade.attacks[0].num_restarts * cascade.attacks[0].steps + cascade.attacks[1].steps
+    assert steps < result.queries[result.eligible & ~result.success].max() < steps + 20
 
 
 @pytest.mark.parametrize("name", [*NAMES, "torchattacks:PGD", "torchattacks:DeepFool"])
@@ -76,7 +134,7 @@ def test_attacks_are_small_frozen_picklable_and_readable(name):
 
 
 def test_what_differs_from_the_default_is_in_the_repr():
-    assert repr(PGD(eps=1, targeted=True)).endswith("loss='cross_entropy', targeted=True)")
+    assert repr(PGD(eps=1, targeted=True)).endswith("schedule='constant', targeted=True)")
 
 
 def test_names_work_in_run(digits, digits_network):
@@ -96,11 +154,24 @@ def test_callables_come_back_as_they_are():
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"attack": "pdg"}, ValueError, r"got 'pdg'\. Known: fgsm, rfgsm, bim, pgd, .*siren, worst, and torchattacks:"),
+        (
+            {"attack": "pdg"},
+            ValueError,
+            r"got 'pdg'\. Known: fgsm, rfgsm, .*siren, worst, autoattack, and torchattacks:",
+        ),
         ({"attack": "pgd", "preset": "svhn"}, ValueError, r"`preset` for 'pgd' to be one of mnist, .* but got 'svhn'"),
         ({"attack": "siren", "preset": "mnist"}, ValueError, r"for 'siren' to be one of speech but got 'mnist'"),
         ({"attack": "pgd", "step": 3}, ValueError, r"options of 'pgd' to be among .*steps.* but got step"),
-        ({"attack": "worst", "steps": 3}, ValueError, r"options of 'worst' to be among targeted, .* but got steps"),
+        (
+            {"attack": "worst", "steps": 3},
+            ValueError,
+            r"options of 'worst' to be among norm, .* but got steps",
+        ),
+        (
+            {"attack": "worst", "preset": "mnist", "norm": "l2"},
+            ValueError,
+            r"`eps` with norm='l2' but got preset=",
+        ),
         ({"attack": 3}, TypeError, r"a callable \(model, x, y\) -> x_adv or a name, but got int"),
         ({"attack": PGD(), "eps": 0.1}, ValueError, r"eps, preset and options for the name of an attack only but got"),
         ({"attack": "torchattacks:PGD", "preset": "mnist"}, ValueError, r"no preset for 'torchattacks:PGD' but got"),

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 import torchattacks
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness.attacks import Square, run
-from lightning_robustness.attacks.square import _bump, _pyramid
+from lightning_robustness.attacks.square import _bumps, _pyramid
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.sandbox import sandbox
 from tests.attacks.linear import linear
@@ -19,13 +20,15 @@ from tests.attacks.linear import linear
 def test_success_rate_of_torchattacks_at_least(digits, request, network, eps, norm):
     network, x, y = request.getfixturevalue(network), digits[0][:1100], digits[1][:1100]
     eps = eps if norm == "linf" else 6 * eps
-    with sandbox(network, x):
-        x_adv = torchattacks.Square(network, norm=norm.capitalize(), eps=eps, n_queries=60)(x, y)
-    result = run(network, Square(eps=eps, num_queries=60, norm=norm), x, y)
     right = network(x).argmax(1) == y
-    expected = ((network(x_adv).argmax(1) != y) & right).sum() / right.sum()
     assert right.sum() > 1000
-    assert result.success_rate >= expected - 0.02
+    rates, expected = [], []
+    for seed in range(4):  # a rate of torchattacks, whose windows are the same in all images, varies by 2 to 5 points
+        with sandbox(network, x):
+            attack = torchattacks.Square(network, norm=norm.capitalize(), eps=eps, n_queries=60, seed=seed)
+            expected.append(((network(attack(x, y)).argmax(1) != y) & right).sum() / right.sum())
+        rates.append(run(network, Square(eps=eps, num_queries=60, norm=norm), x, y, seed=seed).success_rate)
+    assert np.mean(rates) >= np.mean(expected)
 
 
 @settings(deadline=None, max_examples=40)
@@ -89,15 +92,19 @@ def test_windows_have_their_share_of_the_area(norm, height, width, expected):
 
 
 def test_bump_is_two_opposite_pyramids():
-    image = torch.zeros(1, 1, 1, 1)
     pyramid = _pyramid(3, 3)
     torch.testing.assert_close(pyramid[1, 1] / pyramid[0, 0], torch.tensor((1 + 1 / 4) / (1 / 4)))
     torch.testing.assert_close(pyramid.norm(), torch.tensor(1.0))
     for rows, columns in ((6, 6), (1, 8), (8, 1), (7, 4)):
-        bump = _bump(rows, columns, image)
-        torch.testing.assert_close(bump.norm(), torch.tensor(1.0))
-        assert bump.min() < 0 < bump.max()
-    assert _bump(1, 1, image).abs() == 1
+        above, beside = _bumps(rows, columns).unflatten(1, (rows, columns))
+        for bump in (above, beside):
+            torch.testing.assert_close(bump.norm(), torch.tensor(1.0))
+            assert bump.min() < 0 < bump.max()
+        if rows > 1:
+            assert above[: rows // 2].min() > 0 > above[rows // 2 :].max()
+        if columns > 1:
+            assert beside[:, : columns // 2].min() > 0 > beside[:, columns // 2 :].max()
+    assert (_bumps(1, 1).abs() == 1).all()
 
 
 @pytest.mark.parametrize("loss", ["margin", "cross_entropy"])
@@ -106,6 +113,25 @@ def test_targeted(digits, digits_network, loss):
     result = run(digits_network, Square(eps=0.4, num_queries=150, targeted=True, loss=loss), x, target)
     assert (result.adv_preds[result.success] == target[result.success]).all()
     assert result.success_rate > 0.4
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_query_changes_something(channels):
+    """On grey images, windows within a part of one sign would often draw that sign again."""
+    seen = []
+
+    def model(images):
+        seen.append(images.clone())
+        return images.flatten(1).sum(dim=1, keepdim=True) * torch.tensor([[0.0, 1.0]]) + torch.tensor([[1e4, 0.0]])
+
+    x = torch.rand(1, channels, 9, 9).round(decimals=1)
+    attack = Square(eps=0.1, num_queries=300, all_steps=True)
+    result = run(model, attack, x, torch.zeros(1, dtype=torch.long))
+    best, queries = seen[1], seen[2 : 1 + attack.num_queries]
+    for image in queries:
+        assert not torch.equal(image, best)
+        best = image if image.sum() > best.sum() else best
+    assert torch.equal(result.x_adv, best)
 
 
 def test_what_is_tried_for_a_sample_depends_on_no_other(digits, digits_network):

@@ -1,4 +1,5 @@
 import copy
+import functools
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -121,11 +122,31 @@ def test_stdout_stays_in_place_under_two_threads(digits, digits_network, capsys)
 
 
 def test_called_directly_and_on_a_function(digits, digits_network):
-    x, y = digits[0][:20], digits[1][:20]
+    x, y = digits[0][:20].double(), digits[1][:20]
+    network = copy.deepcopy(digits_network).double()  # in single precision, their gradient of cross-entropy underflows
     attack = get_attack("torchattacks:FGSM", eps=0.1)
-    x_adv = attack(lambda images: digits_network(images), x, y)
-    expected = PGD(eps=0.1, steps=1, start="clean")(digits_network, x, y)
+    x_adv = attack(lambda images: network(images), x, y)
+    expected = PGD(eps=0.1, steps=1, start="clean")(network, x, y)
     torch.testing.assert_close(x_adv, expected)
+
+
+@pytest.mark.parametrize(("name", "options"), [("APGDT", {"steps": 2}), ("FAB", {"steps": 2}), ("AutoAttack", {})])
+def test_number_of_classes_and_seed_come_from_the_call(monkeypatch, digits, digits_network, name, options):
+    made, original = [], getattr(torchattacks, name).__init__
+
+    def record(self, model, **given):
+        made.append(given)
+        original(self, model, **given)
+
+    monkeypatch.setattr(getattr(torchattacks, name), "__init__", functools.wraps(original)(record))
+    x, y = digits[0][:4], digits[1][:4]
+    network = torch.nn.Sequential(digits_network, torch.nn.ConstantPad1d((0, 3), -5.0))
+    attack = get_attack(f"torchattacks:{name}", eps=0.3, **options)
+    first, second = (run(network, attack, x, y) for _ in range(2))
+    assert torch.equal(first.x_adv, second.x_adv)
+    assert [given["n_classes"] for given in made] == [13, 13]
+    run(network, get_attack(f"torchattacks:{name}", eps=0.3, n_classes=4, **options), x, y)
+    assert made[-1]["n_classes"] == 4
 
 
 def test_eps_is_left_out_where_there_is_none():

@@ -91,3 +91,15 @@ def make_trainer(path, *callbacks, **kwargs):
         "log_every_n_steps": 1,
     }
     return L.Trainer(callbacks=list(callbacks), default_root_dir=path, **{**defaults, **kwargs})
+
+
+class Scripted(L.Callback):
+    """Logs given values in the validation epochs that have one; a list has one for every epoch."""
+
+    def __init__(self, **values):
+        self.values = {key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in values.items()}
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        for key, values in self.values.items():
+            if trainer.current_epoch in values and not trainer.sanity_checking:
+                pl_module.log(key, values[trainer.current_epoch])

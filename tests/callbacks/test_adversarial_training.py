@@ -445,7 +445,8 @@ def test_values(tmp_path, module):
     assert values["broken"] == pytest.approx((right & ~adv_right).sum().item() / right.sum().item())
     assert values["loss"] == pytest.approx((32 * sum(module.losses[:4]) + 16 * module.losses[4]) / 144, rel=1e-5)
     assert values["eps"] == pytest.approx(0.15)
-    assert set(values) == {"acc", "broken", "loss", "eps"}
+    assert values["clipped"] == 0
+    assert set(values) == {"acc", "broken", "loss", "eps", "clipped"}
 
 
 @pytest.mark.parametrize(
@@ -625,13 +626,13 @@ def test_no_sign_of_catastrophic_overfitting(tmp_path, monkeypatch, recwarn):
 
 def test_many_steps_are_measured_for_one_step_only(tmp_path):
     _, trainer = fit(tmp_path, AdversarialTraining("fast", eps=0.1, overfitting_samples=48), max_epochs=4)
-    assert set(logged(trainer)) == {"acc", "broken", "loss", "eps", "acc_pgd", "overfitting"}
+    assert set(logged(trainer)) == {"acc", "broken", "loss", "eps", "clipped", "acc_pgd", "overfitting"}
     x, y = digits_data(0, 48).tensors
     result = run(trainer.lightning_module, PGD(eps=0.1, steps=5, all_steps=True), x, y)
     assert logged(trainer)["acc_pgd"] == pytest.approx((result.adv_preds == y).float().mean().item())
     for callback in (AdversarialTraining(**SETTINGS), AdversarialTraining("fast", eps=0.1, overfitting_samples=0)):
         _, trainer = fit(tmp_path, callback)
-        assert set(logged(trainer)) == {"acc", "broken", "loss", "eps"}
+        assert set(logged(trainer)) == {"acc", "broken", "loss", "eps", "clipped"}
 
 
 class Model(Recorder):
@@ -685,6 +686,10 @@ def test_command_line(tmp_path):
             {"attack": "fast", "overfitting_samples": 0, "overfitting_checkpoint": "a.ckpt"},
             r"`overfitting_samples` above 0, .* and 0\. Leave it out",
         ),
+        ({"loss": "awp"}, r"`loss` to be one of \('trades', 'mart'\) but got 'awp'"),
+        ({"loss": "trades", "loss_weight": -1}, "`loss_weight` to be a finite number of at least 0 but got -1"),
+        ({"loss_weight": 2.0}, r"`loss_weight` with `loss` but got 2\.0 alone"),
+        ({"loss": "mart", "mode": "mix"}, "`mode` to be 'replace' with `loss='mart'`.* but got 'mix'"),
         ({"eps": []}, "`eps` to hold at least one number but got none"),
         ({"eps": [0.1, 8.0]}, r"`eps` to be at most 1, the width of the range of inputs \[0, 1\], but got 8\."),
     ],
@@ -705,3 +710,52 @@ def test_inputs_out_of_range(tmp_path):
     data = DataLoader([(16 * images, targets)], batch_size=None)
     with pytest.raises(ValueError, match=r"inputs in the range \[0.0, 1.0\] but observed \[0, 16\]"):
         fit(tmp_path, AdversarialTraining(), data=data)
+
+
+@pytest.mark.parametrize("space", [InputSpace(), InputSpace(mean=0.5, std=0.25)])
+def test_small_overshoots_do_not_end_a_run(tmp_path, space):
+    """Two of 32 images of the second of two batches reach 1.05: they are attacked from 1."""
+    images, targets = (tensor.clone() for tensor in digits_data(0, 64).tensors)
+    over = images.clone()
+    over[40, 0, 2, 3:5], over[50, 0, 4, 4] = 1.05, -0.05
+    data = DataLoader(
+        [(space.normalize(part), y) for part, y in zip(over.split(32), targets.split(32), strict=True)], batch_size=None
+    )
+    callback = AdversarialTraining(**SETTINGS, input_space=space)
+    with pytest.warns(
+        UserWarning, match=r"leave the range \[0\.0, 1\.0\].*`adversarial_training/clipped` has their share"
+    ):
+        module, trainer = fit(tmp_path, callback, data=data)
+    assert logged(trainer)["clipped"] == pytest.approx(2 / 64)
+    x_adv = space.unnormalize(module.batches[1][0])
+    assert -1e-6 <= x_adv.min() <= x_adv.max() <= 1 + 1e-6
+    assert (x_adv - over[32:].clamp(0, 1)).abs().max() <= 0.15 + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("images", "space", "match"),
+    [
+        (lambda x: (x - 0.3) / 0.3, InputSpace(), r"observed \[-1, 2\.333\].*InputSpace\(mean=..., std=...\)"),
+        (lambda x: x, InputSpace(mean=0.5, std=0.25), "but observed values from 0 to 1, .* as they are"),
+        (lambda x: 255 * x, InputSpace(), r"InputSpace\(high=255\)"),
+    ],
+)
+def test_evident_mistakes_are_refused_on_the_first_batch(tmp_path, images, space, match):
+    x, y = digits_data(0, 32).tensors
+    with pytest.raises(ValueError, match=match):
+        fit(tmp_path, AdversarialTraining(input_space=space), data=DataLoader([(images(x), y)], batch_size=None))
+
+
+def test_budgets_below_one_grey_level_get_a_warning():
+    with pytest.warns(UserWarning, match=r"eps=0\.0313725 is below one grey level of inputs in \[0, 255\].*`eps=8`"):
+        AdversarialTraining(eps=8 / 255, input_space=InputSpace(high=255))
+
+
+def test_soft_labels(tmp_path):
+    """Mixed labels stay as they are for the step; the attack is on the most likely class."""
+    x, y = digits_data(0, 32).tensors
+    soft = 0.8 * nn.functional.one_hot(y, 10) + 0.2 * nn.functional.one_hot(y.flip(0), 10)
+    module, _ = fit(tmp_path, AdversarialTraining(**SETTINGS), data=DataLoader([(x, soft)], batch_size=None))
+    hard, _ = fit(tmp_path, AdversarialTraining(**SETTINGS), data=DataLoader([(x, y)], batch_size=None))
+    assert torch.equal(module.batches[0][0], hard.batches[0][0])
+    assert torch.equal(module.batches[0][1], soft)

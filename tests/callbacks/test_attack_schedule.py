@@ -24,7 +24,7 @@ def epochs_with_attacks(schedule, epochs, **state):
         now = trainer(epoch, **state)
         if schedule.due(now) == ["pgd"]:
             attacked.append(epoch)
-            schedule.record(now, epoch)
+            schedule.record(now, epoch, ["pgd"])
     return attacked
 
 
@@ -44,9 +44,9 @@ def test_first_then_every_few_epochs_and_last(every, state, expected):
 
 def test_attacks_are_always_due_outside_of_training_and_do_not_count_there():
     schedule = AttackSchedule(["pgd"], 5)
-    schedule.record(trainer(0), 0)
+    schedule.record(trainer(0), 0, ["pgd"])
     assert schedule.due(trainer(1, fn="validate")) == ["pgd"]
-    schedule.record(trainer(4, fn="validate"), 4)
+    schedule.record(trainer(4, fn="validate"), 4, ["pgd"])
     assert schedule.due(trainer(5)) == ["pgd"]
 
 
@@ -61,11 +61,44 @@ def test_a_resumed_run_goes_on_where_it_was():
 
 def test_attacks_that_have_not_seen_the_last_weights():
     schedule = AttackSchedule(["pgd"], 5)
-    schedule.record(trainer(0), 0)
+    schedule.record(trainer(0), 0, ["pgd"])
     assert schedule.missing(trainer(0)) == []
     assert schedule.missing(trainer(1)) == ["pgd"]
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (None, {"pgd": [0, 1, 2, 3, 4, 5, 6], "cw": [0, 5, 6], "square": [0, 5, 6]}),
+        ({"cw": 3}, {"pgd": [0, 1, 2, 3, 4, 5, 6], "cw": [0, 3, 6], "square": [0, 5, 6]}),
+        ({"pgd": 2, "cw": 4, "square": 1}, {"pgd": [0, 2, 4, 6], "cw": [0, 4, 6], "square": [0, 1, 2, 3, 4, 5, 6]}),
+        (4, {"pgd": [0, 4, 6], "cw": [0, 4, 6], "square": [0, 4, 6]}),
+    ],
+)
+def test_each_attack_has_its_own_number(every, expected):
+    schedule, attacked = AttackSchedule(["pgd", "cw", "square"], every), {"pgd": [], "cw": [], "square": []}
+    for epoch in range(7):
+        if epoch == 3:  # a resumed run
+            state, schedule = schedule.state_dict(), AttackSchedule(["pgd", "cw", "square"], every)
+            schedule.load_state_dict(state)
+        due = schedule.due(now := trainer(epoch, max_epochs=7))
+        schedule.record(now, epoch, due)
+        for name in due:
+            attacked[name].append(epoch)
+    assert attacked == expected
+
+
+def test_all_attacks_run_again_at_the_end_if_one_is_missing():
+    schedule = AttackSchedule(["pgd", "square"])
+    schedule.record(trainer(0), 0, ["pgd", "square"])
+    schedule.record(trainer(1), 1, ["pgd"])
+    assert schedule.missing(trainer(1)) == ["pgd", "square"]
 
 
 def test_arguments():
     with pytest.raises(ValueError, match="`attack_every_n_epochs` to be an integer of at least 1 but got 0"):
         AttackSchedule(["pgd"], 0)
+    with pytest.raises(ValueError, match=r"`attack_every_n_epochs` to be an integer of at least 1 but got 2\.5"):
+        AttackSchedule(["pgd"], {"pgd": 2.5})
+    with pytest.raises(ValueError, match=r"to name attacks of \['pgd'\] but got cw, square"):
+        AttackSchedule(["pgd"], {"pgd": 1, "cw": 2, "square": 3})

@@ -30,8 +30,9 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.callbacks import board as board_module
 from lightning_robustness.callbacks.board import Board, describe_eps, markdown_list
-from lightning_robustness.callbacks.figures import perturbation_figure, render
+from lightning_robustness.callbacks.figures import boundary_figure, perturbation_figure, render
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.utilities.input_space import InputSpace
 
 SPACE = InputSpace(mean=0.5, std=0.25)
@@ -41,15 +42,17 @@ SIGN = MaskingSign("zero_gradients", "PGD finds none.", "It cannot move.", "Use 
 KEYS = (
     *("acc", "adv_acc/pgd", "adv_acc/worst", "asr/pgd", "asr/worst", "rdi", "rdi_intra", "rdi_embedding", "roby"),
     *("fsa", "fsd", "fim", "fim_inverse", "fim_geometric", "clever", "lipschitz", "distortion/pgd"),
+    *("boundary", "boundary_acc"),
     *("seconds/features", "seconds/fim", "seconds/pgd", "seconds/figures", "samples", "samples_fim", "masking"),
     *("accidental", "asr", "asr_low/pgd"),
 )
 CHARTS = {
-    "Clean and adversarial accuracy": ["acc", "adv_acc/pgd", "adv_acc/worst"],
+    "Clean and adversarial accuracy": ["acc", "adv_acc/pgd", "adv_acc/worst", "boundary_acc"],
     "Attack success": ["asr/pgd", "asr/worst"],
     "RDI": ["rdi", "rdi_embedding"],
     "ROBY, FSA, FSD": ["fsa", "fsd", "roby"],
     "Fisher information": ["fim", "fim_geometric"],
+    "Distance to the boundary": ["boundary"],
     "What watching costs (seconds)": [f"seconds/{part}" for part in ("features", "figures", "fim", "pgd")],
 }
 
@@ -221,9 +224,23 @@ def test_examples_of_each_attack(logger, examples):
     np.testing.assert_array_equal(shown, picture(examples, "pgd", 6))
 
 
+def test_curves_of_all_epochs(logger):
+    board, curves = Board([logger], "robustness"), {epoch: curve_of(epoch) for epoch in (0, 2, 3)}
+    for epoch, curve in curves.items():
+        board.show(10 * epoch, **NOTHING, epoch=epoch, curve=curve)
+    images = read(logger).Images("robustness/boundary_curve")
+    assert [image.step for image in images] == [0, 20, 30]
+    shown = np.asarray(Image.open(io.BytesIO(images[-1].encoded_image_string)))
+    np.testing.assert_array_equal(shown, render(boundary_figure(curves)))
+
+
+def curve_of(epoch):
+    return BoundaryCurve.of(torch.linspace(-0.1, 0.2 + 0.1 * epoch, 50), "linf", 0.1)
+
+
 def test_turned_off(logger, examples):
     full = {"histograms": {"lambda_log10": torch.ones(3)}, "examples": {"pgd": examples}}
-    Board([logger], "robustness", figures=False).show(0, **NOTHING | full | {"signs": [SIGN]})
+    Board([logger], "robustness", figures=False).show(0, **NOTHING | full | {"signs": [SIGN], "curve": curve_of(0)})
     assert all_tags(logger) == {"robustness/masking_signs/text_summary"}
 
 
@@ -231,7 +248,7 @@ def test_without_matplotlib_there_is_one_warning_and_everything_else(logger, exa
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     board = Board([logger], "r")
     full = NOTHING | {"examples": {"pgd": examples, "cw": examples}, "histograms": {"lambda_log10": torch.ones(3)}}
-    with pytest.warns(UserWarning, match=r'Pictures.*pip install "lightning-robustness\[plot\]"') as record:
+    with pytest.warns(UserWarning, match=r'Figures are left out.*pip install "lightning-robustness\[plot\]"') as record:
         board.show(0, **full)
     assert len(record) == 1
     with warnings.catch_warnings():
@@ -343,7 +360,10 @@ def test_others_get_nothing(examples, monkeypatch, tmp_path):
         def log_image(self, name, path):
             raise AssertionError("this is not how pictures are logged")
 
-    monkeypatch.setattr(board_module, "perturbation_figure", None)  # nobody asks for a picture
+    def draw(*args):
+        raise AssertionError("nobody asks for a picture")
+
+    monkeypatch.setattr(board_module, "perturbation_figure", draw)
     logger = Other(tmp_path)
     show_all([logger, DummyLogger()], examples)
     assert logger.experiment.metrics == []

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_robustness import RobustnessMonitor
 from lightning_robustness.functional.attack_success_rate import wilson_interval
 from tests.callbacks.distributed_fit import NUM_SAMPLES, as_torchrun_would, validate
-from tests.callbacks.modules import digits_data
+from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -108,3 +109,14 @@ def test_two_torchrun_nodes_log_the_values_of_one_process(tmp_path):
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert_same_values(first, validate(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_history_survives_processes_that_lightning_starts(tmp_path):
+    monitor = RobustnessMonitor(attacks=["fgsm"], fim_samples=4, attack_samples=8, log_figures=False)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=2, strategy="ddp_spawn", devices=1)
+    trainer.fit(Classifier(), train_loader(size=32), val_loader(size=32))
+    assert [entry["epoch"] for entry in monitor.history] == [0, 1]
+    assert monitor.history[-1]["acc"] == pytest.approx(trainer.callback_metrics["robustness/acc"].item())
+    assert "2 evaluations" in repr(monitor)
+    assert not monitor._transfer.exists()

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lightning_robustness.callbacks.figures import as_images, history_figure, perturbation_figure, render
+from lightning_robustness.callbacks.figures import (
+    as_images,
+    boundary_figure,
+    history_figure,
+    perturbation_figure,
+    render,
+)
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.utilities.input_space import InputSpace
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
@@ -280,3 +287,16 @@ def test_without_matplotlib(monkeypatch, module):
     x = torch.zeros(1, 1, 4, 4)
     with pytest.raises(ModuleNotFoundError, match="Expected matplotlib"):
         perturbation_figure(examples(x, x), SPACE, "")
+
+
+def test_lines_of_epochs_become_darker():
+    curves = {epoch: BoundaryCurve.of(torch.linspace(-0.1, 0.3 + 0.1 * epoch, 20), "l2", 0.1) for epoch in (4, 0, 2)}
+    (axis,) = boundary_figure(curves).axes
+    assert [line.get_ydata().tolist() for line in axis.lines] == [curves[epoch].share for epoch in (0, 2, 4)]
+    assert [line.get_xdata()[-1] for line in axis.lines] == pytest.approx([0.4] * 3)
+    opacities = [line.get_alpha() for line in axis.lines]
+    assert opacities == sorted(opacities)
+    assert opacities[-1] == 1
+    assert [text.get_text() for text in axis.get_legend().texts] == ["epoch 0", "epoch 4"]
+    assert "l2" in axis.get_xlabel()
+    assert axis.get_ylabel() == "robust accuracy to first order (higher is more robust)"

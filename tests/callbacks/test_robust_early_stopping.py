@@ -1,46 +1,46 @@
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness import RobustEarlyStopping, RobustnessMonitor
-from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
+from tests.callbacks.distributed_fit import as_torchrun_would
+from tests.callbacks.modules import Classifier, Scripted, make_trainer, train_loader, val_loader
 
 
-class Scripted(L.Callback):
-    """Logs a value in some epochs only."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def on_validation_epoch_end(self, trainer, pl_module):
-        if trainer.current_epoch in self.values:
-            pl_module.log("score", self.values[trainer.current_epoch])
-
-
-def epochs_trained(tmp_path, stopping, values, max_epochs=20, **kwargs):
-    trainer = make_trainer(tmp_path, Scripted(values), stopping, max_epochs=max_epochs, **kwargs)
-    trainer.fit(Classifier(), train_loader(size=32), val_loader(size=16))
+def epochs_trained(tmp_path, stopping, score, max_epochs=20, ckpt_path=None, callbacks=(), **kwargs):
+    """Train while a score, and a clean accuracy where one is given, are logged."""
+    logged = {key: kwargs.pop(key) for key in ("acc",) if key in kwargs}
+    callbacks = [Scripted(score=score, **logged), stopping, *callbacks]
+    trainer = make_trainer(tmp_path, *callbacks, max_epochs=max_epochs, **kwargs)
+    trainer.fit(Classifier(), train_loader(size=32), val_loader(size=16), ckpt_path=ckpt_path)
     return trainer.current_epoch
+
+
+def unguarded(**kwargs):
+    return RobustEarlyStopping("score", guard=None, **{"mode": "max", **kwargs})
+
+
+def guarded(**kwargs):
+    return RobustEarlyStopping("score", mode="max", guard="acc", **kwargs)
 
 
 def test_counts_evaluations_where_lightning_counts_epochs(tmp_path):
     improving = {epoch: float(epoch) for epoch in range(0, 20, 5)}
     assert epochs_trained(tmp_path, EarlyStopping("score", mode="max", patience=3), improving) == 4
-    assert epochs_trained(tmp_path, RobustEarlyStopping("score", mode="max", patience=3), improving) == 20
+    assert epochs_trained(tmp_path, unguarded(patience=3), improving) == 20
 
 
 def test_stops_after_patience_evaluations_without_improvement(tmp_path):
     values = {0: 1.0, 2: 3.0, 4: 2.0, 6: 2.5, 8: 9.0}
-    stopping = RobustEarlyStopping("score", mode="max", patience=2)
+    stopping = unguarded(patience=2)
     assert epochs_trained(tmp_path, stopping, values) == 7  # the second evaluation that is not better is in epoch 6
     assert stopping.stopped_epoch == 6
     assert stopping.best_score == 3.0
 
 
 def test_validation_in_mid_epoch_and_rarely(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", patience=2)
+    stopping = unguarded(patience=2)
     values = {epoch: -float(epoch) for epoch in range(20)}
     assert epochs_trained(tmp_path, stopping, values, check_val_every_n_epoch=3) == 9  # epochs 2, 5 and 8
 
@@ -49,25 +49,106 @@ def test_values_that_are_not_finite_neither_stop_nor_count(tmp_path):
     nan, inf = float("nan"), float("inf")
     values = {0: 1.0, 1: nan, 2: inf, 3: 2.0, 4: nan, 5: 1.0, 6: nan, 7: 1.0}
     assert epochs_trained(tmp_path, EarlyStopping("score", mode="max"), values) == 2
-    stopping = RobustEarlyStopping("score", mode="max", patience=2)
+    stopping = unguarded(patience=2)
     assert epochs_trained(tmp_path, stopping, values) == 8
     assert stopping.best_score == 2.0
 
 
 def test_thresholds(tmp_path):
     values = {0: 0.9, 3: 0.5, 6: 0.1}
-    assert epochs_trained(tmp_path, RobustEarlyStopping("score", stopping_threshold=0.6), values) == 4
-    assert epochs_trained(tmp_path, RobustEarlyStopping("score", mode="max", divergence_threshold=0.2), values) == 7
+    assert epochs_trained(tmp_path, unguarded(mode="min", stopping_threshold=0.6), values) == 4
+    assert epochs_trained(tmp_path, unguarded(divergence_threshold=0.2), values) == 7
 
 
-def test_resumes(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", patience=3)
-    epochs_trained(tmp_path, stopping, {0: 2.0, 1: 1.0}, max_epochs=3)
-    other = RobustEarlyStopping("score", mode="max", patience=3)
-    other.load_state_dict(stopping.state_dict())
-    assert other.wait_count == 1
-    assert other.best_score == 2.0
-    assert other.state_key == stopping.state_key
+# RDI in the quickstart: best before the network has learnt anything
+FALLING = [0.9, 0.5, 0.4, 0.42, 0.41, 0.4, 0.4, 0.4, 0.4, 0.4]
+LEARNING = [0.3, 0.7, 0.9, 0.91, 0.91, 0.91, 0.91, 0.91, 0.91, 0.91]
+
+
+def test_untrained_epochs_do_not_set_the_score_to_beat(tmp_path):
+    assert epochs_trained(tmp_path, unguarded(patience=3), FALLING, acc=LEARNING) == 4
+    stopping = guarded(patience=3)
+    assert epochs_trained(tmp_path, stopping, FALLING, acc=LEARNING) == 7  # epoch 3 is the best candidate
+    assert stopping.best_score.item() == pytest.approx(0.42)
+    assert stopping.wait_count == 3
+
+
+def test_patience_starts_again_when_the_guard_improves(tmp_path):
+    score, acc = [0.5] + [0.4] * 9, [0.900, 0.901, 0.902, 0.903, 0.904, 0.904, 0.904, 0.904, 0.904, 0.904]
+    assert epochs_trained(tmp_path, guarded(patience=3), score, acc=acc) == 8
+    assert epochs_trained(tmp_path, guarded(patience=0), score, acc=acc) == 6
+
+
+def test_the_guard_improves_between_two_evaluations(tmp_path):
+    score, acc = {0: 0.5, 3: 0.4, 6: 0.4, 9: 0.4}, [0.90, 0.90, 0.91, 0.90, 0.90, 0.90, 0.90, 0.90, 0.90, 0.90]
+    assert epochs_trained(tmp_path, guarded(patience=1), score, acc=acc) == 7
+
+
+def test_epochs_far_below_the_best_accuracy_use_up_patience_but_are_no_candidates(tmp_path):
+    score, acc = [0.5, 0.9, 0.9, 0.9], [0.9, 0.8, 0.8, 0.8]
+    stopping = guarded(patience=3, stopping_threshold=0.8)
+    assert epochs_trained(tmp_path, stopping, score, acc=acc) == 4
+    assert stopping.best_score == 0.5
+    assert epochs_trained(tmp_path, guarded(tolerance=0.2, stopping_threshold=0.8), score, acc=acc) == 2
+
+
+def test_no_candidate_diverges_all_the_same(tmp_path):
+    stopping = guarded(patience=5, divergence_threshold=0.1)
+    assert epochs_trained(tmp_path, stopping, [0.5, 0.01, 0.01], acc=[0.9, 0.1, 0.1]) == 2
+
+
+def test_the_guard_may_be_a_loss(tmp_path):
+    stopping = RobustEarlyStopping("score", mode="max", patience=3, guard="acc", guard_mode="min", tolerance=0.1)
+    assert epochs_trained(tmp_path, stopping, FALLING, acc=[1 - value for value in LEARNING]) == 7
+
+
+def test_robust_overfitting_is_stopped(tmp_path):
+    robust = [0.3, 0.4, 0.5, 0.48, 0.46, 0.44, 0.42, 0.40, 0.38, 0.36]
+    stopping = guarded(patience=3)
+    assert epochs_trained(tmp_path, stopping, robust, acc=[0.80, 0.85, 0.88, 0.88, 0.88] + [0.87] * 5) == 6
+    assert stopping.best_score == 0.5
+
+
+@pytest.mark.parametrize("resumed_after", [1, 2, 4])
+def test_a_resumed_run_stops_where_it_would_have(tmp_path, resumed_after):
+    def save():
+        return ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+
+    whole, checkpointed = guarded(patience=3), {"enable_checkpointing": True}
+    assert epochs_trained(tmp_path, whole, FALLING, acc=LEARNING, callbacks=[save()], **checkpointed) == 7
+    path, other = tmp_path / f"epoch={resumed_after}.ckpt", guarded(patience=3)
+    assert epochs_trained(tmp_path, other, FALLING, acc=LEARNING, ckpt_path=path, **checkpointed) == 7
+    assert other.state_key == whole.state_key
+    assert other.state_dict() == whole.state_dict()
+
+
+def test_validate_and_test_change_nothing(tmp_path):
+    stopping = guarded()
+    trainer = make_trainer(tmp_path, Scripted(score=[1.0], acc=[0.5]), stopping)
+    trainer.validate(Classifier(), val_loader(size=16), verbose=False)
+    trainer.test(Classifier(), val_loader(size=16), verbose=False)
+    assert stopping.state_dict() == guarded().state_dict()
+
+
+def test_a_guard_that_does_not_come_gets_a_warning(tmp_path):
+    stopping = RobustEarlyStopping("score", mode="max", patience=2, guard="val_accuracy")
+    with pytest.warns(UserWarning, match="RobustEarlyStopping is guarded by 'val_accuracy', which was not logged"):
+        assert epochs_trained(tmp_path, stopping, FALLING) == 3
+
+
+def stop_as_one_of_two(rank, path):
+    """Both processes stop together although their accuracies, and the finiteness of their scores, differ."""
+    as_torchrun_would(rank)
+    acc = [value + (0.05 if rank else -0.05) for value in LEARNING]
+    score = [FALLING[0], float("nan") if rank else 5.0, *FALLING[2:]]
+    stopping = guarded(patience=3)
+    epochs = epochs_trained(path, stopping, score, acc=acc, strategy="ddp", devices=2)
+    return epochs, round(stopping.best_score.item(), 4), len(stopping.state_dict()["evaluations"])
+
+
+def test_two_processes(tmp_path, two_processes):
+    first, second = two_processes(stop_as_one_of_two, tmp_path)
+    assert first == second == (7, 0.42, 6)
 
 
 def test_unknown_keys_are_found_in_setup(tmp_path):
@@ -83,16 +164,15 @@ def test_a_prefix_that_no_monitor_has_is_found_in_setup(tmp_path):
         trainer.fit(Classifier(), train_loader(), val_loader())
 
 
-def test_keys_of_the_module_and_of_nested_prefixes_are_let_through(tmp_path):
-    monitors = [RobustnessMonitor(attacks=(), prefix=prefix) for prefix in ("r", "r/b")]
-    for key in ("val_acc", "val/acc", "r/b/rdi"):
-        stopping = RobustEarlyStopping(key)
-        stopping.setup(make_trainer(tmp_path, *monitors, stopping), Classifier(), "fit")
+def test_guards_that_will_not_come_are_found_in_setup(tmp_path):
+    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=(), prefix="r"), RobustEarlyStopping("r/rdi"))
+    with pytest.raises(MisconfigurationException, match=r"guarded by 'robustness/acc', .* Pass guard='r/acc'"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
 
 
 def test_a_key_that_never_comes_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="RobustEarlyStopping never saw 'score'. Logged were: val_acc"):
-        assert epochs_trained(tmp_path, RobustEarlyStopping("score"), {}, max_epochs=2) == 2
+        assert epochs_trained(tmp_path, unguarded(), {}, max_epochs=2) == 2
 
 
 def test_with_the_monitor(tmp_path):

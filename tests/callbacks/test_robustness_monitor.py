@@ -8,6 +8,7 @@ from dataclasses import replace
 import lightning as L
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -17,9 +18,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_robustness import InputSpace, RobustEarlyStopping, RobustnessMonitor
+from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
 from lightning_robustness.attacks import CW, PGD, Square, run
 from lightning_robustness.functional import (
+    boundary_distance,
     clever_score,
     feature_subspace_aggregation,
     feature_subspace_distance,
@@ -44,7 +46,9 @@ FEATURES = {
     "samples",
     "seconds/features",
 }
-FISHER = {"fim", "fim_inverse", "fim_geometric", "lipschitz", "samples_fim", "seconds/fim"}
+FISHER = {
+    *("fim", "fim_inverse", "fim_geometric", "lipschitz", "boundary", "boundary_acc", "samples_fim", "seconds/fim"),
+}
 ALWAYS = {"skipped", "seconds/figures"}
 
 
@@ -72,6 +76,7 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
         logits = module.net[-1](embedding)
     preds = logits.argmax(dim=1)
     norms = fisher_spectral_norm(module, x, input_space=InputSpace())
+    to_boundary = boundary_distance(module, x, y).numpy()
     centers = np.stack([logits[preds == k].mean(dim=0) for k in preds.unique()])
     intra = [
         torch.linalg.vector_norm(logits[preds == k] - logits[preds == k].mean(0), dim=1).mean() for k in preds.unique()
@@ -90,6 +95,8 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
         "fim_inverse": (1 / norms).mean(),
         "fim_geometric": norms.log().mean().exp(),
         "lipschitz": lipschitz_constant(module, x).mean(),
+        "boundary": np.median(to_boundary),
+        "boundary_acc": (to_boundary > 0.1).mean(),
         "samples_fim": len(x),
         "samples_attacks": len(x),
         "skipped": 0,
@@ -220,11 +227,8 @@ def test_attacks_run_at_the_end_of_a_run_that_stops_early(tmp_path):
     monitor, logger = small_monitor(), CSVLogger(tmp_path)
     trainer = make_trainer(tmp_path, monitor, Stop(), max_epochs=9, logger=logger)
     trainer.fit(module := Classifier(), train_loader(), val_loader())
-    assert [("asr/fgsm" in entry, "rdi" in entry) for entry in monitor.history] == [
-        (True, True),
-        (False, True),
-        (True, False),
-    ]
+    # The last evaluation is one with that of validation, which saw the same weights
+    assert [("asr/fgsm" in entry, "rdi" in entry) for entry in monitor.history] == [(True, True), (True, True)]
     assert trainer.callback_metrics["robustness/asr/fgsm"].item() == pytest.approx(monitor.history[-1]["asr/fgsm"])
     at_the_end = make_trainer(tmp_path, small_monitor())
     at_the_end.validate(module, val_loader(), verbose=False)
@@ -339,7 +343,9 @@ def test_settings_of_the_trainer(tmp_path, kwargs, samples):
     trainer.fit(Classifier(), train_loader(), val_loader())
     values = logged(trainer)
     keys = FEATURES | FISHER | ALWAYS | attack_keys("fgsm")
-    assert keys - {"distortion/fgsm", "distortion/worst"} <= values.keys() <= keys
+    # After few steps a network may be right nowhere, or predict two classes only
+    rare = {f"{rate}/{name}" for rate in ("asr", "distortion") for name in ("fgsm", "worst")} | {"roby", "fsa", "fsd"}
+    assert keys - rare <= values.keys() <= keys
     assert values["samples"] == samples
     assert all(np.isfinite(value) for value in values.values())
     assert len(monitor.history) == 1
@@ -435,7 +441,10 @@ def test_the_call_on_the_batch_itself_counts(tmp_path):
     trainer.validate(module, val_loader(), verbose=False)
     values.append(logged(trainer))
     module.__class__ = Absent
-    trainer = make_trainer(tmp_path, small_monitor())
+    with pytest.raises(MisconfigurationException, match=r"runs it on other inputs and gets other logits.*module\(x\)"):
+        make_trainer(tmp_path, small_monitor()).validate(module, val_loader(), verbose=False)
+    assert count_hooks(module) == 0
+    trainer = make_trainer(tmp_path, small_monitor(forward_fn=lambda module, x: module(x)))
     with pytest.warns(UserWarning, match="RDI and ROBY take another forward pass"):
         trainer.validate(module, val_loader(), verbose=False)
     values.append(logged(trainer))
@@ -585,9 +594,9 @@ def test_memory_does_not_grow(tmp_path):
             tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
             counts.append((len(tensors), sum(t.numel() for t in tensors)))
 
-    trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=5)
+    trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
     trainer.fit(Classifier(), train_loader(), val_loader())
-    assert counts[2] == counts[3] == counts[4]
+    assert counts[5] == counts[6] == counts[7]  # trust is logged from the fifth evaluation on
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):
@@ -651,7 +660,7 @@ class Batches(IterableDataset):
         return iter(self.batches)
 
 
-def test_inputs_of_several_shapes_have_rdi_but_no_attacks(tmp_path):
+def test_inputs_of_several_shapes(tmp_path):
     class Any(Classifier):
         def __init__(self):
             super().__init__()
@@ -661,11 +670,11 @@ def test_inputs_of_several_shapes_have_rdi_but_no_attacks(tmp_path):
     loader = Batches([(x[:32], y[:32]), (nn.functional.pad(x[32:], (0, 2)), y[32:])])
     monitor = small_monitor()
     trainer = make_trainer(tmp_path, monitor, max_epochs=2)
-    with pytest.warns(UserWarning, match=r"the sample failed.*one shape but got 2, from \(1, 8, 8\) to \(1, 8, 10\).*"):
-        trainer.fit(Any(), train_loader(), loader)
-    assert trainer.global_step == 20
-    assert monitor.history[1]["samples"] == 64
-    assert not {"fim", "asr/fgsm"} & monitor.history[1].keys()
+    trainer.fit(Any(), train_loader(), loader)
+    values, size = monitor.history[1], monitor.settings.attack_samples
+    assert values["samples"] == 64
+    assert values["samples_attacks"] == min(64, size)
+    assert {"fim", "adv_acc/fgsm"} <= values.keys()
 
 
 class Unlabelled(Classifier):
@@ -711,7 +720,7 @@ def test_weights_that_are_averaged_before_the_monitor(tmp_path):
         pass
 
     trainer = make_trainer(tmp_path, WeightAveraging(), small_monitor())
-    with pytest.warns(UserWarning, match="stands behind WeightAveraging.*Put RobustnessMonitor first"):
+    with pytest.warns(UserWarning, match="comes after WeightAveraging.*Put RobustnessMonitor first"):
         trainer.fit(Classifier(), train_loader(), val_loader())
 
 
@@ -872,11 +881,6 @@ class Regression(Classifier):
         self(batch[0])
 
 
-class Functional(Classifier):
-    def forward(self, x):
-        return nn.functional.linear(self.net[:-1](x), self.net[-1].weight)
-
-
 class Silent(Classifier):
     forward = L.LightningModule.forward
 
@@ -902,8 +906,12 @@ class Undifferentiable(Classifier):
 @pytest.mark.parametrize(
     ("kind", "loader", "kwargs", "message"),
     [
-        (Regression, val_loader, {}, "at least 2 classes but got 1"),
-        (Functional, val_loader, {}, r"whose output is the logits.*head=.*'net.6' \(width 32\)"),
+        (
+            Regression,
+            val_loader,
+            {},
+            "labels from 0 to 1, for 2 classes, but got values from 0 to 9.*regression cannot",
+        ),
         (
             Silent,
             val_loader,
@@ -916,9 +924,9 @@ class Undifferentiable(Classifier):
             Classifier,
             val_loader,
             {"num_classes": 7},
-            "Expected 7 classes, as `num_classes`.*the head 'net.9' has 10",
+            "Expected 7 classes, as `num_classes`.*the model has 10",
         ),
-        (Classifier, val_loader, {"head": "net.6"}, "is the logits, of width 10, but 'net.6' has width 32"),
+        (Classifier, val_loader, {"head": "net.6"}, "'net.6' is not, because they come from 'net.9'"),
         (Classifier, val_loader, {"attacks": [lambda x: x]}, "takes 1 positional argument but 3 were given"),
         (Undifferentiable, val_loader, {}, "Fisher information cannot be computed.*`fim_samples=0`.*blackbox"),
         (Classifier, val_loader, {"head": "net.fc"}, "Expected `head` to be part of Classifier but got 'net.fc'"),
@@ -959,7 +967,7 @@ def test_a_loader_that_is_not_there(tmp_path):
 def test_sharded_strategies_are_refused(tmp_path, name):
     trainer = make_trainer(tmp_path, monitor := small_monitor())
     trainer.strategy.__class__ = type(name, (type(trainer.strategy),), {})
-    with pytest.raises(MisconfigurationException, match=f"{name} spreads its parameters over processes"):
+    with pytest.raises(MisconfigurationException, match=f"{name} shards its parameters"):
         monitor.setup(trainer, Classifier(), "validate")
 
 
@@ -984,3 +992,111 @@ def test_sharded_strategies_are_refused(tmp_path, name):
 def test_arguments_are_checked(kwargs, message):
     with pytest.raises(ValueError, match=message):
         RobustnessMonitor(**kwargs)
+
+
+def test_each_attack_has_its_own_schedule_and_the_worst_case_takes_all(tmp_path):
+    monitor = small_monitor(attacks=("pgd", "fgsm"), attack_every_n_epochs={"fgsm": 3}, fim_samples=0)
+    make_trainer(tmp_path, monitor, max_epochs=6).fit(Classifier(), train_loader(), val_loader())
+    epochs = {
+        name: [entry["epoch"] for entry in monitor.history if f"adv_acc/{name}" in entry]
+        for name in ("pgd", "fgsm", "worst")
+    }
+    assert epochs == {"pgd": [0, 1, 2, 3, 4, 5], "fgsm": [0, 3, 5], "worst": [0, 3, 5]}
+    assert all(entry["adv_acc/worst"] <= entry["adv_acc/pgd"] for entry in monitor.history if "adv_acc/worst" in entry)
+    assert [entry["epoch"] for entry in monitor.history if "masking" in entry] == [0, 3, 5]
+
+
+def expected_trust(history, name, reference="adv_acc/pgd"):
+    sign = {"rdi": 1, "fim": -1, "roby": -1}[name]
+    columns = [[entry[key] for entry in history] for key in (name, reference)]
+    return sign * scipy.stats.kendalltau(*columns).statistic
+
+
+def fit_for_trust(path, *callbacks, ckpt_path=None, max_epochs=8, **kwargs):
+    L.seed_everything(1, verbose=False)
+    monitor = small_monitor(attacks=("pgd", "fgsm"), eps=0.03, attack_samples=101)
+    trainer = make_trainer(path, monitor, *callbacks, max_epochs=max_epochs, **kwargs)
+    module = Classifier()
+    module.net[5] = nn.Identity()  # no random numbers in training
+    trainer.fit(module, DataLoader(digits_data(0, 320), batch_size=32), val_loader(), ckpt_path=ckpt_path)
+    return monitor, trainer
+
+
+def test_trust_is_logged_from_the_fifth_evaluation_on(tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    monitor, trainer = fit_for_trust(tmp_path, logger=logger)
+    events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    for name in ("rdi", "fim", "roby"):
+        for end in range(1, 9):
+            entry = monitor.history[end - 1]
+            if end < 5:
+                assert f"trust/{name}" not in entry
+            else:
+                assert entry[f"trust/{name}"] == pytest.approx(expected_trust(monitor.history[:end], name))
+        shown = [event.value for event in events.Scalars(f"robustness/trust/{name}")]
+        assert shown == pytest.approx([entry[f"trust/{name}"] for entry in monitor.history[4:]])
+    assert logged(trainer)["trust/rdi"] == pytest.approx(monitor.history[-1]["trust/rdi"])
+    text = events.Tensors("robustness/summary/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "- **most robust epoch**:" in text
+    assert f"trust {monitor.history[-1]['trust/rdi']:+.2f}" in text
+
+
+def test_trust_is_kept_over_a_resume(tmp_path):
+    settings = {"guard": None, "dirpath": tmp_path, "filename": "{epoch}", "save_top_k": -1}
+    checkpoint = RobustModelCheckpoint("robustness/rdi", **settings)
+    whole, _ = fit_for_trust(tmp_path, checkpoint, enable_checkpointing=True)
+    resumed, _ = fit_for_trust(tmp_path, ckpt_path=tmp_path / "epoch=5.ckpt")
+    keys = ("epoch", "rdi", "adv_acc/pgd", "trust/rdi", "trust/fim")
+    histories = [[[entry.get(key) for key in keys] for entry in monitor.history] for monitor in (whole, resumed)]
+    assert histories[0] == histories[1]
+
+
+def test_trust_after_a_stop_counts_the_last_evaluation_once(tmp_path):
+    class Stop(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            trainer.should_stop = trainer.current_epoch == 6
+
+    monitor, trainer = fit_for_trust(tmp_path, Stop(), max_epochs=20)
+    assert [entry["epoch"] for entry in monitor.history] == list(range(7))
+    assert logged(trainer)["trust/rdi"] == pytest.approx(expected_trust(monitor.history, "rdi"))
+    assert "robustness/adv_acc/worst" in monitor.late_keys
+
+
+def test_nobody_trusts_in_validate_and_test(tmp_path):
+    monitor, trainer = fit_for_trust(tmp_path)
+    history = copy.deepcopy(monitor.history)
+    trainer.validate(Classifier(), val_loader(), verbose=False)
+    trainer.test(Classifier(), val_loader(), verbose=False)
+    assert monitor.history == history
+    assert "test_robustness/trust/rdi" not in trainer.callback_metrics
+
+
+def test_a_stop_on_a_value_that_contradicts_the_attacks_gets_a_warning(tmp_path):
+    monitor = small_monitor(attacks=("pgd",), eps=0.03, attack_samples=101)
+    stop = EarlyStopping("robustness/fim", mode="min", patience=100)
+    trainer = make_trainer(tmp_path, monitor, stop, max_epochs=8)
+    with pytest.warns(
+        UserWarning, match=r"EarlyStopping goes by 'robustness/fim', .* over [678] evaluations"
+    ) as record:
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert sum("goes by" in str(warning.message) for warning in record) == 1
+    assert expected_trust(monitor.history, "fim", "adv_acc/worst") < 0
+
+
+def test_the_summary_is_logged_at_the_end(tmp_path, caplog):
+    monitor = small_monitor()
+    with caplog.at_level("INFO"):
+        make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
+    [entry] = monitor.history
+    [message] = [record.getMessage() for record in caplog.records if "most robust epoch" in record.getMessage()]
+    assert message == f"RobustnessMonitor:\n{monitor.summary()}"
+    assert monitor.summary().accuracy == entry["adv_acc/worst"]
+    assert monitor.summary().seconds["fgsm"] == entry["seconds/fgsm"]
+
+
+def test_representation():
+    shown = repr(RobustnessMonitor(attacks=["pgd", "square"], fim_samples=16, prefix="mine"))
+    assert shown == (
+        "RobustnessMonitor(attacks=['pgd', 'square'], attack_samples=512, fim_samples=16, "
+        "input_space=InputSpace(low=0.0, high=1.0, mean=None, std=None), prefix='mine', 0 evaluations)"
+    )

@@ -71,7 +71,7 @@ def test_sharded_parameters_are_refused():
     class Trainer:
         strategy = FSDPStrategy.__new__(FSDPStrategy)
 
-    with pytest.raises(MisconfigurationException, match=r"Scale needs the whole network.*FSDPStrategy spreads"):
+    with pytest.raises(MisconfigurationException, match=r"Scale needs the whole network.*FSDPStrategy shards"):
         Scale(0.5, []).setup(Trainer(), Classifier(), "fit")
 
 

@@ -7,6 +7,7 @@ from lightning_robustness.callbacks.validation_watch import ValidationWatch
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.loader_share import LoaderShare
+from lightning_robustness.utilities.logits_route import find_route
 from lightning_robustness.utilities.sample import SpreadSample
 
 CPU = torch.device("cpu")
@@ -26,7 +27,9 @@ class Counted(nn.Module):
 
 
 def make_watch(model, share=None, sample=None):
-    return ValidationWatch(model, model, "net.2", FeatureMeter(3, "exact", CPU), share or LoaderShare(None), sample)
+    route = find_route(model, torch.rand(2, 4))
+    model.passes = 0
+    return ValidationWatch(model, model, route, FeatureMeter(3, "exact", CPU), share or LoaderShare(None), sample)
 
 
 def batches(number=3):

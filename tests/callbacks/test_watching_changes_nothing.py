@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.utils.data import DataLoader
 
-from lightning_robustness import RobustnessMonitor
+from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
 from lightning_robustness.attacks import get_attack
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import Augmented, Classifier, digits_data, make_trainer, val_loader
@@ -93,6 +93,17 @@ def test_streaming_torchattacks_and_two_monitors(tmp_path):
     other = RobustnessMonitor(attacks=foreign, attack_samples=16, prefix="second", log_figures=False)
     monitors = [everything(mode="streaming"), other]
     assert_identical(run(tmp_path, []), run(tmp_path, monitors))
+
+
+def test_stopping_and_checkpoints(tmp_path):
+    callbacks = [
+        everything(attack_every_n_epochs=None),
+        RobustModelCheckpoint("robustness/adv_acc/worst", save_top_k=2, save_last=True),
+        RobustEarlyStopping("robustness/rdi", patience=9),
+    ]
+    settings = {"enable_checkpointing": True}
+    assert_identical(run(tmp_path, [], **settings), run(tmp_path, callbacks, **settings))
+    assert len(list(tmp_path.rglob("last.ckpt"))) == 1
 
 
 def run_as_one_of_two(rank, path, watched):

@@ -5,6 +5,7 @@ import torch
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.evaluation import RobustnessReport, SweepReport
 from lightning_robustness.evaluation.decision_space import DecisionSpace
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 
 ATTACKS = ["fgsm", "pgd"]
 EPS = [0.1, 0.2, 0.3]
@@ -50,4 +51,5 @@ def make_full_report():
         interrupted="the decision space",
         per_sample={"y": [0, 1], "l2/pgd": [0.5, 0.25]},
         decision_space=DecisionSpace("PCA", "pgd", [0, 1], [[0.0, 1.0], [1.0, 0.0]], [[0.5, 0.5], [0.0, 0.25]]),
+        boundary=BoundaryCurve("linf", [0.0, 0.1, 0.2], [0.9, 0.5, 0.1], [0.8, 0.4, 0.0], [1.0, 0.6, 0.2]),
     )

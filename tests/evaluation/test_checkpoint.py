@@ -111,7 +111,7 @@ def test_loading_that_is_not_strict(tmp_path, monkeypatch):
     module = Partial({"width": 7})
     save_checkpoint(module, tmp_path / "module.ckpt")
     monkeypatch.setattr(checkpoint_models, "Partial", Partial, raising=False)
-    expected = r"does not hold are as the class makes them: network.body.0.weight, network.body.0.bias. Loading is not"
+    expected = r"lacks weights of Partial, which keep their initial values: network.body.0.weight, network.body.0.bias"
     with pytest.warns(UserWarning, match=expected):
         loaded = load_model(f"{HERE}:Partial", tmp_path / "module.ckpt")
     assert torch.equal(loaded.network.head.weight, module.network.head.weight)
@@ -183,7 +183,7 @@ def test_checkpoint_of_another_class(tmp_path):
         load_model(f"{HERE}:Net", tmp_path / "wide.pt")
     torch.save({"model": Net().state_dict(), "epoch": 3}, tmp_path / "inner.pt")
     with pytest.raises(
-        ValueError, match=r"It holds dictionaries \(model\): save the one with the weights to a file of"
+        ValueError, match=r"It holds dictionaries \(model\): save the one with the weights to a separate file"
     ):
         load_model(f"{HERE}:Net", tmp_path / "inner.pt")
     torch.save({str(number): torch.ones(1) for number in range(7)}, tmp_path / "many.pt")

@@ -137,9 +137,9 @@ def test_notes_on_few_models_and_interruption(reports):
     assert ComparisonReport(reports).notes == []
     two = ComparisonReport(dict(list(reports.items())[:2]), missing=["c", "d"], left_out=["e"])
     assert two.notes == [
-        "The run was interrupted: c, d is missing.",
+        "The run was interrupted: no results for c, d.",
         "e is left out: it classifies no sample correctly.",
-        "Correlations over fewer than three models say nothing: two points are always on a line.",
+        "Correlations over fewer than three models mean nothing: two points always lie on a line.",
     ]
     reports["a"].interrupted = "the attack pgd"
     assert ComparisonReport(reports).notes[0].startswith("a: The run was interrupted while it measured the attack pgd")
@@ -164,9 +164,18 @@ def test_settings_that_differ_are_noted(reports):
     reports["b"].sweep.settings["pgd at eps = 0.1"] = "PGD(steps=1)"
     (note,) = ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes
     assert note == (
-        "Models were not attacked alike, so that ranks mean little. pgd at eps = 0.1: "
+        "Models were attacked with different settings, so ranks mean little. pgd at eps = 0.1: "
         "PGD(steps=10) (a); PGD(steps=1) (b); PGD(steps=10) (c)."
     )
+
+
+def test_distances_that_were_not_measured_alike_are_noted(reports):
+    for name, report in reports.items():
+        report.settings["Fisher information"] = f"boundary in linf, eps {0.2 if name == 'b' else 0.1}"
+    assert ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes == [
+        "Fisher information and distance to the boundary were not measured alike: boundary in linf, eps 0.1 (a); "
+        "boundary in linf, eps 0.2 (b); boundary in linf, eps 0.1 (c)."
+    ]
 
 
 def test_one_model_has_curves_but_no_correlation(reports):
@@ -189,7 +198,7 @@ def test_one_model_has_curves_but_no_correlation(reports):
         ),
         (
             {"sweep": make_sweep(clean_accuracy=0.0)},
-            "Expected models that classify some samples correctly but 'b' does",
+            "Expected models that classify some samples correctly but got no correct prediction from 'b'",
         ),
     ],
 )

@@ -2,6 +2,7 @@ import sys
 from collections import Counter
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from lightning_robustness import InputSpace, RobustnessMonitor
 from lightning_robustness.attacks import PGD, Square, run
 from lightning_robustness.evaluation import RobustnessReport, evaluate, sweep
 from lightning_robustness.functional import (
+    boundary_distance,
     fisher_spectral_norm,
     lipschitz_constant,
     robustness_difference_index,
@@ -103,6 +105,13 @@ def test_equals_metrics_by_hand(data, loader, digits_network):
     assert metrics["fim"] == pytest.approx(lambdas.mean().item(), rel=1e-4)
     assert report.per_sample["fim"] == pytest.approx(lambdas.tolist(), rel=1e-3)
     assert metrics["lipschitz"] == pytest.approx(lipschitz_constant(digits_network, x).mean().item(), rel=1e-4)
+    distances = boundary_distance(digits_network, x, y)
+    assert report.per_sample["boundary"] == pytest.approx(distances.tolist(), rel=1e-3)
+    assert metrics["boundary"] == pytest.approx(np.median(distances.numpy()), rel=1e-4)
+    assert metrics["boundary_acc"] == pytest.approx((distances > 0.1).double().mean().item())
+    assert report.boundary.share[::8] == pytest.approx(
+        [(distances > eps).double().mean().item() for eps in (0.0, 0.1, 0.2, 0.3, 0.4)]
+    )
     result = run(digits_network, PGD(eps=0.1), x, y)
     assert metrics["asr/pgd"] == metrics["asr/worst"] == pytest.approx(result.success_rate)
     assert report.per_sample["adv_preds/pgd"] == result.adv_preds.tolist()
@@ -212,7 +221,9 @@ def test_probabilities_are_noticed():
     with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
         report = evaluate(model, [batch()], ["fgsm"], progress=False)
     assert [sign.name for sign in report.signs] == ["probabilities"]
-    assert report.notes == ["Gradients seem to be masked (probabilities), so that success rates are too low."]
+    assert report.notes == [
+        "Gradients seem to be masked (probabilities), so success rates are too low and distances too high."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +232,11 @@ def test_probabilities_are_noticed():
         ({"model": torch.sin}, TypeError, "Expected `model` to be a torch.nn.Module.*but got builtin_function"),
         ({"dataloader": [batch()[0]]}, ValueError, r"Expected batches with labels.*`attacks=\(\)`"),
         ({"dataloader": []}, ValueError, "Expected a loader with at least one sample but it is empty"),
-        ({"num_classes": 3}, ValueError, "Expected 3 classes, as `num_classes` or the models before say, but the head"),
+        (
+            {"num_classes": 3},
+            ValueError,
+            "Expected 3 classes, as `num_classes` or the models before say, but the model has 2",
+        ),
         ({"samples": -1}, ValueError, "Expected argument `samples` to be an integer of at least 0 but got -1"),
         ({"fim_samples": -1}, ValueError, "Expected argument `fim_samples` to be an integer of at least 0 but got -1"),
         ({"clever_samples": 0.5}, ValueError, "Expected argument `clever_samples` to be an integer of at least 0"),
@@ -279,6 +294,7 @@ def test_samples_have_their_position_in_the_loader(data, loader, digits_network)
     report = evaluate(digits_network, loader, **settings, sweep_attacks=["fgsm"], per_sample=True, progress=False)
     columns, (x, y) = report.per_sample, data.tensors
     assert (len(columns["fim_index"]), len(columns["index"])) == (20, 50)
+    assert columns["boundary_index"] == columns["fim_index"]
     assert columns["y"] == y[columns["index"]].tolist()
     expected = fisher_spectral_norm(digits_network, x[columns["fim_index"]])
     assert columns["fim"] == pytest.approx(expected.tolist(), rel=1e-3)
@@ -334,7 +350,7 @@ def test_interruption_of_the_sweep(loader, digits_network):
 
         def forward(self, x):
             differentiated.update([x.requires_grad])
-            if differentiated[True] > 1:
+            if differentiated[True] > 2:
                 raise KeyboardInterrupt
             return self.network(x)
 
@@ -366,7 +382,7 @@ def test_interruption_of_the_first_forward_pass():
     with pytest.warns(UserWarning, match="interrupted while it measured the features"):
         report = evaluate(Interrupted(2, 2), [batch()], progress=False)
     assert report.metrics == {}
-    assert report.notes == ["The run was interrupted while it measured the features: this report is not complete."]
+    assert report.notes == ["The run was interrupted while it measured the features: this report is incomplete."]
 
 
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted", "ignore:The sweep was interrupted")

@@ -5,7 +5,7 @@ import pytest
 
 from lightning_robustness.evaluation import ComparisonReport, figures
 from lightning_robustness.evaluation.decision_space import DecisionSpace
-from tests.evaluation.reports import ATTACKS, EPS, make_report, make_sweep
+from tests.evaluation.reports import ATTACKS, EPS, make_full_report, make_report, make_sweep
 
 
 def lines(axis):
@@ -27,6 +27,17 @@ def test_model_curves_have_a_panel_for_every_attack():
     assert [axis.get_title() for axis in axes] == [*ATTACKS, "worst of all"]
     assert lines(axes[1]) == {name: [0.9, *sweep.values["accuracy"][1]] for name, sweep in sweeps.items()}
     assert lines(axes[2]) == {name: [0.9, *sweep.worst] for name, sweep in sweeps.items()}
+
+
+def test_boundary_curve_has_its_confidence_interval():
+    curve = make_full_report().boundary
+    (axis,) = figures.boundary_curve(curve).axes
+    assert (axis.lines[0].get_xdata().tolist(), axis.lines[0].get_ydata().tolist()) == (curve.eps, curve.share)
+    corners = axis.collections[0].get_paths()[0].vertices
+    for ends in (curve.low, curve.high):
+        assert {*zip(curve.eps, ends, strict=True)} <= {tuple(corner) for corner in corners.tolist()}
+    assert axis.get_ylabel() == "robust accuracy to first order (higher is more robust)"
+    assert "linf" in axis.get_xlabel()
 
 
 def test_cmmr_curves():

@@ -37,7 +37,8 @@ def test_number_of_samples(loader, expected):
     "loader", [DataLoader(dataset(350), batch_size=50), list(DataLoader(dataset(350), batch_size=50))]
 )
 def test_sample_is_spread_over_the_loader(loader):
-    x, y, indices = collect(MODEL, loader, None, 35, seed=0, progress=False)
+    (x, y, indices, _), extra = collect(MODEL, loader, None, 35, seed=0, progress=False)
+    assert extra is None
     assert len(x) == 35
     assert x.flatten().tolist() == indices.tolist()
     assert (x.flatten().long() % 7 == y).all()
@@ -46,7 +47,7 @@ def test_sample_is_spread_over_the_loader(loader):
 
 @pytest.mark.parametrize("loader", [DataLoader(dataset(50), batch_size=8), DataLoader(Stream(), batch_size=8)])
 def test_all_samples_in_order(loader):
-    x, _, _ = collect(MODEL, loader, None, None, seed=0, progress=False)
+    (x, *_), _ = collect(MODEL, loader, None, None, seed=0, progress=False)
     assert x.flatten().tolist() == list(range(50))
 
 
@@ -55,16 +56,16 @@ def test_shuffled_loader_gives_the_same_samples_and_leaves_the_random_state(own)
     generator = torch.Generator().manual_seed(3) if own else None
     loader = DataLoader(dataset(100), batch_size=10, shuffle=True, generator=generator)
     states = [g.get_state() for g in (torch.default_generator, generator) if g is not None]
-    first = collect(MODEL, loader, None, 10, seed=0, progress=False)[0]
+    first = collect(MODEL, loader, None, 10, seed=0, progress=False)[0].x
     again = [g.get_state() for g in (torch.default_generator, generator) if g is not None]
     assert all(torch.equal(before, after) for before, after in zip(states, again, strict=True))
     torch.rand(3)
-    assert torch.equal(collect(MODEL, loader, None, 10, seed=0, progress=False)[0], first)
+    assert torch.equal(collect(MODEL, loader, None, 10, seed=0, progress=False)[0].x, first)
 
 
 def test_batches_of_other_forms():
     batch = {"picture": torch.rand(4, 1), "kind": torch.arange(4)}
-    x, y, _ = collect(MODEL, [batch], lambda batch: (batch["picture"], batch["kind"]), 4, seed=0, progress=False)
+    (x, y, *_), _ = collect(MODEL, [batch], lambda batch: (batch["picture"], batch["kind"]), 4, seed=0, progress=False)
     assert torch.equal(x, batch["picture"])
     assert y.tolist() == [0, 1, 2, 3]
 

@@ -29,6 +29,16 @@ def test_json_and_back(report, tmp_path):
     assert str(again) == str(report)
 
 
+def test_reports_of_earlier_versions_have_no_curve(tmp_path):
+    report, path = make_full_report(), tmp_path / "report.json"
+    fields = report.to_dict()
+    del fields["boundary"]
+    path.write_text(json.dumps(fields))
+    assert RobustnessReport.from_json(path).boundary is None
+    report.to_json(path)
+    assert RobustnessReport.from_json(path).boundary == report.boundary
+
+
 @REPORTS
 def test_page_shows_every_table_and_figure(report, tmp_path):
     page = report.to_html(tmp_path / "report.html")

@@ -31,10 +31,12 @@ def test_summary_has_labels_and_directions():
 
 def test_notes_name_what_a_reader_must_know():
     first, second, *_ = make_full_report().notes
-    assert first == "The run was interrupted while it measured the decision space: this report is not complete."
-    assert second == "Gradients seem to be masked (zero_gradients), so that success rates are too low."
+    assert first == "The run was interrupted while it measured the decision space: this report is incomplete."
+    assert (
+        second == "Gradients seem to be masked (zero_gradients), so success rates are too low and distances too high."
+    )
     rates = {name: {"asr": asr} for name, asr in (("cw", 1.0), ("pgd", 0.5), ("worst", 0.6))}
-    assert "An attack without a budget counts in 'worst' only" in make_report(rates=rates).notes[-1]
+    assert "'worst' counts an attack without a budget only where" in make_report(rates=rates).notes[-1]
     assert make_report(rates={"pgd": {"asr": 0.5}, "worst": {"asr": 0.5}}).notes == []
 
 
@@ -47,7 +49,7 @@ def test_plot_shows_rates_or_curves():
 
 
 def test_captions_of_figures():
-    assert len(make_full_report().figures()) == 3
+    assert len(make_full_report().figures()) == 4
     assert RobustnessReport("Network", 10, {}).figures() == {}
 
 

@@ -1,9 +1,13 @@
 import re
+import runpy
 
+import lightning as L
 import pytest
 import torch
 from matplotlib.image import imread
 
+from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
+from tests.examples.conftest import EXAMPLES
 from tests.references import rdi, roby
 
 COLUMNS = ["acc", "rdi", "roby", "fim", "adv_acc/pgd", "adv_acc/square", "adv_acc/worst", "distortion/cw"]
@@ -29,3 +33,35 @@ def test_quickstart_prints_the_values_that_it_logs(run_example, logged, tmp_path
     assert float(table[1][1]) == pytest.approx((preds == labels).double().mean().item(), abs=6e-4)
     assert float(table[1][2]) == pytest.approx(rdi(logits, preds)["rdi"], abs=6e-4)
     assert float(table[1][3]) == pytest.approx(roby(embedding, preds)["roby"], abs=6e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_the_callbacks_of_the_readme_keep_a_robust_epoch(seed, tmp_path, monkeypatch):
+    """Stopping on RDI alone kept epoch 0 in two of three such runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    quickstart = runpy.run_path(str(EXAMPLES / "quickstart.py"))
+    readme, names = (EXAMPLES.parent / "README.md").read_text(), {}
+    exec(re.search(r"```python\n(.*?)```", readme, flags=re.DOTALL).group(1), names)
+    callbacks = [
+        callback
+        for callback in names["trainer"].callbacks
+        if isinstance(callback, (RobustModelCheckpoint, RobustEarlyStopping))
+    ]
+    assert len(callbacks) == 2
+
+    L.seed_everything(seed, verbose=False)
+    monitor = RobustnessMonitor(eps=0.1, log_figures=False)
+    trainer = L.Trainer(
+        max_epochs=8, callbacks=[monitor, *callbacks], enable_model_summary=False, enable_progress_bar=False
+    )
+    trainer.fit(quickstart["DigitsClassifier"](), *quickstart["digits_loaders"]())
+    kept = int(re.search(r"epoch=(\d+)", trainer.checkpoint_callback.best_model_path).group(1))
+    # Like with like: all attacks run in some epochs only
+    worst = {row["epoch"]: row["adv_acc/worst"] for row in monitor.history if "adv_acc/worst" in row}
+    assert worst[kept] >= max(worst.values()) - 0.02
+    assert trainer.checkpoint_callback.best_model_score.item() == pytest.approx(worst[kept])
+    accuracy = {row["epoch"]: row["acc"] for row in monitor.history}
+    assert accuracy[kept] >= max(accuracy.values()) - 0.02 - 1e-6

@@ -9,6 +9,7 @@ from lightning_robustness import InputSpace
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
 from lightning_robustness.losses.log_probabilities import log_probabilities
+from lightning_robustness.utilities.draws import Draws
 from tests.attacks.traces import assert_same, network_in_training, snapshot
 
 ATTACK = PGD(eps=0.1, alpha=0.03, steps=5, start="gaussian", loss="kl", all_steps=True)
@@ -52,7 +53,7 @@ def by_hand(network, x, start, objective):
 def test_search_by_hand(batch, network, monkeypatch, loss):
     x, y = batch
     noise, p = torch.randn_like(x), network(x).softmax(dim=1)
-    monkeypatch.setattr(torch, "randn_like", lambda tensor: noise)
+    monkeypatch.setattr(Draws, "normal", lambda self, counter, shape, dtype: noise)
     objectives = {
         "cross_entropy": lambda logits: nn.functional.cross_entropy(logits, y),
         "kl": lambda logits: nn.functional.kl_div(logits.log_softmax(dim=1), p, reduction="sum"),

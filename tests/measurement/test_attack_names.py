@@ -3,7 +3,7 @@ import torchattacks
 from torch import nn
 
 from lightning_robustness.attacks import CW, PGD, Square, TorchattacksAdapter, get_attack
-from lightning_robustness.measurement.attack_names import name_attacks
+from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks, name_final_attack
 
 
 def custom(model, x, y):
@@ -18,14 +18,16 @@ class Mine:
 def test_attacks_by_name():
     attacks = name_attacks(["pgd", "fgsm", "cw", "square", "pgd_l2", "torchattacks:DeepFool"], eps=0.1)
     assert attacks == {
-        "pgd": PGD(eps=0.1),
+        "pgd": get_attack("strong_pgd", eps=0.1),
         "fgsm": get_attack("fgsm", eps=0.1),
         "cw": CW(),
         "square": Square(eps=0.1, num_queries=200),
-        "pgd_l2": PGD(eps=0.1, norm="l2"),
+        "pgd_l2": PGD(eps=1.0, norm="l2"),
         "deepfool": TorchattacksAdapter(attack="DeepFool"),
     }
-    assert name_attacks(["pgd", "square"]) == {"pgd": PGD(), "square": Square(num_queries=200)}
+    defaults = {"pgd": get_attack("strong_pgd"), "square": Square(num_queries=200)}
+    assert name_attacks(["pgd", "square"]) == defaults
+    assert name_attacks(DEFAULT_ATTACKS) == {**defaults, "cw": CW()}
     assert name_attacks([]) == {}
 
 
@@ -38,9 +40,43 @@ def test_attacks_as_objects():
 
 
 def test_attacks_in_a_mapping():
-    attacks = name_attacks({"weak": "pgd", "strong": PGD(eps=0.5), "mine": custom, "Square": "square"}, eps=0.1)
-    assert attacks == {"weak": PGD(eps=0.1), "strong": PGD(eps=0.5), "mine": custom, "Square": attacks["Square"]}
+    attacks = name_attacks(
+        {"weak": PGD(eps=0.1, steps=5), "strong": PGD(eps=0.5), "mine": custom, "Square": "square"}, eps=0.1
+    )
+    assert attacks == {
+        "weak": PGD(eps=0.1, steps=5),
+        "strong": PGD(eps=0.5),
+        "mine": custom,
+        "Square": attacks["Square"],
+    }
     assert attacks["Square"] == Square(eps=0.1, num_queries=200)
+
+
+def test_attacks_as_published():
+    attacks = name_attacks(["pgd", "pgd_l2", "torchattacks:PGDL2"], eps=0.1, as_published=True)
+    expected = PGD(eps=0.1), PGD(eps=0.1, norm="l2"), get_attack("torchattacks:PGDL2", eps=0.1)
+    assert tuple(attacks.values()) == expected
+
+
+def test_a_budget_in_another_norm_is_not_inherited():
+    assert name_attacks(["torchattacks:PGDL2"], eps=0.1)["pgdl2"] == get_attack("torchattacks:PGDL2")
+    assert name_attacks([PGD(norm="l2", eps=0.5)], eps=0.1)["pgd"].eps == 0.5
+
+
+def test_the_worst_case_has_its_name_for_itself():
+    assert name_attacks(["worst"], eps=0.1) == {"cascade": get_attack("worst", eps=0.1)}
+    for name in ("worst", "final"):
+        match = rf"a name for 'pgd' other than '{name}', .* Pass {{'cascade': \.\.\.}}, for instance"
+        with pytest.raises(ValueError, match=match):
+            name_attacks({name: "pgd"})
+
+
+def test_final_attack():
+    assert name_final_attack("worst", eps=0.1) == {"final": get_attack("worst", eps=0.1)}
+    assert name_final_attack("square") == {"final": Square()}
+    assert name_final_attack(custom, eps=0.1) == {"final": custom}
+    with pytest.raises(ValueError, match=r"without a target but got PGD\("):
+        name_final_attack(PGD(targeted=True))
 
 
 def test_attacks_are_checked():

@@ -43,7 +43,7 @@ def test_batches_are_those_of_run_in_a_row():
 
 def test_the_worst_case_is_the_closest_success():
     near, far = outcome([1, 0, 0, 2], [0.2, 0.1, 0.4, 0.3]), outcome([2, 0, 1, 1], [0.1, 0.3, 0.5, 0.4])
-    worst = worst_case({"near": near, "far": far}, {"near": ("linf", 0.5), "far": ("linf", 0.5)})
+    worst = worst_case({"near": near, "far": far}, {"near": [("linf", 0.5)], "far": [("linf", 0.5)]})
     assert worst.adv_preds.tolist() == [2, 0, 1, 2]
     torch.testing.assert_close(worst.l2, torch.tensor([0.1, 0.1, 0.5, 0.3]))
 
@@ -51,6 +51,8 @@ def test_the_worst_case_is_the_closest_success():
 def test_attacks_without_a_budget_count_within_that_of_others():
     bounded, free = outcome([0, 0, 0], [0.1, 0.1, 0.1]), outcome([1, 1, 1], [0.2, 0.4, 0.9], [0.1, 0.3, 0.2])
     outcomes = {"bounded": bounded, "free": free}
-    assert worst_case(outcomes, {"bounded": ("linf", 0.2), "free": None}).success.tolist() == [True, False, True]
-    assert worst_case(outcomes, {"bounded": ("l2", 0.5), "free": None}).success.tolist() == [True, True, False]
-    assert worst_case(outcomes, {"bounded": None, "free": None}).success.tolist() == [True, True, True]
+    assert worst_case(outcomes, {"bounded": [("linf", 0.2)], "free": [None]}).success.tolist() == [True, False, True]
+    assert worst_case(outcomes, {"bounded": [("l2", 0.5)], "free": [None]}).success.tolist() == [True, True, False]
+    mixed = {"bounded": [("l2", 0.5)], "free": [("linf", 0.1), ("l2", 0.2)]}  # a cascade of two norms has budgets too
+    assert worst_case(outcomes, mixed).success.tolist() == [True, True, True]
+    assert worst_case(outcomes, {"bounded": [None], "free": [None]}).success.tolist() == [True, True, True]

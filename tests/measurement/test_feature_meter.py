@@ -42,9 +42,12 @@ def test_features(mode, num_classes, dtype, batch_size):
         "samples": 60,
         "acc": accuracy_score(y, preds),
     }
+    if num_classes == 2:
+        expected = {name: value for name, value in expected.items() if name not in ("roby", "fsa", "fsd")}
     assert values == pytest.approx(expected, abs=1e-6)
     assert values["rdi"] == pytest.approx(robustness_difference_index(logits, preds).item(), abs=1e-6)
-    assert values["roby"] == pytest.approx(roby(embedding, preds).item(), abs=1e-6)
+    if num_classes > 2:
+        assert values["roby"] == pytest.approx(roby(embedding, preds).item(), abs=1e-6)
     assert 0 < values["acc"] < 1
     assert meter.distances["rdi"].tolist() == pytest.approx(rdi["distances"], abs=1e-6)
     assert meter.distances["roby"].tolist() == pytest.approx(references.rdi(embedding, preds)["distances"], abs=1e-6)
@@ -55,6 +58,34 @@ def test_features_without_labels():
     values = measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, None, 7)
     assert "acc" not in values
     assert values["rdi"] == pytest.approx(references.rdi(logits, logits.argmax(dim=1))["rdi"], abs=1e-6)
+
+
+def test_without_embeddings():
+    _, logits, y = features()
+    meter = FeatureMeter(4, "exact", CPU, has_embedding=False)
+    meter.update(HeadCall(None, logits), y)
+    values = meter.compute()
+    assert values.keys() == {"rdi", "rdi_intra", "rdi_inter", "samples", "acc"}
+    assert values["rdi"] == pytest.approx(references.rdi(logits, logits.argmax(dim=1))["rdi"], abs=1e-6)
+    assert meter.distances.keys() == {"rdi"}
+
+
+@pytest.mark.parametrize(("num_predicted", "is_there"), [(1, True), (2, False), (3, True)])
+def test_roby_is_left_out_where_two_classes_are_predicted(num_predicted, is_there):
+    """Its normalised value would be 0, the best one, whatever the network."""
+    embedding, logits, _ = features()
+    logits[:, num_predicted:] = -100
+    values = measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, None, 60)
+    assert ("roby" in values) is ("fsa" in values) is ("fsd" in values) is is_there
+    assert "rdi_embedding" in values
+
+
+@pytest.mark.parametrize("label", [-1, 4])
+def test_labels_have_a_class(label):
+    embedding, logits, y = features()
+    y[3] = label
+    with pytest.raises(ValueError, match="Expected labels from 0 to 3, for 4 classes, but got values from"):
+        measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, y, 60)
 
 
 def test_batches_without_samples_change_nothing():

@@ -18,7 +18,8 @@ def network(*more):
 
 def test_head_features_and_classes():
     model = network()
-    assert inspect_model(model, subject(model), X) == ("2", 5, 3)
+    route = inspect_model(model, subject(model), X)
+    assert (route.head, route.num_features, route.num_classes) == ("2", 5, 3)
     assert inspect_model(model, subject(model), X, head=model[2], num_classes=3).head == "2"
 
 

@@ -20,11 +20,8 @@ from lightning_robustness.measurement.keys import (
 
 ROOT = Path(__file__).parents[2]
 FEATURES = ["rdi", "rdi_intra", "rdi_inter", "rdi_embedding", "roby", "fsa", "fsd", "acc"]
-FISHER = ["fim", "fim_geometric", "fim_inverse", "lipschitz"]
-NEW = (
-    Key("boundary", "fim", "distance to the boundary", "input", True, "Boundary", "median distance"),
-    Key("trust/<key>", "run", "trust in <key>", "", None, "Trust", "Kendall's tau with robust accuracy", "context"),
-)
+FISHER = ["fim", "fim_geometric", "fim_inverse", "lipschitz", "boundary", "boundary_acc"]
+NEW = Key("sharpness", "fim", "sharpness", "input", True, "Sharpness", "median sharpness")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +40,7 @@ def test_names_are_unique_and_families_have_one_placeholder():
     for key in KEYS:
         placeholders = re.findall(r"<(\w+)>", key.name)
         assert placeholders == re.findall(r"<(\w+)>", key.label)
-        assert placeholders in ([], ["attack"], ["part"])
+        assert placeholders in ([], ["attack"], ["part"], ["key"])
         assert key.name.endswith(">") == bool(placeholders)
 
 
@@ -68,12 +65,15 @@ def test_every_measured_value_is_in_the_table(digits, digits_network):
         ("fim_inverse", None),
         ("fim_geometric", None),
         ("lipschitz", False),
+        ("boundary", True),
+        ("boundary_acc", True),
         ("clever", True),
         ("acc", None),
         ("asr/pgd", False),
         ("adv_acc/worst", True),
         ("distortion/cw", True),
         ("masking", None),
+        ("trust/rdi", None),
         ("samples_fim", None),
     ],
 )
@@ -112,30 +112,44 @@ def test_logged_keys():
 def test_monitor_has_the_keys_of_its_parts():
     assert RobustnessMonitor(attacks=(), fim_samples=0, prefix="r").keys == [f"r/{name}" for name in FEATURES]
     monitor = RobustnessMonitor(attacks=("pgd",))
-    assert monitor.keys == [tag("robustness", name) for name in logged_keys(["features", "fim"], ["pgd"])]
+    assert monitor.keys == [tag("robustness", name) for name in logged_keys(["features", "fim", "trust"], ["pgd"])]
+    assert "robustness/trust/rdi" in monitor.keys
+    assert "robustness/trust/acc" not in monitor.keys
 
 
 def test_one_entry_is_enough_for_a_new_value(monkeypatch):
-    monkeypatch.setattr(keys, "KEYS", (*KEYS, *NEW))
-    trusted = ["rdi", "rdi_embedding", "roby", "fsa", "fsd", "fim", "lipschitz", "boundary"]
-    new = ["boundary", *(f"trust/{name}" for name in trusted)]
-    assert logged_keys(["features", "fim"], []) == [*FEATURES, *FISHER, *new]
-    assert list(charts(["features", "fim"], ["pgd"])) == [
+    monkeypatch.setattr(keys, "KEYS", (*KEYS, NEW))
+    trusted = [
+        "rdi",
+        "rdi_embedding",
+        "roby",
+        "fsa",
+        "fsd",
+        "fim",
+        "lipschitz",
+        "boundary",
+        "boundary_acc",
+        "sharpness",
+    ]
+    trust = [f"trust/{name}" for name in trusted]
+    assert logged_keys(["features", "fim", "trust"], []) == [*FEATURES, *FISHER, *trust, "sharpness"]
+    assert list(charts(["features", "fim", "trust"], ["pgd"])) == [
         *("Clean and adversarial accuracy", "Attack success", "RDI", "ROBY, FSA, FSD", "Fisher information"),
-        *("What watching costs (seconds)", "Boundary", "Trust"),
+        *("Distance to the boundary", "Trust", "What watching costs (seconds)", "Sharpness"),
     ]
     assert get_key("trust/rdi").label == "trust in rdi"
-    assert attack_free_metrics()["boundary"] == NEW[0]
-    assert "| `boundary` | median distance | input | higher | fim |" in markdown_table().splitlines()
+    assert attack_free_metrics()["sharpness"] == NEW
+    assert "| `sharpness` | median sharpness | input | higher | fim |" in markdown_table().splitlines()
 
 
 def test_charts_have_the_values_of_their_parts():
     assert charts(["features", "fim"], ["pgd"]) == {
-        "Clean and adversarial accuracy": ["acc", "adv_acc/<attack>"],
+        "Clean and adversarial accuracy": ["acc", "boundary_acc", "adv_acc/<attack>"],
         "Attack success": ["asr/<attack>"],
         "RDI": ["rdi", "rdi_embedding"],
         "ROBY, FSA, FSD": ["roby", "fsa", "fsd"],
         "Fisher information": ["fim", "fim_geometric"],
+        "Distance to the boundary": ["boundary"],
         "What watching costs (seconds)": ["seconds/<part>"],
     }
     assert list(charts(["features"], [])) == [

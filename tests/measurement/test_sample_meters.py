@@ -1,6 +1,7 @@
 import pytest
 
-from lightning_robustness.measurement.sample_meters import make_sample_meters
+from lightning_robustness.attacks import CW, PGD, Budget
+from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.utilities.input_space import InputSpace
 
 
@@ -20,3 +21,21 @@ def test_options_are_checked():
         make_sample_meters(InputSpace(), fim_method="guess")
     with pytest.raises(ValueError, match="`clever_radius` to be a finite number above 0 but got 0"):
         make_sample_meters(InputSpace(), clever_radius=0.0)
+
+
+@pytest.mark.parametrize(
+    ("attacks", "eps", "expected"),
+    [
+        ([PGD(eps=0.1), PGD(eps=0.2), PGD(eps=2.0, norm="l2"), CW()], 0.5, Budget("linf", 0.2)),
+        ([PGD(eps=2.0, norm="l2"), CW()], 0.5, Budget("l2", 2.0)),
+        ([CW()], 0.5, Budget("linf", 0.5)),
+        ([lambda model, x, y: x], 0.5, Budget("linf", 0.5)),
+        ([], None, None),
+    ],
+)
+def test_budget_of_values_without_attacks(attacks, eps, expected):
+    assert common_budget(attacks, eps) == expected
+    budget = "" if expected is None else f", eps {expected.eps:.4g}"
+    norm = "linf" if expected is None else expected.norm
+    fisher, _ = make_sample_meters(InputSpace(), budget=expected)
+    assert fisher.describe() == f"at most 256 samples, method 'auto', boundary in {norm}{budget}"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_robustness.utilities.batch import read_batch, replace_in_batch
+from lightning_robustness.utilities.batch import check_classes, read_batch, replace_in_batch
 
 X, Y = torch.rand(3, 2), torch.tensor([4, 0, 7])
 NEW = X + 1
@@ -171,24 +171,72 @@ def test_batch_function():
             r"or a mapping, dataclass or named tuple .* but got tuple\. For other batches, pass `batch_fn=",
         ),
         (3, TypeError, r"but got int\."),
-        ({"foo": X, "bar": Y}, TypeError, r"named image, .*, x but got dict with 'foo', 'bar'\. .*`batch_fn="),
+        ({"foo": X, "bar": Y}, TypeError, r"named image, .*, input_ids but got dict with 'foo', 'bar'\. .*`batch_fn="),
         ({"x": "path"}, TypeError, r"tensor of shape \(N, \.\.\.\) but got str\. .*`batch_fn="),
         ([(X, Y), (X, Y)], TypeError, r"tensor of shape \(N, \.\.\.\) but got tuple"),
         (torch.tensor(1.0), TypeError, r"but got one of shape \(\)"),
         ((X, ["a", "b", "c"]), TypeError, r"`y` to be an integer tensor of labels but got list\. One-hot or soft"),
-        (
-            (X, torch.rand(3)),
-            TypeError,
-            r"integer tensor of labels but got dtype torch\.float32\. One-hot or soft .*`batch_fn=",
-        ),
-        ((X, Y.bool()), TypeError, r"integer tensor of labels but got dtype torch\.bool"),
-        ((X, torch.eye(8).long()[Y]), ValueError, r"shape \(3,\), one label per sample, but got \(3, 8\)\. One-hot"),
+        ((X, torch.eye(8)[Y]), TypeError, r"labels but got dtype torch\.float32\. One-hot or soft .*`batch_fn="),
+        ((X, torch.rand(3)), ValueError, r"single-label classification.* real numbers, from .*, as in regression"),
+        ((X, 2 * torch.ones(3, 1)), ValueError, r"real numbers, from 2 to 2, as in regression"),
+        ((X, torch.ones(3, 4)), ValueError, r"4 numbers per sample that do not sum to 1, as in multi-label"),
+        ((X, torch.eye(8).long()[Y]), ValueError, r"none: there are 8 labels per sample.*\(3, 8\)\)\. One-hot"),
+        ((X, Y.reshape(3, 1, 1).expand(3, 4, 4)), ValueError, r"a label for each position, as in segmentation"),
+        ((torch.rand(3, 1, 2), torch.rand(3, 1, 2), Y), ValueError, r"looks like other inputs.*Siamese.*batch_fn="),
+        ((Y, X, Y), ValueError, r"first entry looks like indices.*`batch_fn=lambda batch: \(batch\[1\], batch\[2\]\)"),
         ((X, Y[:2]), ValueError, r"shape \(3,\), one label per sample, but got \(2,\)"),
     ],
 )
 def test_bad_batch(batch, error, match):
     with pytest.raises(error, match=match):
         read_batch(batch)
+
+
+BINARY = torch.tensor([1, 0, 1])
+
+
+@pytest.mark.parametrize(
+    "y",
+    [BINARY[:, None], BINARY.float(), BINARY.float()[:, None], BINARY.bool(), BINARY.double(), BINARY.to(torch.int8)],
+)
+def test_labels_of_binary_classifiers(y):
+    assert read_batch((X, y))[1].tolist() == [1, 0, 1]
+
+
+def test_labels_in_a_column_keep_their_classes():
+    assert read_batch((X, Y[:, None]))[1].tolist() == Y.tolist()
+
+
+def test_soft_labels_where_they_are_wanted():
+    soft = 0.7 * torch.eye(8)[Y] + 0.3 * torch.eye(8)[Y.flip(0)]
+    assert read_batch((X, soft), soft=True)[1].tolist() == Y.tolist()
+    with pytest.raises(ValueError, match="as in multi-label"):
+        read_batch((X, torch.ones(3, 4)), soft=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "match", "batch_fn"),
+    [
+        ([1, 2, 3], r"from 0 to 2, for 3 classes, .* from 1 to 3\. .*batch\[1\] - 1", lambda b: (b[0], b[1] - 1)),
+        (
+            [2, -100, 0],
+            r"from -100 to 2\. .*`ignore_index`.*batch\[1\] >= 0\]\)`",
+            lambda b: (b[0][b[1] >= 0], b[1][b[1] >= 0]),
+        ),
+        ([7, 9, 4], r"such as lengths.*lambda batch: \(batch\[0\], batch\[2\]\)", lambda b: (b[0], b[2])),
+    ],
+)
+def test_labels_without_a_class_and_the_remedy(labels, match, batch_fn):
+    batch = X, torch.tensor(labels), torch.tensor([2, 0, 1])
+    _, y = read_batch(batch)
+    with pytest.raises(ValueError, match=match):
+        check_classes(y, 3)
+    x, y = read_batch(batch, batch_fn)
+    check_classes(y, 3)
+    assert len(x) == len(y) > 1
+    check_classes(y[:0], 3)
+    with pytest.raises(ValueError, match="read as two classes; regression cannot be measured"):
+        check_classes(torch.tensor([5]), 2)
 
 
 def test_bad_batch_function():

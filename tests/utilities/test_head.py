@@ -1,584 +1,26 @@
-import copy
 import gc
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional as F
-from torch.nn.utils import parametrizations
 
-from lightning_robustness.utilities.head import HeadTap, find_head
+from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.module_state import is_lazy
+from tests.utilities.heads import (
+    Distillation,
+    HeadCalledTwice,
+    LastCallIsAnother,
+    Network,
+    VisionTransformer,
+    assert_call,
+    count_hooks,
+    expected_call,
+    find_head,
+    inputs,
+    tap_of,
+)
 from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
-
-
-class Network(nn.Module):
-    """Embedding by ``embed``, head by name: what a tap should return is written down once more in ``expected_call``."""
-
-    head_name = "head"
-
-    def __init__(self, num_classes):
-        super().__init__()
-        self.build(num_classes)
-
-    def build(self, num_classes):
-        self.body = nn.Linear(6, 8)
-        self.head = nn.Linear(8, num_classes)
-
-    def embed(self, x):
-        return self.body(x.flatten(1)).relu()
-
-    def forward(self, x):
-        return self.head(self.embed(x))
-
-    def pooled(self, x):
-        return self.embed(x)
-
-
-class NestedHead(Network):
-    head_name = "parts.out.1.0"
-
-    def build(self, num_classes):
-        self.body = nn.Linear(6, 8)
-        out = nn.ModuleList([nn.Identity(), nn.Sequential(nn.Linear(8, num_classes))])
-        self.parts = nn.ModuleDict({"unused": nn.Linear(8, num_classes), "out": out})
-
-    def forward(self, x):
-        return self.parts["out"][1](self.embed(x))
-
-
-class VisionTransformer(Network):
-    """The head sees the class token, behind a LayerNorm."""
-
-    head_name = "mlp_head.linear"
-
-    def build(self, num_classes):
-        self.token = nn.Parameter(torch.randn(1, 1, 8))
-        self.patches = nn.Conv2d(1, 8, 2, stride=2)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-        self.norm = nn.LayerNorm(8)
-        self.mlp_head = nn.ModuleDict({"linear": nn.Linear(8, num_classes)})
-
-    def embed(self, x):
-        tokens = self.patches(x.reshape(-1, 1, 2, 3).repeat(1, 1, 2, 2)).flatten(2).transpose(1, 2)
-        return self.norm(self.encoder(torch.cat([self.token.expand(len(x), -1, -1), tokens], dim=1)))[:, 0]
-
-    def forward(self, x):
-        return self.mlp_head["linear"](self.embed(x))
-
-
-class PooledTokens(Network):
-    """The mean over tokens comes behind the head."""
-
-    def build(self, num_classes):
-        self.body = nn.Linear(2, 8)
-        self.head = nn.Linear(8, num_classes)
-
-    def embed(self, x):
-        return self.body(x.reshape(len(x), 3, 2)).relu()
-
-    def forward(self, x):
-        return self.head(self.embed(x)).mean(dim=1)
-
-    def pooled(self, x):
-        return self.embed(x).sum(dim=1) / 3
-
-
-class PooledMap(PooledTokens):
-    """Channels behind the positions, as in networks of windows."""
-
-    def embed(self, x):
-        return super().embed(x).reshape(len(x), 3, 1, 8)
-
-    def forward(self, x):
-        return self.head(self.embed(x)).flatten(1, 2).mean(dim=1)
-
-    def pooled(self, x):
-        return super().pooled(x).squeeze(1)
-
-
-class DenseNet(Network):
-    head_name = "classifier"
-
-    def build(self, num_classes):
-        self.features = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8))
-        self.classifier = nn.Linear(8, num_classes)
-
-    def embed(self, x):
-        return F.adaptive_avg_pool2d(F.relu(self.features(x.reshape(-1, 1, 2, 3))), 1).flatten(1)
-
-    def forward(self, x):
-        return self.classifier(self.embed(x))
-
-
-class FullyConvolutional(Network):
-    def build(self, num_classes):
-        self.body = nn.Conv2d(1, 8, 3, padding=1)
-        self.head = nn.Conv2d(8, num_classes, 1)
-
-    def embed(self, x):
-        return self.body(x.reshape(-1, 1, 2, 3)).relu()
-
-    def forward(self, x):
-        return F.adaptive_avg_pool2d(self.head(self.embed(x)), 1).flatten(1)
-
-    def pooled(self, x):
-        return self.embed(x).sum(dim=(2, 3)) / 6
-
-
-class FullyConvolutional1d(Network):
-    def build(self, num_classes):
-        self.body = nn.Conv1d(1, 8, 3, padding=1)
-        self.head = nn.Conv1d(8, num_classes, kernel_size=1)
-
-    def embed(self, x):
-        return self.body(x.reshape(-1, 1, 6)).relu()
-
-    def forward(self, x):
-        return self.head(self.embed(x)).mean(dim=2)
-
-    def pooled(self, x):
-        return self.embed(x).sum(dim=2) / 6
-
-
-class FullyConvolutional3d(FullyConvolutional):
-    def build(self, num_classes):
-        self.body = nn.Conv3d(1, 8, 1)
-        self.head = nn.Conv3d(8, num_classes, (1, 1, 1))
-
-    def embed(self, x):
-        return self.body(x.reshape(-1, 1, 1, 2, 3)).relu()
-
-    def forward(self, x):
-        return self.head(self.embed(x)).mean(dim=(2, 3, 4))
-
-    def pooled(self, x):
-        return self.embed(x).sum(dim=(2, 3, 4)) / 6
-
-
-class LogSoftmaxEnd(Network):
-    def forward(self, x):
-        return super().forward(x).log_softmax(dim=1)
-
-
-class SoftmaxEnd(Network):
-    def build(self, num_classes):
-        super().build(num_classes)
-        self.softmax = nn.Softmax(dim=1)
-
-    def forward(self, x):
-        return self.softmax(super().forward(x))
-
-
-class DictionaryOutput(Network):
-    def forward(self, x):
-        return {"loss": torch.zeros(()), "logits": super().forward(x)}
-
-
-class TupleOutput(Network):
-    def forward(self, x):
-        return super().forward(x), self.embed(x)
-
-
-class ObjectOutput(Network):
-    def forward(self, x):
-        return SimpleNamespace(logits=super().forward(x), hidden_states=None)
-
-
-class SpecialLinear(nn.Linear):
-    pass
-
-
-class SubclassedLinear(Network):
-    def build(self, num_classes):
-        super().build(num_classes)
-        self.head = SpecialLinear(8, num_classes)
-
-
-class WeightNorm(Network):
-    def build(self, num_classes):
-        super().build(num_classes)
-        self.head = parametrizations.weight_norm(self.head)
-
-
-class SpectralNorm(Network):
-    def build(self, num_classes):
-        super().build(num_classes)
-        self.head = parametrizations.spectral_norm(self.head)
-
-
-class AuxiliaryHead(Network):
-    """Another head of the same width comes last."""
-
-    start_at_zero = False
-
-    def build(self, num_classes):
-        super().build(num_classes)
-        self.auxiliary = nn.Linear(8, num_classes)
-        if self.start_at_zero:
-            for p in (*self.head.parameters(), *self.auxiliary.parameters()):
-                nn.init.zeros_(p)
-
-    def forward(self, x):
-        embedding = self.embed(x)
-        return self.head(embedding), self.auxiliary(embedding)
-
-
-class AuxiliaryHeadAtZero(AuxiliaryHead):
-    """At first, the outputs of both are equal."""
-
-    start_at_zero = True
-
-
-class Distillation(Network):
-    """Holds two networks, of which the teacher runs last; both are equal at first."""
-
-    head_name = "student.head"
-
-    def build(self, num_classes):
-        self.student = Network(num_classes)
-        self.teacher = copy.deepcopy(self.student)
-
-    def embed(self, x):
-        return self.student.embed(x)
-
-    def forward(self, x):
-        logits = self.student(x)
-        with torch.no_grad():
-            self.distance = (logits - self.teacher(x)).square().mean()
-        return logits
-
-
-class SharedBody(Network):
-    """A layer that is used twice is as wide as the head."""
-
-    def build(self, num_classes):
-        self.input = nn.Linear(6, num_classes)
-        self.body = nn.Linear(num_classes, num_classes)
-        self.head = nn.Linear(num_classes, num_classes)
-
-    def embed(self, x):
-        return self.body(self.body(self.input(x.flatten(1))).relu()).relu()
-
-
-class HeadCalledTwice(Network):
-    """The logits are those of the second call."""
-
-    def forward(self, x):
-        self.early = self.head(0.5 * self.embed(x))
-        return self.head(self.embed(x))
-
-
-NETWORKS = [
-    *(Network, NestedHead, VisionTransformer, PooledTokens, PooledMap, DenseNet),
-    *(FullyConvolutional, FullyConvolutional1d, FullyConvolutional3d, LogSoftmaxEnd, SoftmaxEnd),
-    *(DictionaryOutput, TupleOutput, ObjectOutput, SubclassedLinear, WeightNorm, SpectralNorm),
-    *(AuxiliaryHead, AuxiliaryHeadAtZero, Distillation, SharedBody, HeadCalledTwice),
-]
-
-
-def inputs(number=5, dtype=torch.float32, seed=0):
-    return torch.rand(number, 1, 2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.double).to(dtype)
-
-
-def count_hooks(network):
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules())
-
-
-def expected_call(network, x):
-    """What enters the head, and a matrix product of it with the head's weights."""
-    head = network.get_submodule(network.head_name)
-    with torch.no_grad():
-        embedding = network.pooled(x)
-        return embedding, embedding @ head.weight.flatten(1).T + head.bias
-
-
-def assert_call(call, expected, **tolerance):
-    torch.testing.assert_close(tuple(call), tuple(expected), **tolerance)
-
-
-@pytest.mark.filterwarnings("ignore:The model returns matrices of widths")
-@pytest.mark.parametrize(
-    ("kind", "number", "num_classes", "dtype"),
-    [
-        *((kind, 5, 4, torch.float32) for kind in NETWORKS),
-        *((kind, 1, 2, torch.float32) for kind in (Network, PooledTokens, FullyConvolutional, SharedBody)),
-        (Network, 5, 4, torch.float64),
-    ],
-)
-def test_the_head_is_found_and_what_passes_through_it(kind, number, num_classes, dtype):
-    network, x = kind(num_classes).to(dtype).eval(), inputs(number, dtype)
-    hooks = count_hooks(network)
-    assert find_head(network, x) == network.head_name
-    expected = expected_call(network, x)
-    assert_call(HeadTap(network, network.head_name).run(network, x), expected)
-    with HeadTap(network, network.head_name) as tap, torch.no_grad():
-        tap.listen(x)
-        network(x)
-        assert_call(tap.take(), expected)
-    assert count_hooks(network) == hooks
-
-
-# Pooling and softmax round differently from the network
-@pytest.mark.parametrize("kind", [Network, PooledTokens, FullyConvolutional, LogSoftmaxEnd, SoftmaxEnd])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_head_is_found_in_half_precision(kind, dtype):
-    assert find_head(kind(4).to(dtype).eval(), inputs(dtype=dtype)) == kind.head_name
-
-
-@pytest.mark.parametrize("kind", [Network, PooledTokens, LogSoftmaxEnd, SoftmaxEnd, AuxiliaryHead])
-def test_the_head_is_found_where_logits_are_tiny(kind):
-    """Networks whose outputs are nearly zero, or nearly uniform, at first."""
-    network = kind(4)
-    with torch.no_grad():
-        for name, p in network.named_parameters():
-            p.mul_(1e-4 if name.startswith((network.head_name, "auxiliary")) else 1)
-    assert find_head(network, inputs()) == network.head_name
-
-
-def test_a_network_that_is_its_own_head():
-    network, x = nn.Linear(6, 3), inputs().flatten(1)
-    assert find_head(network, x) == ""
-    call = HeadTap(network, "").run(network, x)
-    assert torch.equal(call.embedding, x)
-    with HeadTap(network, "") as tap:
-        tap.listen(x)
-        network(1 - x)
-        logits = network(x)
-        assert_call(tap.take(), (x, logits), rtol=0, atol=0)
-
-
-class SqueezeNet(nn.Module):
-    """A ReLU between the 1x1 convolution and the pooling, so that the convolution alone is not the head."""
-
-    def __init__(self, dimensions):
-        super().__init__()
-        convolution, pool = [(nn.Conv1d, nn.AdaptiveAvgPool1d), (nn.Conv2d, nn.AdaptiveAvgPool2d)][dimensions - 1]
-        self.shape = (-1, 1, 6) if dimensions == 1 else (-1, 1, 2, 3)
-        self.features = nn.Sequential(convolution(1, 8, 3, padding=1), nn.ReLU())
-        self.classifier = nn.Sequential(nn.Dropout(0.5), convolution(8, 4, 1), nn.ReLU(), pool(1))
-
-    def forward(self, x):
-        return self.classifier(self.features(x.reshape(self.shape))).flatten(1)
-
-
-@pytest.mark.parametrize("dimensions", [1, 2])
-def test_squeezenet(dimensions):
-    network, x = SqueezeNet(dimensions).eval(), inputs()
-    assert find_head(network, x) == "classifier"
-    with torch.no_grad():
-        expected = network.features(x.reshape(network.shape)).flatten(2).sum(dim=2) / 6, network(x)
-    assert_call(HeadTap(network, "classifier").run(network, x), expected)
-
-
-@given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=3),
-    *(st.integers(low, 5) for low in (1, 1, 2)),
-    st.booleans(),
-)
-def test_logits_are_those_of_the_pooled_embedding(positions, number, width, num_classes, channels_first):
-    """A linear map of the mean is the mean of the linear map, whatever the shape."""
-    generator = torch.Generator().manual_seed(0)
-    if channels_first:
-        head = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(positions) - 1](width, num_classes, 1).double()
-        x = torch.randn(number, width, *positions, generator=generator, dtype=torch.double)
-        network = nn.Sequential(nn.Identity(), head, nn.Flatten(2), _Mean(2))
-        mean = x.flatten(2).mean(dim=2)
-    else:
-        head = nn.Linear(width, num_classes).double()
-        x = torch.randn(number, *positions, width, generator=generator, dtype=torch.double)
-        network = nn.Sequential(nn.Identity(), head, nn.Flatten(1, -2), _Mean(1))
-        mean = x.flatten(1, -2).mean(dim=1)
-    assert find_head(network, x) == "1"
-    call = HeadTap(network, "1").run(network, x)
-    torch.testing.assert_close(call.embedding, mean)
-    torch.testing.assert_close(call.logits, F.linear(mean, head.weight.flatten(1), head.bias).detach())
-
-
-class _Mean(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x):
-        return x.mean(dim=self.dim)
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_compiled_networks(in_place):
-    network, x = Network(4).eval(), inputs()
-    expected, hooks = expected_call(network, x), count_hooks(network)
-    compiled = network if in_place else torch.compile(network, backend="aot_eager")
-    if in_place:
-        network.compile(backend="aot_eager")
-    compiled(x)
-    name = find_head(compiled, x)
-    assert name == ("head" if in_place else "_orig_mod.head")
-    assert_call(HeadTap(compiled, name).run(compiled, x), expected)
-    assert count_hooks(network) == hooks
-
-
-class CosineClassifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 8))
-
-    def forward(self, x):
-        return 16 * F.normalize(x) @ F.normalize(self.weight).T
-
-
-class CosineNetwork(Network):
-    def build(self, num_classes):
-        self.body = nn.Linear(6, 8)
-        self.head = CosineClassifier()
-
-
-@pytest.mark.parametrize("by_name", [False, True])
-def test_custom_heads_are_given(by_name):
-    network, x = CosineNetwork(4), inputs()
-    head = "head" if by_name else network.head
-    assert find_head(network, x, head=head) == "head"
-    embedding = network.embed(x).detach()
-    cosine = torch.stack([F.cosine_similarity(embedding, row[None]) for row in network.head.weight], dim=1)
-    assert_call(HeadTap(network, "head").run(network, x), (embedding, 16 * cosine.detach()))
-    with pytest.raises(ValueError, match=r"of width 4, but found none\. Pass the name .* run: 'body' \(width 8\)"):
-        find_head(network, x)
-
-
-def test_a_head_with_pooling_is_given():
-    """As in ConvNeXt: pooled features with positions of size 1 enter the head."""
-    head = nn.Sequential(nn.LayerNorm((8, 1, 1)), nn.Flatten(), nn.Linear(8, 4))
-    network = nn.Sequential(nn.Conv2d(1, 8, 1), nn.AdaptiveAvgPool2d(1), head)
-    x = inputs()
-    assert find_head(network, x, head="2") == "2"
-    expected = network[:2](x).flatten(1).detach(), network(x).detach()
-    assert_call(HeadTap(network, "2").run(network, x), expected)
-
-
-class LargerKernel(FullyConvolutional):
-    def build(self, num_classes):
-        super().build(num_classes)
-        self.head = nn.Conv2d(8, num_classes, 3, padding=1)
-
-
-def test_convolutions_with_larger_kernels_are_given():
-    """Their mean over positions is not what they make of the mean."""
-    network, x = LargerKernel(4), inputs()
-    with pytest.raises(ValueError, match=r"found none\. .* Layers that were run: none\."):
-        find_head(network, x)
-    assert find_head(network, x, head="head") == "head"
-    expected = network.pooled(x).detach(), network(x).detach()
-    assert_call(HeadTap(network, "head").run(network, x), expected)
-
-
-def test_a_module_with_two_names_is_found_by_both():
-    network = Network(4)
-    network.alias = network.head
-    assert find_head(network, inputs(), head="alias") == "alias"
-    assert find_head(network, inputs(), head="head") == "head"
-    assert find_head(network, inputs(), head=network.alias) in ("alias", "head")
-    assert find_head(network, inputs()) in ("alias", "head")
-    assert_call(HeadTap(network, "alias").run(network, inputs()), expected_call(network, inputs()))
-
-
-def test_forward_chooses_among_networks():
-    network, x = Distillation(4), inputs()
-    assert find_head(network, x, forward=lambda x: network.teacher(x)) == "teacher.head"
-    assert find_head(network, x, forward=network.student) == "student.head"
-    assert find_head(network, x, head="teacher.head") == "teacher.head"
-
-
-class FunctionalHead(Network):
-    def build(self, num_classes):
-        self.body = nn.Linear(6, 8)
-        self.weight = nn.Parameter(torch.randn(num_classes, 8))
-
-    def forward(self, x):
-        return F.linear(self.embed(x), self.weight)
-
-
-def test_a_functional_head_is_not_found():
-    network = nn.ModuleDict({"network": FunctionalHead(4)})
-    network.forward = lambda x: network["network"](x)
-    with pytest.raises(ValueError, match=r"found none\. .* Layers that were run: 'network\.body' \(width 8\)\."):
-        find_head(network, inputs())
-    with pytest.raises(ValueError, match=r"Layers that were run: none\."):
-        find_head(nn.Identity(), inputs().flatten(1))
-
-
-class LastCallIsAnother(Network):
-    def forward(self, x):
-        logits = self.head(self.embed(x))
-        self.late = self.head(0.5 * self.embed(x))
-        return logits
-
-
-def test_a_head_whose_last_call_is_not_the_logits_is_not_found():
-    """Since a tap would return what the last call computed."""
-    with pytest.raises(ValueError, match=r"found none\. .* run: 'body' \(width 8\), 'head' \(width 4\)\."):
-        find_head(LastCallIsAnother(4), inputs())
-
-
-def test_logits_that_are_not_finite():
-    network = Network(4)
-    nn.init.constant_(network.head.bias, torch.nan)
-    with pytest.raises(ValueError, match="Expected finite logits but 5 of 5 samples"):
-        find_head(network, inputs())
-
-
-def test_heads_that_are_not_there():
-    network = NestedHead(4)
-    names = r"1x1 convolutions: body, parts\.unused, parts\.out\.1\.0\."
-    with pytest.raises(ValueError, match=rf"`head` to be part of NestedHead but got 'fc', which is not\. .* {names}"):
-        find_head(network, inputs(), head="fc")
-    with pytest.raises(ValueError, match="part of NestedHead but got Linear, which is not"):
-        find_head(network, inputs(), head=nn.Linear(8, 4))
-    with pytest.raises(ValueError, match="Linear layers and 1x1 convolutions: none"):
-        find_head(nn.Conv2d(1, 4, 2), inputs(), head="fc")
-
-
-def test_heads_that_take_no_part():
-    network = NestedHead(4)
-    message = "'parts.unused'.*, with a tensor of one row per sample in and out, but it did not"
-    with pytest.raises(ValueError, match=message):
-        find_head(network, inputs(), head="parts.unused")
-    with pytest.raises(ValueError, match=message):
-        HeadTap(network, "parts.unused").run(network, inputs())
-    assert count_hooks(network) == 0
-
-
-class TupleHead(Network):
-    """Its head returns the logits among other things."""
-
-    def build(self, num_classes):
-        super().build(num_classes)
-        self.pair = TupleOutput(num_classes)
-
-    def forward(self, x):
-        return self.pair(x)[0]
-
-
-def test_heads_that_do_not_return_a_tensor():
-    with pytest.raises(ValueError, match="'pair' to take part in the forward pass, with a tensor of one row"):
-        find_head(TupleHead(4), inputs(), head="pair")
-    assert find_head(TupleHead(4), inputs()) == "pair.head"
-
-
-def test_a_given_head_has_to_be_as_wide_as_the_logits():
-    with pytest.raises(ValueError, match="whose output is the logits, of width 4, but 'body' has width 8"):
-        find_head(Network(4), inputs(), head="body")
-
-
-def test_hooks_are_removed_if_the_network_fails():
-    network = Network(4)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        find_head(network, torch.rand(5, 7))
-    assert count_hooks(network) == 0
 
 
 class Images(nn.Module):
@@ -600,8 +42,8 @@ class Images(nn.Module):
     def head_name(self):
         return "network.head"
 
-    def pooled(self, x):
-        return self.network.embed(x)
+    def expect(self, x):
+        return expected_call(self.network, x)
 
 
 OWN = {
@@ -642,7 +84,7 @@ def attack(model, x):
 @pytest.mark.parametrize("step", OWN)
 def test_the_pass_on_the_announced_inputs_counts(step):
     model, x = Images(), inputs()
-    expected = expected_call(model, x)
+    expected = model.expect(x)
     with HeadTap(model, model.head_name) as tap:
         for context in (torch.enable_grad, torch.no_grad):
             tap.listen(x)
@@ -655,7 +97,7 @@ def test_the_pass_on_the_announced_inputs_counts(step):
 
 def test_listening_in_inference_mode():
     model = Images()
-    expected = expected_call(model, inputs())
+    expected = model.expect(inputs())
     with torch.inference_mode(), HeadTap(model, model.head_name) as tap:
         x = inputs()
         tap.listen(x)
@@ -746,9 +188,12 @@ def test_a_head_that_is_called_twice_counts_the_last_time():
         tap.listen(x)
         network(1 - x), network(x), network(1 - x)
         assert_call(tap.take(), expected_call(network, x))
-    network = LastCallIsAnother(4)
-    network(x)
-    assert torch.equal(HeadTap(network, "head").run(network, x).logits, network.late)
+
+
+def test_logits_are_what_forward_returns_whatever_the_head_computes():
+    network, x = LastCallIsAnother(4), inputs()
+    assert torch.equal(HeadTap(network, "head").run(network, x).logits, network(x))
+    assert HeadTap(network, None).run(network, x).embedding is None
 
 
 def test_the_network_of_a_distillation_that_is_meant():
@@ -771,13 +216,15 @@ class InPlace(Network):
 
 def test_changes_in_place_do_not_reach_what_was_kept():
     network, x = InPlace(4), inputs()
-    expected = expected_call(network, x)
-    with HeadTap(network, "head") as tap, torch.no_grad():
+    with torch.no_grad():
+        embedding = network.embed(x)
+        expected = embedding, 100 * network.head(embedding) + 1
+    with tap_of(network, x) as tap, torch.no_grad():
         tap.listen(x)
         network(x)
         call = tap.take()
     assert_call(call, expected)
-    assert_call(HeadTap(network, "head").run(network, x), expected)
+    assert_call(tap.run(network, x), expected)
 
 
 def test_hooks_are_there_between_attach_and_detach_only():
@@ -900,6 +347,7 @@ def test_encoder_layers_keep_their_fused_kernels(monkeypatch):
     with HeadTap(network, network.head_name) as tap, torch.no_grad():
         tap.listen(x)
         network(x)
+        assert len(calls) == 1
         assert_call(tap.take(), expected_call(network, x))
     assert len(calls) == 2
 

@@ -77,6 +77,7 @@ def test_no_bounds():
             torch.tensor([[-2.1, 2.6]]),
             r"range \[0.0, 1.0\] but observed \[-2.1, 2.6\].*InputSpace\(mean=.*InputSpace\(low=None, high=None\)",
         ),
+        (InputSpace(), torch.tensor([[0.0, 1.003]]), r"observed \[0, 1.003\]. Interpolation.*`x.clamp\(0.0, 1.0\)`"),
         (InputSpace(), torch.tensor([[0.0, 255.0]]), r"observed \[0, 255\]. For pixels from 0 to 255.*high=255"),
         (
             InputSpace(mean=0.5, std=0.5),
@@ -113,3 +114,51 @@ def test_integers_are_refused():
 def test_arguments_are_checked(arguments, match):
     with pytest.raises(ValueError, match=match):
         InputSpace(**arguments)
+
+
+def test_the_remedy_for_an_overshoot():
+    InputSpace().check(torch.tensor([[0.0, 1.003]]).clamp(0.0, 1.0))
+
+
+def test_data_that_is_evidently_not_normalised():
+    space, x = (
+        InputSpace(mean=(0.5, 0.4), std=(0.25, 0.2)),
+        torch.rand(16, 2, generator=torch.Generator().manual_seed(0)),
+    )
+    with pytest.raises(
+        ValueError, match=r"normalised with mean=\(0.5, 0.4\).*observed.*`InputSpace\(low=0.0, high=1.0\)"
+    ):
+        space.check_normalized(x)
+    InputSpace(low=0.0, high=1.0).check_normalized(x)
+    space.check_normalized(space.normalize(x))
+    space.check_normalized(x[:2])  # of so few values nothing is evident
+    InputSpace(low=None, high=None, mean=0.5, std=0.25).check_normalized(x)
+    InputSpace(mean=0.0, std=0.5).check_normalized(0.5 * x)
+
+
+@pytest.mark.parametrize("space", [InputSpace(), InputSpace(mean=(0.5, 0.25), std=(0.25, 0.5)), InputSpace(low=None)])
+def test_values_outside_of_the_range_are_clipped(space):
+    values = torch.tensor([[0.5, 1.25], [-0.5, 0.75], [0.0, 1.0]])
+    clipped, outside = space.clip(space.normalize(values))
+    expected = torch.tensor([[0.5, 1.0], [-0.5 if space.low is None else 0.0, 0.75], [0.0, 1.0]])
+    torch.testing.assert_close(space.unnormalize(clipped), expected)
+    assert outside.tolist() == [[False, True], [space.low is not None, False], [False, False]]
+    kept = ~outside
+    assert torch.equal(clipped[kept], space.normalize(values)[kept]), "what is inside stays bit for bit"
+
+
+def test_without_a_range_nothing_is_clipped():
+    x = torch.tensor([[-5.0, 1e6]])
+    clipped, outside = InputSpace(low=None, high=None).clip(x)
+    assert clipped is x
+    assert not outside.any()
+    assert not InputSpace(low=None, high=None).is_mistaken(x, outside)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_mistaken"),
+    [([0.2, 0.4, 1.05], True), ([0.1] * 19 + [1.05], False), ([0.1] * 19 + [40.0], True), ([0.1, 0.9], False)],
+)
+def test_evident_mistakes_are_many_values_or_a_mean_outside(values, is_mistaken):
+    x = torch.tensor([values])
+    assert InputSpace().is_mistaken(x, InputSpace().clip(x)[1]) is is_mistaken

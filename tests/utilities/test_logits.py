@@ -3,7 +3,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_robustness.utilities.logits import are_probabilities, check_differentiable, check_finite, compute_logits
+from lightning_robustness.utilities.logits import (
+    are_probabilities,
+    check_differentiable,
+    check_finite,
+    compute_logits,
+    pick_entry,
+)
 
 X, Z = torch.randn(4, 2), torch.randn(4, 3)
 
@@ -22,12 +28,29 @@ def test_logits_are_found(output):
         ("text", r"but got str"),
         (Z[:3], r"logits of shape \(4, K\), one row per input, but got \(3, 3\)"),
         (Z[:, :, None], r"but got \(4, 3, 1\)"),
-        (Z[:, :1], r"at least 2 classes but got 1.*torch.cat"),
     ],
 )
 def test_bad_output(output, match):
     with pytest.raises(ValueError, match=match):
         compute_logits(lambda x: output, X)
+
+
+@pytest.mark.parametrize("output", [Z[:, 0], Z[:, :1], (Z[:, :1], X[0]), {"logits": Z[:, 0]}, [Z[:, 0], X.sum()]])
+def test_one_logit_is_two_classes(output):
+    logits = compute_logits(lambda x: output, X)
+    assert torch.equal(logits, torch.stack([torch.zeros(4), Z[:, 0]], dim=1))
+    assert torch.equal(logits.argmax(dim=1), (Z[:, 0] > 0).long())
+
+
+def test_one_logit_of_one_sample_that_squeeze_left_without_a_dimension():
+    assert torch.equal(compute_logits(lambda x: Z[0, 0], X[:1]), torch.tensor([[0.0, Z[0, 0]]]))
+    with pytest.raises(ValueError, match=r"logits of shape \(4, K\), one row per input, but got \(\)"):
+        compute_logits(lambda x: Z[0, 0], X)
+
+
+def test_the_entry_of_a_tuple():
+    assert torch.equal(compute_logits(pick_entry(lambda x: (X, Z), 1), X), Z)
+    assert pick_entry(compute_logits, None) is compute_logits
 
 
 def test_finite():

@@ -1,0 +1,105 @@
+"""Keys that callbacks wait for: whether they will be logged, what is better, and new values of them."""
+
+import math
+from typing import Literal
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_robustness.callbacks.trainer_access import logged_in_this_epoch
+from lightning_robustness.measurement.keys import get_key
+
+ExtremeMode = Literal["min", "max"]
+DEFAULT_GUARD = "robustness/acc"
+
+
+def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
+    """Return the mode that is given or else the direction that is more robust, by the table of keys.
+
+    Args:
+        key: Key of a value, with its prefix.
+        mode: ``"min"`` or ``"max"``, or None.
+
+    Raises:
+        ValueError: If it is neither given nor in the table.
+
+    Example:
+        >>> from lightning_robustness.callbacks.awaited_keys import mode_of
+        >>> mode_of("robustness/adv_acc/worst", None), mode_of("robustness/fim", None), mode_of("val_loss", "min")
+        ('max', 'min', 'min')
+
+    """
+    if mode is not None:
+        return mode
+    parts = key.split("/")
+    for start in range(1, len(parts)):  # prefixes may have several parts
+        try:
+            is_higher_better = get_key("/".join(parts[start:])).higher_is_better
+        except ValueError:
+            continue
+        if is_higher_better is not None:
+            return "max" if is_higher_better else "min"
+        break
+    raise ValueError(f"Expected argument `mode` to be 'min' or 'max', whichever is better for {key!r}, but got None.")
+
+
+def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
+    """Check, where the callbacks of a Trainer tell, that a key will be logged.
+
+    Raises:
+        MisconfigurationException: If it will not.
+
+    """
+    keys = _promised(trainer)
+    prefixes = tuple({f"{promised.split('/')[0]}/" for promised in keys})
+    names = {promised.split("/")[-1] for promised in keys} - {"acc"}
+    # Any other key may be the module's own, unless it looks like one of theirs
+    if key not in keys and (key.startswith(prefixes) or key.split("/")[-1] in names):
+        raise MisconfigurationException(
+            f"{type(owner).__name__} waits for {key!r}, which will not be logged. These keys will be: "
+            f"{', '.join(keys)}."
+        )
+
+
+def check_guard(trainer: Trainer, owner: Callback, guard: str | None) -> None:
+    """Check, where the callbacks of a Trainer tell, that the key of a guard will be logged.
+
+    Raises:
+        MisconfigurationException: If it will not.
+
+    """
+    if guard == DEFAULT_GUARD and guard not in _promised(trainer):
+        others = [f"guard={key!r}" for key in _promised(trainer) if key.endswith("/acc")]
+        remedy = " or ".join([*others, "the key of a clean accuracy that the module logs", "guard=None"])
+        raise MisconfigurationException(
+            f"{type(owner).__name__} is guarded by {guard!r}, which will not be logged. Pass {remedy}."
+        )
+    if guard is not None:
+        check_awaited(trainer, owner, guard)
+
+
+def new_value(trainer: Trainer, key: str) -> float | None:
+    """Return the value that was logged in the validation epoch under way; None if there is none or it is not finite.
+
+    Every process must call it: they decide alike, on the mean, if the module logs the value of each process.
+    """
+    return last_value(trainer, key) if key in logged_in_this_epoch(trainer) else None
+
+
+def last_value(trainer: Trainer, key: str) -> float | None:
+    """Return the value that was logged last, of whatever age; otherwise the same as ``new_value``."""
+    logged = trainer.callback_metrics.get(key)
+    if logged is None:
+        return None
+    value = trainer.strategy.reduce(logged.to(trainer.strategy.root_device).float().mean(), reduce_op="mean").item()
+    return value if math.isfinite(value) else None
+
+
+def came_late(trainer: Trainer, key: str) -> bool:
+    """Return whether callbacks such as the monitor say in ``late_keys`` that a value came after the last validation."""
+    return any(key in getattr(callback, "late_keys", ()) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def _promised(trainer: Trainer) -> list[str]:
+    """Return the keys that callbacks such as the monitor say in ``keys`` that they will log."""
+    return [key for callback in trainer.callbacks for key in getattr(callback, "keys", ())]  # type: ignore[attr-defined]

@@ -1,0 +1,116 @@
+"""A training step whose loss is replaced by that of TRADES or MART."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+
+from lightning_robustness.attacks import PGD
+from lightning_robustness.callbacks.training_step import find_loss
+from lightning_robustness.losses import mart_loss, trades_loss
+from lightning_robustness.utilities.checks import check_number, check_option
+
+AdversarialLoss = Literal["trades", "mart"]
+# Weights of the divergence in the papers
+_WEIGHTS: dict[AdversarialLoss, float] = {"trades": 6.0, "mart": 5.0}
+
+
+def check_loss(loss: AdversarialLoss | None, weight: float | None) -> None:
+    """Check the arguments of a user.
+
+    Raises:
+        ValueError: If the loss is unknown, or the weight negative or without a loss.
+
+    """
+    if loss is None:
+        if weight is not None:
+            raise ValueError(f"Expected argument `loss_weight` with `loss` but got {weight} alone. Leave it out.")
+        return
+    check_option("loss", loss, AdversarialLoss)
+    if weight is not None:
+        check_number("loss_weight", weight)
+
+
+def published_attack(loss: AdversarialLoss) -> PGD:
+    """Return the attack that the paper of a loss trains against: TRADES maximises the divergence itself."""
+    return PGD(steps=10, start="gaussian", loss="kl" if loss == "trades" else "cross_entropy")
+
+
+def compute_loss(
+    loss: AdversarialLoss, weight: float | None, forward: Callable[..., Any], x: Tensor, y: Tensor, x_adv: Tensor
+) -> Tensor:
+    """Compute the loss, with the weight of its paper where none is given."""
+    weight = _WEIGHTS[loss] if weight is None else weight
+    if loss == "trades":
+        return trades_loss(forward, x, y.long(), beta=weight, x_adv=x_adv)
+    return mart_loss(forward, x, y.long(), weight=weight, x_adv=x_adv)
+
+
+def step_with_loss(
+    trainer: Trainer, pl_module: LightningModule, step: Callable[[], Any], make_loss: Callable[[], Tensor]
+) -> tuple[Any, Tensor | None]:
+    """Run a training step for everything but its loss, which is replaced.
+
+    What the step does to the statistics of BatchNorm is undone, so that they come from the passes of the new loss.
+
+    Args:
+        trainer: The Trainer.
+        pl_module: The module.
+        step: Its training step.
+        make_loss: Callable that computes the new loss.
+
+    Returns:
+        What the step returned, with the new loss in it, and that loss; None if the step returned none.
+
+    Raises:
+        MisconfigurationException: If the module optimizes by itself and does not call ``manual_backward`` exactly once.
+
+    """
+    statistics = _Statistics(pl_module)
+    if not pl_module.automatic_optimization:
+        return _manual_step(pl_module, step, make_loss, statistics)
+    output = step()
+    if find_loss(output) is None:  # the module leaves the batch out
+        return output, None
+    statistics.restore()
+    with trainer.precision_plugin.train_step_context():
+        loss = make_loss()
+    return ({**output, "loss": loss} if isinstance(output, Mapping) else loss), loss
+
+
+def _manual_step(
+    pl_module: LightningModule, step: Callable[[], Any], make_loss: Callable[[], Tensor], statistics: "_Statistics"
+) -> tuple[Any, Tensor]:
+    losses: list[Tensor] = []
+    backward = pl_module.manual_backward
+
+    def replaced(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        statistics.restore()
+        losses.append(make_loss())
+        backward(losses[-1], *args, **kwargs)
+
+    pl_module.manual_backward = replaced  # type: ignore[method-assign]
+    try:
+        output = step()
+    finally:
+        del pl_module.manual_backward  # the class's own is found again
+    if len(losses) != 1:
+        raise MisconfigurationException(
+            f"Expected `training_step` to call `self.manual_backward` once, so that its loss can be replaced, but it "
+            f"did {len(losses)} times. Call `losses.trades_loss` or `losses.mart_loss` in `training_step` instead."
+        )
+    return output, losses[0]
+
+
+class _Statistics:
+    """Running statistics of BatchNorm, as they are now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parts = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        self._kept = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
+
+    def restore(self) -> None:
+        for buffer, copy in self._kept:
+            buffer.copy_(copy)

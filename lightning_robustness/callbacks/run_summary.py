@@ -1,0 +1,130 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from typing_extensions import Self
+
+from lightning_robustness.functional.attack_success_rate import wilson_interval
+from lightning_robustness.measurement.keys import attack_free_metrics
+from lightning_robustness.measurement.trust import (
+    Evaluation,
+    candidates,
+    comparable,
+    measure_trust,
+    pick,
+    reference_of,
+)
+
+
+class Choice(NamedTuple):
+    """The epoch that a key would have picked, and what that costs.
+
+    Args:
+        epoch: The epoch with the best value.
+        cost: Accuracy under attack below that of the most robust epoch, in points.
+        guarded_epoch: The epoch with the best value among those within two points of the best clean accuracy.
+        guarded_cost: Accuracy under attack below that of the most robust of these epochs, in points.
+        trust: Kendall's tau-b with the accuracy under attack; None if it is not defined.
+
+    """
+
+    epoch: int
+    cost: float
+    guarded_epoch: int
+    guarded_cost: float
+    trust: float | None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A training run in a few lines: its most robust epoch, and how the attack-free values would have found it.
+
+    Args:
+        reference: Name of the accuracy under attack that epochs are compared by; None if no attack ran.
+        epoch: The most robust epoch.
+        accuracy: Its accuracy under attack.
+        interval: Wilson confidence interval of that, 95 %.
+        num_samples: Number of attacked samples.
+        choices: The epochs that attack-free keys would have picked, by key.
+        masked_epochs: Epochs with a sign of gradient masking.
+        seconds: Time spent on each part of the measurement.
+
+    """
+
+    reference: str | None
+    epoch: int
+    accuracy: float
+    interval: tuple[float, float]
+    num_samples: int
+    choices: dict[str, Choice]
+    masked_epochs: list[int]
+    seconds: dict[str, float]
+
+    @classmethod
+    def of(cls, history: Sequence[Evaluation]) -> Self:
+        """Summarise the evaluations of a run, as the monitor keeps them."""
+        reference, seconds = reference_of(history), dict[str, float]()
+        for entry in history:
+            for key in (key for key in entry if key.startswith("seconds/")):
+                part = key.removeprefix("seconds/")
+                seconds[part] = seconds.get(part, 0.0) + entry[key]
+        attacked = comparable(history, reference, reference)
+        if not attacked:
+            return cls(None, 0, 0.0, (0.0, 1.0), 0, {}, [], seconds)
+        best = pick(attacked, reference)
+        number, accuracy = best["samples_attacks"], best[reference]
+        low, high = wilson_interval(torch.tensor(accuracy * number), torch.tensor(number))
+        masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
+        interval, choices = (low.item(), high.item()), _choices(history, reference)
+        return cls(reference, int(best["epoch"]), accuracy, interval, int(number), choices, list(masked), seconds)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return what there is to say, each with a title."""
+        parts = sorted(self.seconds.items(), key=lambda part: -part[1])
+        spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds >= 0.05)
+        overhead = ("watching took", f"{sum(self.seconds.values()):.1f} s ({spent or 'next to nothing'})")
+        if self.reference is None:
+            return [("most robust epoch", "not known, as no attack ran"), overhead]
+        low, high = (100 * end for end in self.interval)
+        name = self.reference.removeprefix("adv_acc/")
+        best = (
+            f"{self.epoch}, accuracy {100 * self.accuracy:.1f} % under {'all attacks' if name == 'worst' else name} "
+            f"(95 % interval {low:.1f} to {high:.1f}, {self.num_samples} samples)"
+        )
+        epochs = ", ".join(map(str, self.masked_epochs))
+        masking = f"signs in epochs {epochs}: accuracy under attack is too high" if epochs else "no sign"
+        return [
+            ("most robust epoch", best),
+            *((f"{key} would pick", _describe(choice)) for key, choice in self.choices.items()),
+            ("gradient masking", masking),
+            overhead,
+        ]
+
+    def __str__(self) -> str:
+        width = max(len(title) for title, _ in self.lines())
+        return "\n".join(f"{title:{width}s}  {text}" for title, text in self.lines())
+
+
+def _choices(history: Sequence[Evaluation], reference: str) -> dict[str, Choice]:
+    trust, choices = measure_trust(history), dict[str, Choice]()
+    for name, key in attack_free_metrics().items():
+        entries = comparable(history, name, reference)
+        if key.higher_is_better is None or not entries:
+            continue
+        costs = [_choose(rows, name, key.higher_is_better, reference) for rows in (entries, candidates(entries))]
+        choices[name] = Choice(*costs[0], *costs[1], trust[name].tau if name in trust else None)
+    return choices
+
+
+def _choose(entries: Sequence[Evaluation], name: str, higher_is_better: bool, reference: str) -> tuple[int, float]:
+    picked, best = pick(entries, name, higher_is_better), pick(entries, reference)
+    return int(picked["epoch"]), 100 * (best[reference] - picked[reference])
+
+
+def _describe(choice: Choice) -> str:
+    trust = "" if choice.trust is None else f"; trust {choice.trust:+.2f}"
+    return (
+        f"epoch {choice.epoch}, {choice.cost:.1f} points lower; with the guard epoch {choice.guarded_epoch}, "
+        f"{choice.guarded_cost:.1f} lower{trust}"
+    )

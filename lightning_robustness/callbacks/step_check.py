@@ -1,0 +1,117 @@
+"""Compare what ``validation_step`` computes with what ``forward`` returns."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_robustness.utilities.head import hookable_modules, read_logits
+from lightning_robustness.utilities.logits_route import Route, is_layer
+
+# Largest difference of logits, relative to their size: mixed precision stays below it
+_TOLERANCE = 0.05
+# What may lie between the output of `forward` and the next layer, as it is written
+_BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {"": lambda z: z, ".relu()": lambda z: z.relu()}
+
+
+class _Later(NamedTuple):
+    """A call of a layer that ``forward`` does not run: its name, input and number of outputs."""
+
+    name: str
+    entered: Tensor
+    width: int
+
+
+class StepCheck:
+    """Watch one validation step, and find out whether its logits are those of ``forward``.
+
+    Two things give a difference away: the step runs a layer on what ``forward`` returns, which then is an embedding; or
+    it runs the network on other inputs than those of the batch, normalised ones for instance, and gets other logits.
+
+    Args:
+        model: The module.
+        route: How the logits of ``forward`` come about.
+        x: Inputs of the batch.
+
+    """
+
+    def __init__(self, model: nn.Module, route: Route, x: Tensor) -> None:
+        self._route = route
+        self._num_samples = len(x)
+        self._logits: list[Tensor] = []
+        self._later: list[_Later] = []
+        self._handles: list[RemovableHandle] = []
+        hookable = set(hookable_modules(model))
+        for name, module in model.named_modules():
+            if module not in hookable:
+                continue
+            if name in route.sources:
+                self._handles.append(module.register_forward_hook(partial(self._keep_logits, route.sources[name])))
+            elif name not in route.modules and is_layer(module):
+                self._handles.append(module.register_forward_hook(partial(self._keep_later, name)))
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def compare(self, logits: Tensor, is_ours: bool, y: Tensor | None) -> None:
+        """Compare the step with the logits of ``forward`` on the same batch.
+
+        Args:
+            logits: The logits.
+            is_ours: Whether the step was not seen to run the network on the inputs of the batch.
+            y: Labels, if there are any.
+
+        Raises:
+            ValueError: If the step computes other logits. The message has a function to pass.
+
+        """
+        highest = -1 if y is None or len(y) == 0 else int(y.max())
+        for later in self._later:
+            if later.entered.shape == logits.shape and max(later.width, 2) > highest:
+                raise ValueError(self._describe_later(later, logits))
+        if not is_ours or not self._logits:
+            return
+        size = logits.abs().max().item()
+        if all((other.to(logits.dtype) - logits).abs().max().item() > _TOLERANCE * size for other in self._logits):
+            raise ValueError(
+                "Expected validation to run the network on the inputs of its batch as they are but it runs it on other "
+                "inputs and gets other logits. If `validation_step` prepares inputs, by normalising them for instance, "
+                "pass `forward_fn=`, a callable that takes the module and inputs, prepares them in the same way and "
+                "returns logits. If what `forward` makes of the batch is meant, pass "
+                "`forward_fn=lambda module, x: module(x)`."
+            )
+
+    def _describe_later(self, later: _Later, logits: Tensor) -> str:
+        name = f"module.{later.name}"
+        if any(part.isdigit() for part in later.name.split(".")):
+            name = f"module.get_submodule({later.name!r})"
+        forms = [
+            form for form, apply in _BETWEEN.items() if torch.allclose(later.entered, apply(logits).to(later.entered))
+        ]
+        how = (
+            f"`forward_fn=lambda module, x: {name}(module(x){forms[0]})`"
+            if forms
+            else "a `forward_fn=` that ends in it"
+        )
+        return (
+            f"Expected `forward` to return logits but `validation_step` goes on with {later.name!r}, a layer that "
+            f"`forward` does not run, which takes {logits.shape[1]} features, as many as `forward` returns, to "
+            f"{later.width}. If `forward` returns an embedding, pass {how}. If it does return logits, pass "
+            "`forward_fn=lambda module, x: module(x)`."
+        )
+
+    def _keep_logits(self, transform: str, module: nn.Module, args: Any, output: Any) -> None:
+        logits = read_logits(module, output, transform, self._route.entry, self._num_samples)
+        if logits is not None:
+            self._logits.append(logits)
+
+    def _keep_later(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        entered = next((value for value in args if isinstance(value, Tensor)), None)
+        is_matrix = isinstance(output, Tensor) and output.ndim == 2
+        if entered is not None and is_matrix and len(entered) == self._num_samples:
+            self._later.append(_Later(name, entered.detach().clone(), output.shape[1]))

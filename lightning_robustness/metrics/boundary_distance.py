@@ -1,0 +1,157 @@
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
+from torchmetrics.utilities.distributed import gather_all_tensors
+from typing_extensions import override
+
+from lightning_robustness.functional.boundary_distance import (
+    BoundaryNorm,
+    _check_arguments,
+    boundary_distance,
+    quantile,
+    share_beyond,
+)
+from lightning_robustness.metrics.robustness_metric import RobustnessMetric
+from lightning_robustness.utilities.checks import check_number
+from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.precision import accumulation_dtype
+
+
+class BoundaryDistance(RobustnessMetric):
+    r"""Compute the median distance to the decision boundary, to first order, higher is more robust.
+
+    .. math::
+        d(x) = \min_{j \neq c} \frac{z_c(x) - z_j(x)}{\|\nabla_x (z_c - z_j)(x)\|_q}
+
+    Where :math:`z` are the logits, :math:`c` is the label, :math:`j` a rival class and :math:`q` the dual of the norm
+    of perturbations. See :func:`~lightning_robustness.functional.boundary_distance`, also for the limits of this
+    estimate.
+
+    As input to ``forward`` and ``update`` the metric accepts the following input:
+
+    - ``model``: A callable from inputs to logits of shape ``(N, K)``. It is used in eval mode, left as it was, and
+      never stored.
+    - ``x`` (:class:`~torch.Tensor`): A floating point tensor of inputs, of any shape ``(N, ...)``.
+    - ``y`` (:class:`~torch.Tensor`, optional): An integer tensor of shape ``(N,)`` with the true labels; by default
+      the predicted ones.
+
+    As output of ``forward`` and ``compute`` the metric returns the following output:
+
+    - ``boundary`` (:class:`~torch.Tensor`): A scalar, the median of the distances; 0 without samples.
+
+    ``compute_components`` returns a dictionary with
+
+    - ``median``, and ``quantiles``, those that were asked for;
+    - ``beyond``, the share of samples that are farther from the boundary than each budget, with labels the robust
+      accuracy to first order; ``beyond_low`` and ``beyond_high``, its Wilson confidence intervals;
+    - ``infinite``, the number of samples without a gradient towards any rival, and ``count``, that of all samples.
+
+    The distances of all samples are kept, since quantiles need them.
+
+    Args:
+        norm: Norm of the perturbations, ``"linf"`` or ``"l2"``.
+        budgets: Perturbation budgets, increasing, in un-normalised units.
+        quantiles: Further quantiles, between 0 and 1.
+        num_rivals: Number of rival classes to look at, those with the highest logits. By default all of up to 12
+            classes, and 5 rivals where there are more classes.
+        input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
+            Results are in un-normalised units.
+        confidence: Probability with which a confidence interval contains the share.
+        chunk_size: Number of samples to process at a time, which bounds memory; by default all.
+        seed: Seed of the random state, for models that draw random numbers even in eval mode.
+        kwargs: Further arguments of ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: If an argument is not as described.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.metrics import BoundaryDistance
+        >>> model = torch.nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+        >>> metric = BoundaryDistance(budgets=(0.1, 0.2))
+        >>> metric.update(model, torch.tensor([[1.0, 0.5], [0.25, 1.0], [0.5, 0.0]]), y=torch.tensor([0, 0, 0]))
+        >>> metric.compute()
+        tensor(0.1429)
+        >>> metric.compute_components()["beyond"]
+        tensor([0.6667, 0.3333])
+
+    """
+
+    is_differentiable: bool = False
+    higher_is_better: bool = True
+    full_state_update: bool = False
+    plot_lower_bound: None = None
+    plot_upper_bound: None = None
+
+    distances: list[Tensor]
+
+    def __init__(
+        self,
+        norm: BoundaryNorm = "linf",
+        budgets: Sequence[float] = (2 / 255, 4 / 255, 8 / 255, 16 / 255),
+        quantiles: Sequence[float] = (0.1, 0.25, 0.75, 0.9),
+        num_rivals: int | None = None,
+        input_space: InputSpace | None = None,
+        confidence: float = 0.95,
+        chunk_size: int | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _check_arguments(norm, num_rivals, chunk_size)
+        self.budgets = _check_budgets(budgets)
+        self.quantiles = [float(position) for position in quantiles]
+        for name, values in {"quantiles": self.quantiles, "confidence": [confidence]}.items():
+            if not all(0 <= value <= 1 for value in values):
+                raise ValueError(f"Expected argument `{name}` to be between 0 and 1 but got {values}.")
+        self.norm: BoundaryNorm = norm
+        self.confidence = confidence
+        self.options: dict[str, Any] = {
+            "num_rivals": num_rivals,
+            "input_space": input_space,
+            "chunk_size": chunk_size,
+            "seed": seed,
+        }
+        self.add_state("distances", default=[], dist_reduce_fx="cat")
+
+    def update(self, model: Callable[..., Any], x: Tensor, y: Tensor | None = None) -> None:
+        """Add the samples of a batch."""
+        distances = boundary_distance(model, x, y, self.norm, **self.options)
+        self.distances.append(distances.to(self.device, accumulation_dtype(self.device)))
+
+    def compute(self) -> Tensor:
+        """Compute the median over all batches."""
+        distances = dim_zero_cat(self.distances) if len(self.distances) else self._nothing()
+        beyond, low, high = share_beyond(distances, self.budgets, self.confidence)
+        quantiles = [quantile(distances, position) for position in self.quantiles]
+        self._components = {
+            "median": quantile(distances, 0.5).float(),
+            "quantiles": torch.stack([*quantiles, distances.new_zeros(())])[:-1].float(),
+            "beyond": beyond,
+            "beyond_low": low,
+            "beyond_high": high,
+            "infinite": distances.isinf().sum(),
+            "count": torch.tensor(len(distances), device=self.device),
+        }
+        return self._components["median"]
+
+    @override
+    def _sync_dist(self, dist_sync_fn: Callable = gather_all_tensors, process_group: Any | None = None) -> None:
+        # A process without samples has to gather a tensor of the same dtype as the others
+        self.distances = [dim_zero_cat([self._nothing(), *self.distances])]
+        super()._sync_dist(dist_sync_fn, process_group)
+
+    def _nothing(self) -> Tensor:
+        return torch.zeros(0, dtype=accumulation_dtype(self.device), device=self.device)
+
+
+def _check_budgets(budgets: Sequence[float]) -> list[float]:
+    checked = [check_number("budgets", budget) for budget in budgets]
+    if any(first >= second for first, second in pairwise(checked)):
+        raise ValueError(f"Expected argument `budgets` to be increasing but got {checked}. Sort them.")
+    return checked

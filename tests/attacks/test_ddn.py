@@ -1,0 +1,146 @@
+import foolbox
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lightning_robustness.attacks import CW, DDN, get_attack, run
+from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.sandbox import sandbox
+from tests.attacks.linear import closest_boundary, linear, random_linear
+
+NETWORKS = ["digits_network", "robust_digits_network"]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_breaks_all_samples_at_less_distance_than_foolbox(digits, request, network):
+    network, x, y = request.getfixturevalue(network), digits[0][:300], digits[1][:300]
+    result = run(network, "ddn", x, y)
+    assert torch.equal(result.success, result.eligible)
+    assert (result.queries[result.eligible] == 106).all()
+    for reference in (foolbox.attacks.DDNAttack(steps=100), foolbox.attacks.L2FMNAttack(steps=100)):
+        with sandbox(network, x):
+            x_adv = reference(foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu"), x, y, epsilons=None)[1]
+        broken = result.eligible & (network(x_adv).argmax(1) != y) & (x_adv.flatten(1).amax(1) > 0)
+        assert broken.sum() > 200
+        assert result.l2[broken].mean() <= 1.005 * (x_adv - x).flatten(1).norm(dim=1)[broken].mean()
+
+
+@pytest.mark.parametrize("attack", [DDN(), CW()])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_scale_of_the_logits_changes_nothing(digits, request, network, attack):
+    network, x, y = request.getfixturevalue(network), digits[0][:100], digits[1][:100]
+    plain = run(network, attack, x, y)
+    for scale in (0.01, 0.3, 30.0, 1000.0):
+        scaled = run(lambda images, scale=scale: scale * network(images), attack, x, y)
+        assert torch.equal(scaled.success, plain.success)
+        assert scaled.l2.mean().item() == pytest.approx(plain.l2.mean().item(), rel=0.02)
+        assert ((scaled.l2 - plain.l2).abs() <= 0.02 * plain.l2).float().mean() >= 0.95
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**31))
+def test_finds_the_boundary_of_a_linear_model(seed):
+    model = random_linear(seed, num_classes=2)
+    x = torch.randn(10, 6, generator=torch.Generator().manual_seed(seed))
+    y = model(x).argmax(1)
+    result = run(model, DDN(), x, y, InputSpace(low=None, high=None))
+    expected = closest_boundary(model, x, y, "l2")
+    clear = expected > 1e-3
+    assert result.success[clear].all()
+    assert (result.l2 >= expected - 1e-4).all()
+    assert (result.l2[clear] <= 1.03 * expected[clear] + 1e-4).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("space", [InputSpace(), InputSpace(low=-1.0, high=1.0, mean=0.2, std=0.5)])
+def test_nothing_leaves_the_range(digits, digits_network, dtype, space):
+    network = nn.Sequential(nn.Identity(), digits_network).to(dtype)
+    x, y = digits[0][:100].to(dtype), digits[1][:100]
+    result = run(lambda images: network(space.unnormalize(images)), DDN(steps=30), space.normalize(x), y, space)
+    images = space.unnormalize(result.x_adv)
+    rounding = 0 if space.mean is None else 1e-6
+    assert images.min() >= space.low - rounding
+    assert images.max() <= space.high + rounding
+    digits_network.float()
+
+
+def test_targeted(digits, digits_network):
+    x, target = digits[0][:100], (digits[1][:100] + 1) % 10
+    result = run(digits_network, DDN(steps=40, targeted=True), x, target)
+    assert torch.equal(result.success, result.eligible)
+    assert (result.adv_preds[result.success] == target[result.success]).all()
+    further = result.l2[result.success].mean()
+    assert further > run(digits_network, DDN(steps=40), x, digits[1][:100]).l2.mean()
+
+
+def test_another_range_gives_the_same(digits, digits_network):
+    x, y = digits[0][:100], digits[1][:100]
+    result = run(digits_network, DDN(steps=30), x, y)
+    other = run(lambda images: digits_network(images / 255), DDN(steps=30), x * 255, y, InputSpace(high=255))
+    assert torch.equal(other.success, result.success)
+    assert other.l2.mean().item() / 255 == pytest.approx(result.l2.mean().item(), rel=0.01)
+
+
+class Plateau(nn.Module):
+    """Class 1 where the mean is above 0.45, by logits that are flat but for a slope near there."""
+
+    def forward(self, x):
+        height = (8 * (x.mean(dim=1, keepdim=True) - 0.45)).clamp(-1, 1)
+        return torch.cat([-height, height], dim=1)
+
+
+def test_leaves_a_plateau_by_random_steps():
+    x, y = torch.full((20, 30), 0.1), torch.zeros(20, dtype=torch.long)
+    result = run(Plateau(), DDN(), x, y)
+    assert result.zero_gradients.all()
+    assert result.success.all()
+    assert (result.l2 < 1.1 * 0.35 * 30**0.5).all()
+
+
+def test_tries_random_images_where_gradients_mislead():
+    """The gradient always points away from class 1, which half of all images belong to."""
+
+    def model(x):
+        height = (x.mean(dim=1, keepdim=True).detach() - 0.5).sign() - 1e-3 * (x - x.detach()).sum(dim=1, keepdim=True)
+        return torch.cat([-height, height], dim=1)
+
+    x, y = torch.full((20, 4), 0.2), torch.zeros(20, dtype=torch.long)
+    result = run(model, DDN(steps=10), x, y)
+    assert result.success.float().mean() > 0.9
+    assert (result.l2[result.success] < 1.0).all()
+    assert (result.queries[result.success] > 16).all()
+
+
+def test_without_success_the_input_comes_back():
+    x = torch.tensor([[0.5, 0.5]])
+    for space in (InputSpace(), InputSpace(low=None)):
+        result = run(linear([[0.0, 0.0], [0.0, 0.0]], [9.0, 0.0]), DDN(steps=5), x, torch.tensor([0]), space)
+        assert torch.equal(result.x_adv, x)
+        assert not result.success.any()
+        assert result.queries.tolist() == [13 if space.low == 0 else 5]
+
+
+def test_what_is_misclassified_stays_as_it_is(digits, digits_network):
+    x, y = digits[0][:20], digits[1][:20].clone()
+    y[::2] = (y[::2] + 1) % 10
+    x_adv = DDN(steps=10, all_steps=True)(digits_network, x, y)
+    assert torch.equal(x_adv[::2], x[::2])
+
+
+def test_by_name():
+    assert get_attack("ddn", steps=20) == DDN(steps=20)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"steps": 0}, r"`steps` to be an integer of at least 1 but got 0"),
+        ({"gamma": 0.0}, r"`gamma` to be a finite number above 0 but got 0\.0"),
+        ({"gamma": 1.0}, r"`gamma` to be a share below 1 but got 1\.0"),
+    ],
+)
+def test_arguments_are_checked(options, match):
+    with pytest.raises(ValueError, match=match):
+        DDN(**options)

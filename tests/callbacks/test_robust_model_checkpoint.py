@@ -1,0 +1,296 @@
+import math
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
+from tests.callbacks.distributed_fit import as_torchrun_would
+from tests.callbacks.modules import Classifier, Scripted, make_trainer, train_loader, val_loader
+
+
+def fit(path, checkpoint, score, *callbacks, ckpt_path=None, max_epochs=None, module=None, **kwargs):
+    """Train while a score, and a clean accuracy where one is given, are logged; return the epochs that were kept."""
+    logged = {key: kwargs.pop(key) for key in ("acc",) if key in kwargs}
+    epochs = max_epochs or (len(score) if isinstance(score, list) else 10)
+    settings = {"max_epochs": epochs, "enable_checkpointing": True, **kwargs}
+    trainer = make_trainer(path, Scripted(score=score, **logged), *callbacks, checkpoint, **settings)
+    trainer.fit(module or Classifier(), train_loader(size=32), val_loader(size=16), ckpt_path=ckpt_path)
+    return kept(path)
+
+
+def kept(path):
+    return {torch.load(file, weights_only=False)["epoch"] for file in Path(path).glob("*.ckpt") if file.name[0] == "e"}
+
+
+def unguarded(path, **kwargs):
+    defaults = {"mode": "max", "filename": "{epoch}"}
+    return RobustModelCheckpoint("score", guard=None, dirpath=path, **{**defaults, **kwargs})
+
+
+def guarded(path, **kwargs):
+    defaults = {"mode": "max", "filename": "{epoch}"}
+    return RobustModelCheckpoint("score", guard="acc", dirpath=path, **{**defaults, **kwargs})
+
+
+EVERY_FIFTH = {0: 0.5, 5: 0.7, 9: 0.6}
+
+
+def test_lightning_scores_epochs_with_the_value_of_another_one(tmp_path):
+    plain = ModelCheckpoint(tmp_path / "plain", "{epoch}", monitor="score", mode="max", save_top_k=3)
+    assert fit(tmp_path / "plain", plain, EVERY_FIFTH) == {5, 6, 7}
+    robust = unguarded(tmp_path / "robust", save_top_k=3)
+    assert fit(tmp_path / "robust", robust, EVERY_FIFTH) == {0, 5, 9}
+    assert {Path(path).name: score.item() for path, score in robust.best_k_models.items()} == {
+        f"epoch={epoch}.ckpt": pytest.approx(score) for epoch, score in EVERY_FIFTH.items()
+    }
+    assert robust.best_model_path == str(tmp_path / "robust" / "epoch=5.ckpt")
+    assert robust.best_model_score.item() == pytest.approx(0.7)
+
+
+def test_the_weights_are_those_of_the_epoch(tmp_path):
+    class Counting(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("validations", torch.tensor(-1))
+
+        def on_validation_epoch_start(self):
+            self.validations += not self.trainer.sanity_checking
+
+    checkpoint = unguarded(tmp_path)
+    fit(tmp_path, checkpoint, [0.1, 0.3, 0.2], module=Counting())
+    assert torch.load(checkpoint.best_model_path, weights_only=False)["state_dict"]["validations"] == 1
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_values_that_are_not_finite_are_ignored(tmp_path, mode):
+    sign = 1 if mode == "max" else -1
+    score = [math.nan, sign * 1.0, sign * math.inf, sign * 2.0, math.nan, -sign * math.inf]
+    checkpoint = unguarded(tmp_path, mode=mode, save_top_k=4)
+    assert fit(tmp_path, checkpoint, score) == {1, 3}
+    assert checkpoint.best_model_score.item() == sign * 2.0
+
+
+# RDI in the quickstart: best before the network has learnt anything
+FALLING = [0.9, 0.5, 0.4, 0.42, 0.41]
+LEARNING = [0.3, 0.7, 0.9, 0.91, 0.91]
+
+
+def test_untrained_epochs_are_not_kept(tmp_path):
+    assert fit(tmp_path / "none", unguarded(tmp_path / "none"), FALLING, acc=LEARNING) == {0}
+    checkpoint = guarded(tmp_path / "acc")
+    assert fit(tmp_path / "acc", checkpoint, FALLING, acc=LEARNING) == {3}
+    assert checkpoint.best_model_path == str(tmp_path / "acc" / "epoch=3.ckpt")
+    assert checkpoint.best_model_score.item() == pytest.approx(0.42)
+
+
+def test_epochs_far_below_the_best_accuracy_are_no_candidates(tmp_path):
+    assert fit(tmp_path / "a", guarded(tmp_path / "a"), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]) == {2}
+    assert fit(tmp_path / "b", guarded(tmp_path / "b", tolerance=0.05), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]) == {1}
+
+
+def test_the_guard_may_be_a_loss(tmp_path):
+    checkpoint = guarded(tmp_path, guard_mode="min")
+    assert fit(tmp_path, checkpoint, FALLING, acc=[1 - value for value in LEARNING]) == {3}
+
+
+def test_several_checkpoints_are_judged_again(tmp_path):
+    checkpoint = guarded(tmp_path, save_top_k=2)
+    assert fit(tmp_path, checkpoint, [0.9, 0.5], acc=LEARNING) == {0, 1}
+    assert checkpoint.best_model_path.endswith("epoch=1.ckpt"), "the other one is no candidate any more"
+    assert sorted(score.item() for score in checkpoint.best_k_models.values()) == [-math.inf, 0.5]
+    checkpoint = guarded(tmp_path / "long", save_top_k=2)
+    assert fit(tmp_path / "long", checkpoint, FALLING, acc=LEARNING) == {3, 4}
+
+
+def test_all_checkpoints_stay_with_minus_one_and_none_with_zero(tmp_path):
+    every = guarded(tmp_path / "all", save_top_k=-1)
+    assert fit(tmp_path / "all", every, FALLING, acc=LEARNING) == {0, 1, 2, 3, 4}
+    assert every.best_model_path.endswith("epoch=3.ckpt")
+    assert fit(tmp_path / "none", guarded(tmp_path / "none", save_top_k=0), FALLING, acc=LEARNING) == set()
+
+
+def test_the_guard_rises_in_an_epoch_without_score(tmp_path):
+    """The checkpoint stays until there is a candidate to replace it."""
+    score, acc = {0: 0.9, 3: 0.5}, [0.5, 0.9, 0.9, 0.9]
+    assert fit(tmp_path / "before", guarded(tmp_path / "before"), score, acc=acc, max_epochs=3) == {0}
+    assert fit(tmp_path / "after", guarded(tmp_path / "after"), score, acc=acc, max_epochs=4) == {3}
+
+
+def test_a_fixed_name_is_written_over(tmp_path):
+    checkpoint = guarded(tmp_path, filename="best", save_last=True)
+    fit(tmp_path, checkpoint, FALLING, acc=LEARNING)
+    assert {path.name for path in tmp_path.glob("*.ckpt")} == {"best.ckpt", "last.ckpt"}
+    assert torch.load(tmp_path / "best.ckpt", weights_only=False)["epoch"] == 3
+    assert checkpoint.last_model_path == str(tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize("resumed_after", [0, 1, 3])
+def test_a_resumed_run_keeps_what_it_would_have(tmp_path, resumed_after):
+    def save():
+        return ModelCheckpoint(tmp_path / "all", save_top_k=-1, filename="{epoch}")
+
+    score, acc = [0.9, 0.5, 0.4, 0.42, 0.43, 0.8], [0.3, 0.7, 0.9, 0.91, 0.91, 0.88]
+    whole = guarded(tmp_path / "whole", save_top_k=2)
+    assert fit(tmp_path / "whole", whole, score, save(), acc=acc) == {3, 4}
+    path = tmp_path / "stopped"
+    fit(path, guarded(path, save_top_k=2), score, save(), acc=acc, max_epochs=resumed_after + 1)
+    resumed = guarded(path, save_top_k=2)
+    source = tmp_path / "all" / f"epoch={resumed_after}-v1.ckpt"
+    assert fit(path, resumed, score, acc=acc, ckpt_path=source) == {3, 4}
+    names = [{Path(file).name: score for file, score in one.best_k_models.items()} for one in (whole, resumed)]
+    assert names[0] == names[1]
+    assert resumed.state_dict()["guard"] == whole.state_dict()["guard"]
+
+
+def test_the_best_checkpoint_is_a_place_to_resume_from(tmp_path):
+    checkpoint = guarded(tmp_path)
+    fit(tmp_path, checkpoint, FALLING, acc=LEARNING, max_epochs=4)
+    resumed = guarded(tmp_path)
+    assert fit(tmp_path, resumed, FALLING, acc=LEARNING, ckpt_path=checkpoint.best_model_path) == {3}
+    assert resumed.best_model_path == checkpoint.best_model_path
+
+
+def test_validate_and_test_save_nothing(tmp_path):
+    checkpoint = guarded(tmp_path)
+    trainer = make_trainer(
+        tmp_path, Scripted(score=FALLING, acc=LEARNING), checkpoint, max_epochs=4, enable_checkpointing=True
+    )
+    trainer.fit(Classifier(), train_loader(size=32), val_loader(size=16))
+    trainer.validate(dataloaders=val_loader(size=16), ckpt_path="best", verbose=False)
+    trainer.test(dataloaders=val_loader(size=16), ckpt_path="best", verbose=False)
+    assert kept(tmp_path) == {3}
+    assert checkpoint.best_model_path == str(tmp_path / "epoch=3.ckpt")
+
+
+@pytest.mark.parametrize("kwargs", [{"every_n_train_steps": 1}, {"every_n_epochs": 1}, {"every_n_train_steps": 2}])
+def test_triggers_of_lightning(tmp_path, kwargs):
+    checkpoint = unguarded(tmp_path, save_top_k=3, **kwargs)
+    steps = kwargs.get("every_n_train_steps", 1)
+    expected = {0, 2, 4} if steps == 1 else set()
+    assert fit(tmp_path, checkpoint, {0: 0.1, 2: 0.2, 4: 0.3}, max_epochs=5) == expected
+
+
+def test_validation_in_mid_epoch(tmp_path):
+    """Each validation of an epoch is an evaluation of its own."""
+
+    class Twice(L.Callback):
+        def __init__(self):
+            self.scores = iter([0.1, 0.5, 0.3, 0.2])
+
+        def on_validation_epoch_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                pl_module.log("score", next(self.scores))
+
+    checkpoint = unguarded(tmp_path, filename="{epoch}-{step}")
+    trainer = make_trainer(tmp_path, Twice(), checkpoint, max_epochs=2, val_check_interval=1, enable_checkpointing=True)
+    trainer.fit(Classifier(), train_loader(size=64), val_loader(size=16))
+    assert Path(checkpoint.best_model_path).name == "epoch=0-step=2.ckpt"
+
+
+def test_a_key_that_never_comes_gets_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"never saw 'score', so it kept no checkpoint. Logged were: .*val_acc"):
+        assert fit(tmp_path, unguarded(tmp_path), {}, max_epochs=2) == set()
+
+
+def test_a_guard_that_does_not_come_gets_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match="RobustModelCheckpoint is guarded by 'acc', which was not logged"):
+        assert fit(tmp_path, guarded(tmp_path), FALLING) == {0}
+
+
+def test_keys_that_will_not_come_are_found_in_setup(tmp_path):
+    monitor = RobustnessMonitor(attacks=("pgd",), prefix="r")
+    for checkpoint, message in (
+        (RobustModelCheckpoint("r/asr/pdg"), "RobustModelCheckpoint waits for 'r/asr/pdg'"),
+        (RobustModelCheckpoint("r/asr/pgd"), r"guarded by 'robustness/acc', .* Pass guard='r/acc'"),
+    ):
+        trainer = make_trainer(tmp_path, monitor, checkpoint, enable_checkpointing=True)
+        with pytest.raises(MisconfigurationException, match=message):
+            trainer.fit(Classifier(), train_loader(), val_loader())
+    followed = RobustModelCheckpoint("r/asr/pgd", guard="r/acc")
+    followed.setup(make_trainer(tmp_path, monitor, followed, enable_checkpointing=True), Classifier(), "fit")
+
+
+def test_fast_dev_run_saves_nothing_and_says_nothing(tmp_path, recwarn):
+    assert fit(tmp_path, guarded(tmp_path), FALLING, acc=LEARNING, fast_dev_run=True) == set()
+    assert not [warning for warning in recwarn if "RobustModelCheckpoint" in str(warning.message)]
+
+
+@pytest.mark.parametrize("logger", [True, False])
+def test_the_last_epoch_of_a_run_that_stops_early_is_judged(tmp_path, logger):
+    """All attacks run after the stop; their worst case has no value in the last validation epoch."""
+
+    class Stop(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            trainer.should_stop = trainer.current_epoch == 2
+
+    monitor = RobustnessMonitor(attacks=("pgd", "fgsm"), eps=0.02, fim_samples=0, attack_samples=101, log_figures=False)
+    checkpoint = RobustModelCheckpoint(
+        "robustness/adv_acc/worst", dirpath=tmp_path, filename="{epoch}", tolerance=1.0, save_top_k=2
+    )
+    trainer = make_trainer(
+        *(tmp_path, monitor, Stop(), checkpoint),
+        logger=CSVLogger(tmp_path) if logger else False,
+        max_epochs=9,
+        enable_checkpointing=True,
+    )
+    trainer.fit(module := Classifier(), train_loader(), val_loader())
+    worst = {entry["epoch"]: entry["adv_acc/worst"] for entry in monitor.history if "adv_acc/worst" in entry}
+    assert worst.keys() == {0, 2}
+    assert worst[2] > worst[0]
+    assert checkpoint.best_model_path == str(tmp_path / "epoch=2.ckpt")
+    assert checkpoint.best_model_score.item() == pytest.approx(worst[2])
+    saved = torch.load(checkpoint.best_model_path, weights_only=False)["state_dict"]
+    assert all(torch.equal(saved[name], value) for name, value in module.state_dict().items())
+    assert {Path(path).name for path in checkpoint.best_k_models} == {"epoch=0.ckpt", "epoch=2.ckpt"}
+
+
+def test_several_loaders_and_the_monitor(tmp_path):
+    monitor = RobustnessMonitor(attacks=("pgd",), eps=0.02, fim_samples=0, log_figures=False, dataloader_idx=1)
+    checkpoint = RobustModelCheckpoint("robustness/adv_acc/worst", dirpath=tmp_path, filename="{epoch}")
+    stopping = RobustEarlyStopping("robustness/rdi", patience=9)
+    trainer = make_trainer(tmp_path, monitor, checkpoint, stopping, max_epochs=3, enable_checkpointing=True)
+    trainer.fit(Classifier(), train_loader(), [val_loader(size=40), val_loader(size=60)])
+    best = max(entry["acc"] for entry in monitor.history)
+    candidates = [entry for entry in monitor.history if entry["acc"] >= best - 0.02]
+    expected = max(candidates, key=lambda entry: entry["adv_acc/worst"])
+    assert checkpoint.best_model_path == str(tmp_path / f"epoch={expected['epoch']}.ckpt")
+
+
+def keep_as_one_of_two(rank, path):
+    """Accuracies, and the finiteness of scores, differ: the processes have to decide alike, or wait forever."""
+    as_torchrun_would(rank)
+    acc = [value + (0.05 if rank else -0.05) for value in LEARNING]
+    score = [FALLING[0], math.nan if rank else 5.0, *FALLING[2:]]
+    checkpoint = guarded(path)
+    epochs = fit(path, checkpoint, score, acc=acc, strategy="ddp", devices=2)
+    return epochs, checkpoint.best_model_path
+
+
+def test_two_processes(tmp_path, two_processes):
+    first, second = two_processes(keep_as_one_of_two, tmp_path)
+    assert first == second == ({3}, str(tmp_path / "epoch=3.ckpt"))
+
+
+def test_arguments():
+    checkpoint = RobustModelCheckpoint("robustness/fim", save_top_k=3, filename="{epoch}")
+    assert (checkpoint.mode, checkpoint.save_top_k, checkpoint.filename) == ("min", 3, "{epoch}")
+    with pytest.raises(ValueError, match="`mode` to be 'min' or 'max', whichever is better for 'val_loss'"):
+        RobustModelCheckpoint("val_loss")
+    with pytest.raises(ValueError, match="`tolerance` to be a finite number of at least 0"):
+        RobustModelCheckpoint("robustness/fim", tolerance=-1)
+
+
+def test_lightning_cli_knows_the_arguments_of_both_classes():
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(RobustModelCheckpoint, "checkpoint")
+    arguments = {"monitor": "robustness/rdi", "save_top_k": 2, "tolerance": 0.1}
+    config = parser.parse_object({"checkpoint": {"class_path": "RobustModelCheckpoint", "init_args": arguments}})
+    checkpoint = getattr(parser, "instantiate", parser.instantiate_classes)(config).checkpoint
+    assert (checkpoint.monitor, checkpoint.save_top_k, checkpoint.mode) == ("robustness/rdi", 2, "max")

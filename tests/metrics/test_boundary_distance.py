@@ -1,0 +1,157 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness import InputSpace
+from lightning_robustness.functional import boundary_distance
+from lightning_robustness.metrics import BoundaryDistance
+from tests.metrics.tester import check_metric_contract
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
+
+
+def data(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(32, 6, generator=generator, dtype=torch.double).to(dtype)
+    return x, torch.randint(4, (32,), generator=generator)
+
+
+class OfNetwork(BoundaryDistance):
+    """The metric of one model, for the tester."""
+
+    def update(self, x, y):
+        super().update(network(x.dtype), x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_contract(dtype):
+    def median(x, y):
+        distances = boundary_distance(network(dtype), x, y)
+        return torch.tensor(np.median(distances.numpy())).float()
+
+    check_metric_contract(OfNetwork, median, data(dtype), atol=1e-7)
+
+
+def test_components():
+    (x, y), budgets, positions = data(), (0.0, 0.01, 0.1), (0.05, 0.5, 0.95)
+    metric = BoundaryDistance("l2", budgets, positions)
+    for part in range(0, 32, 5):
+        metric.update(network(), x[part : part + 5], y[part : part + 5])
+    distances = boundary_distance(network(), x, y, "l2").double().numpy()
+    parts = metric.compute_components()
+    assert parts["median"].item() == pytest.approx(np.median(distances), abs=1e-6)
+    assert parts["quantiles"].numpy() == pytest.approx(np.quantile(distances, positions), abs=1e-6)
+    shares = (distances[:, None] > np.array(budgets)).mean(axis=0)
+    assert parts["beyond"].numpy() == pytest.approx(shares)
+    assert 0 < shares[-1] < shares[0] < 1
+    # Wilson's interval is where the normal test of the share does not reject
+    for bound in ("beyond_low", "beyond_high"):
+        r = parts[bound].double().numpy()
+        assert np.abs(shares - r) / np.sqrt(r * (1 - r) / 32) == pytest.approx(1.959964, rel=1e-3)
+    assert (parts["infinite"], parts["count"]) == (0, 32)
+
+
+def test_options_reach_the_function():
+    space = InputSpace(mean=0.5, std=0.25)
+    x = space.normalize(data()[0])
+    positions = np.linspace(0, 1, 21)
+    metric = BoundaryDistance("l2", quantiles=positions, num_rivals=1, input_space=space, chunk_size=3)
+    metric.update(network(), x)
+    one, all_rivals = (
+        np.quantile(boundary_distance(network(), x, norm="l2", num_rivals=number, input_space=space), positions)
+        for number in (1, 3)
+    )
+    assert metric.compute_components()["quantiles"].numpy() == pytest.approx(one, rel=1e-5)
+    assert one != pytest.approx(all_rivals, rel=1e-3)
+
+
+def test_zero_gradients_are_counted():
+    metric = BoundaryDistance(budgets=(0.5,))
+    metric.update(lambda x: torch.stack([0 * x[:, 0], (x[:, 0] - 0.5).relu()], dim=1), torch.tensor([[0.0], [1.0]]))
+    # Left of the kink both logits are equal, so that the sample is on the boundary; at 1 the margin is 0.5, slope 1
+    assert metric.compute_components()["infinite"] == 0
+    metric.update(lambda x: 0 * x[:, :2] + torch.tensor([1.0, 0.0]), torch.rand(3, 6))
+    parts = metric.compute_components()
+    assert (parts["infinite"], parts["count"]) == (3, 5)
+    assert parts["median"] == torch.inf
+    assert parts["beyond"].tolist() == pytest.approx([3 / 5])
+    assert not any(part.float().isnan().any() for part in parts.values())
+
+
+def test_orders_a_natural_and_a_robust_network(digits, digits_network, robust_digits_network):
+    x, y = digits[0][1200:], digits[1][1200:]
+    parts = []
+    for model in (digits_network, robust_digits_network):
+        metric = BoundaryDistance(budgets=(0.05, 0.1, 0.15))
+        metric.update(model, x, y)
+        parts.append(metric.compute_components())
+    natural, robust = parts
+    assert metric.higher_is_better is True
+    assert robust["median"] > 1.5 * natural["median"]
+    assert (robust["beyond"] > natural["beyond"]).all()
+
+
+def test_before_update_and_without_samples():
+    metric = BoundaryDistance()
+    with pytest.warns(UserWarning, match="called before the ``update`` method"):
+        assert metric.compute() == 0
+    metric.update(network(), torch.zeros(0, 6))
+    parts = metric.compute_components()
+    assert parts["count"] == 0
+    assert parts["beyond_high"].tolist() == [1.0] * 4
+
+
+def test_no_quantiles_and_no_budgets():
+    metric = BoundaryDistance(budgets=(), quantiles=())
+    metric.update(network(), *data())
+    parts = metric.compute_components()
+    assert parts["quantiles"].shape == parts["beyond"].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
+        ({"budgets": (0.2, 0.1)}, r"`budgets` to be increasing but got \[0.2, 0.1\]\. Sort them"),
+        ({"budgets": (0.1, 0.1)}, "`budgets` to be increasing"),
+        ({"budgets": (-0.1, 0.1)}, "`budgets` to be a finite number of at least 0 but got -0.1"),
+        ({"budgets": (float("nan"),)}, "`budgets` to be a finite number of at least 0 but got nan"),
+        ({"quantiles": (0.5, 1.5)}, r"`quantiles` to be between 0 and 1 but got \[0.5, 1.5\]"),
+        ({"confidence": 95}, r"`confidence` to be between 0 and 1 but got \[95\]"),
+        ({"num_rivals": 0}, "`num_rivals` to be an integer of at least 1"),
+    ],
+)
+def test_arguments_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        BoundaryDistance(**options)
+
+
+def test_the_model_is_not_stored():
+    metric = BoundaryDistance()
+    metric.update(network(), *data())
+    assert not list(metric.modules())[1:]
+    assert len(pickle.dumps(metric)) < 20_000
+
+
+def evaluate_share(rank, sizes, dtype):
+    metric = BoundaryDistance()
+    x, y = (part.split(sizes)[rank] for part in data(dtype))
+    if len(x):
+        metric.update(network(dtype), x, y)
+    return metric.compute_components()
+
+
+@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
+@pytest.mark.parametrize("sizes", [[17, 15], [5, 27], [32, 0]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_processes_equal_one(two_processes, sizes, dtype):
+    metric = BoundaryDistance()
+    metric.update(network(dtype), *data(dtype))
+    for parts in two_processes(evaluate_share, sizes, dtype):
+        torch.testing.assert_close(parts, metric.compute_components(), rtol=1e-5, atol=1e-7)
