@@ -48,6 +48,7 @@ def test_any_shape_within_budget_and_range(shape, norm, eps, seed, all_steps):
     weight = torch.randn(3, math.prod(shape), generator=generator)
     x = torch.rand(4, *shape, generator=generator).round(decimals=1)
     y = (x.flatten(1) @ weight.T).argmax(1)
+    eps = min(eps, 1.0) if norm == "linf" else eps  # no wider than the range
     attack = Square(eps=eps, num_queries=12, norm=norm, all_steps=all_steps)
     result = run(nn.Sequential(nn.Flatten(), linear(weight)), attack, x, y, seed=seed)
     assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 1
