@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -85,7 +86,7 @@ class AttackMeter:
             metric.update(outcome.preds, outcome.adv_preds, outcome.y, outcome.l2)
             self.rates[name] = rates = {part: value.item() for part, value in metric.compute_components().items()}
             values |= {f"asr/{name}": rates["asr"], f"adv_acc/{name}": rates["adv_acc"]}
-            if rates["flipped"]:
+            if math.isfinite(rates["distortion"]):
                 values[f"distortion/{name}"] = rates["distortion"]
             values |= {"masking": float(bool(self.signs)), "samples_attacks": rates["count"]}
         return values
