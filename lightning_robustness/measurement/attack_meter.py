@@ -102,8 +102,8 @@ class AttackMeter:
             AttackTally(
                 attack=self._attacks[name],
                 budget=budget_of(self._attacks[name], self._input_space),
-                success=int(outcome.success.sum()),
-                eligible=int(outcome.eligible.sum()),
+                success=outcome.success,
+                eligible=outcome.eligible,
                 zero_gradients=int((outcome.zero_gradients & outcome.eligible).sum()),
                 samples_with_gradients=int(outcome.eligible.sum()) if outcome.tells_gradients.any() else 0,
                 probabilities=bool(outcome.probabilities.any()),
@@ -111,9 +111,7 @@ class AttackMeter:
             )
             for name, outcome in self.outcomes.items()
         ]
-        # A difference of three samples is no sign, however few there are
-        num_eligible = min([tally.eligible for tally in tallies], default=0)
-        return signs_of(tallies, tolerance=max(0.01, 3 / max(num_eligible, 1)))
+        return signs_of(tallies, tolerance=0.01)
 
     def _pick(self, result: AttackResult, x: Tensor, y: Tensor, num_picked: int) -> Examples:
         rows = torch.arange(len(x), device=x.device)
