@@ -117,7 +117,8 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
 
 def rates(name, flipped, clean, distances):
     values = {f"asr/{name}": flipped.sum() / clean.sum(), f"adv_acc/{name}": (clean & ~flipped).mean()}
-    return {**values, f"distortion/{name}": distances[flipped].mean()}
+    middle = np.sort(np.where(flipped, distances, np.inf)[clean])[(clean.sum() - 1) // 2]
+    return {**values, **({f"distortion/{name}": middle} if np.isfinite(middle) else {})}
 
 
 ATTACKS = {"pgd": PGD(eps=0.1), "cw": CW(steps=20), "square": Square(eps=0.1, num_queries=50)}
