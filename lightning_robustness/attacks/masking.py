@@ -1,12 +1,17 @@
 """Signs that gradients are masked, so that white-box attacks look weaker than they are."""
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from lightning_robustness.attacks.budget import Budget, budget_of
 from lightning_robustness.attacks.run import AttackResult
+from lightning_robustness.attacks.significance import LEVEL, is_higher_rate, is_more_often, is_more_than
 from lightning_robustness.utilities.checks import check_number
 
 
@@ -19,23 +24,39 @@ class MaskingSign(NamedTuple):
     remedy: str
 
 
-@dataclass
+@dataclass(eq=False)
 class AttackTally:
-    """Results of one attack, summed over batches."""
+    """Results of one attack over all batches: per sample whether it could succeed and whether it did, and counts."""
 
     attack: Any
     budget: Budget | None
-    success: int = 0
-    eligible: int = 0
+    success: Tensor
+    eligible: Tensor
     zero_gradients: int = 0
     samples_with_gradients: int = 0
     probabilities: bool = False
     deterministic: bool = True
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Number of successes, and of samples that the attack could succeed on."""
+        return int(self.success.sum()), int(self.eligible.sum())
+
+    @property
     def rate(self) -> float:
         """Success rate."""
-        return self.success / max(self.eligible, 1)
+        return self.counts[0] / max(self.counts[1], 1)
+
+    def is_paired(self, other: "AttackTally") -> bool:
+        """Whether both attacks seem to have seen the same samples, in the same order."""
+        return torch.equal(self.eligible, other.eligible)
+
+    def beats(self, other: "AttackTally", tolerance: float) -> bool:
+        """Whether this attack succeeds more often than another, by more than a tolerance and the level of a test."""
+        if not self.is_paired(other):
+            return is_higher_rate(self.counts, other.counts, tolerance)
+        only_this, only_other = int((self.success & ~other.success).sum()), int((other.success & ~self.success).sum())
+        return is_more_often(only_this, only_other, self.counts[1], tolerance)
 
     def setting(self, *left_out: str) -> tuple[Any, ...]:
         """Return all settings of the attack, a dataclass, but those that are left out."""
@@ -55,18 +76,22 @@ class AttackTally:
 def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> list[MaskingSign]:
     """Look for signs that gradients are masked, in what several attacks did to one model and the same samples.
 
-    - ``black_box_beats_white_box``: an attack without gradients succeeds more often than all with, at the same budget.
+    - ``black_box_beats_white_box``: an attack without gradients breaks samples that none with gradients does, at the
+      same budget.
     - ``zero_gradients``: the gradient of some samples is zero in every coordinate.
     - ``one_step_beats_many``: a single step succeeds more often than several, at the same budget.
     - ``not_rising_with_eps``: a larger budget does not give more success.
     - ``probabilities``: the outputs of the model look like probabilities.
     - ``random_outputs``: two forward passes give different outputs.
 
-    The more attacks and budgets, the more can be seen: PGD, FGSM and Square, at two or more budgets, show all.
+    The more attacks and budgets, the more can be seen: PGD, FGSM and Square, at two or more budgets, show all. Counts
+    are compared by exact tests at a level of 1 %, sample by sample where the attacks saw the same samples in the same
+    order, so that a few samples never make a sign. The more samples and the more queries of Square, the smaller the
+    fault that can be seen: with 500 samples, white-box attacks that miss 3 % or more of what Square breaks.
 
     Args:
         results: What ``run`` returned; batches of the same attack are taken together.
-        tolerance: By how much success rates have to differ to count as different.
+        tolerance: Difference of success rates, or share of samples, that does not count, however certain it is.
 
     Returns:
         The signs that were found, each with a sentence that explains it and what to try.
@@ -104,9 +129,10 @@ def _tally(results: Iterable[AttackResult]) -> list[AttackTally]:
             raise TypeError(f"Expected argument `results` to hold results of `run` but got {result!r}.")
         tally = next((t for t in tallies if t.attack is result.attack or t.attack == result.attack), None)
         if tally is None:
-            tallies.append(tally := AttackTally(result.attack, budget_of(result.attack)))
-        tally.success += int(result.success.sum())
-        tally.eligible += int(result.eligible.sum())
+            nothing = torch.zeros_like(result.success[:0])
+            tallies.append(tally := AttackTally(result.attack, budget_of(result.attack), nothing, nothing))
+        tally.success = torch.cat([tally.success, result.success])
+        tally.eligible = torch.cat([tally.eligible, result.eligible])
         if result.zero_gradients is not None:
             tally.zero_gradients += int((result.zero_gradients & result.eligible).sum())
             tally.samples_with_gradients += int(result.eligible.sum())
@@ -120,13 +146,20 @@ def _black_box_beats_white_box(tallies: list[AttackTally], tolerance: float) -> 
         rivals = [t for t in tallies if t.is_rival(black)]
         if not black.has(white_box=False) or black.budget is None or not rivals:
             continue
-        white = max(rivals, key=lambda t: t.rate)
-        if black.rate > white.rate + tolerance:
+        white, missed = max(rivals, key=lambda t: t.rate), ""
+        paired = [rival for rival in rivals if rival.is_paired(black)]
+        if not paired:
+            is_found = black.beats(white, tolerance)
+        else:
+            number = int((black.success & ~torch.stack([rival.success for rival in paired]).any(dim=0)).sum())
+            is_found = is_more_than(number, black.counts[1], tolerance)
+            missed = f"; {number} of {black.counts[1]} samples are broken by the first and by no attack with gradients"
+        if is_found:
             yield MaskingSign(
                 "black_box_beats_white_box",
-                f"{_name(black)} succeeds on {black.rate:.1%}, {_name(white)} on {white.rate:.1%}.",
-                "An attack that knows the gradient should do at least as well as one that does not: the gradient "
-                "does not show the way, so the white-box success rate is too low.",
+                f"{_name(black)} succeeds on {black.rate:.1%}, {_name(white)} on {white.rate:.1%}{missed}.",
+                "An attack that knows the gradient should find what one that does not finds: the gradient does not "
+                "show the way, so the white-box success rate is too low.",
                 "Take the success rate of both together (`worst`); use loss='margin', more steps and restarts, and "
                 "look for operations without a useful gradient, such as rounding or saturated activations.",
             )
@@ -135,7 +168,7 @@ def _black_box_beats_white_box(tallies: list[AttackTally], tolerance: float) -> 
 def _zero_gradients(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
     for tally in tallies:
         share = tally.zero_gradients / max(tally.samples_with_gradients, 1)
-        if share > tolerance:
+        if is_more_than(tally.zero_gradients, tally.samples_with_gradients, tolerance):
             yield MaskingSign(
                 "zero_gradients",
                 f"{_name(tally)} finds a gradient of zero for {share:.1%} of the samples.",
@@ -151,7 +184,7 @@ def _one_step_beats_many(tallies: list[AttackTally], tolerance: float) -> Iterat
         if not one.has(white_box=True, steps=1) or not rivals:
             continue
         many = max(rivals, key=lambda t: t.rate)
-        if one.rate > many.rate + tolerance:
+        if one.beats(many, tolerance):
             yield MaskingSign(
                 "one_step_beats_many",
                 f"{_name(one)} with one step succeeds on {one.rate:.1%}, {_name(many)} with {many.attack.steps} steps "
@@ -170,8 +203,7 @@ def _not_rising_with_eps(tallies: list[AttackTally], tolerance: float) -> Iterat
     for group in groups.values():
         group.sort(key=lambda pair: pair[0])
         for (small_eps, small), (large_eps, large) in itertools.pairwise(group):
-            doubled = large_eps >= 2 * small_eps and 0 < large.rate < 1 - tolerance
-            if large.rate < small.rate - tolerance or (doubled and large.rate <= small.rate):
+            if small.beats(large, tolerance) or (large_eps >= 2 * small_eps and _has_stopped(small, large)):
                 yield MaskingSign(
                     "not_rising_with_eps",
                     f"{_name(small)} succeeds on {small.rate:.1%} with eps={small_eps:g} and on "
@@ -179,6 +211,16 @@ def _not_rising_with_eps(tallies: list[AttackTally], tolerance: float) -> Iterat
                     "What a small budget breaks, a larger one can break too: the attack does not find what is there.",
                     "Let alpha grow with eps, or leave it out; use more steps and restarts, and Square beside it.",
                 )
+
+
+def _has_stopped(small: AttackTally, large: AttackTally) -> bool:
+    """Whether a budget of twice the size or more gives no more success.
+
+    At least half as many samples again should be broken, or half of those that are left. That none is, although a
+    number is expected, has a probability of exp(-number) by a Poisson distribution.
+    """
+    broken, number = small.counts
+    return large.rate <= small.rate and math.exp(-min(broken, number - broken) / 2) < LEVEL
 
 
 def _outputs(tallies: list[AttackTally]) -> Iterator[MaskingSign]:

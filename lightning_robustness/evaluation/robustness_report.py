@@ -27,8 +27,8 @@ class RobustnessReport(Report):
         num_classes: Number of classes.
         metrics: Values by the keys of ``RobustnessMonitor``, without prefix.
         rates: For each attack, and for their worst case ``"worst"``: ``asr`` with its 95 % confidence interval
-            ``asr_low`` and ``asr_high``, ``error_rate``, ``adv_acc``, mean l2 ``distortion`` of the broken samples, and
-            counts of samples.
+            ``asr_low`` and ``asr_high``, ``error_rate``, ``adv_acc``, median l2 ``distortion`` with failures as
+            infinite, and counts of samples.
         signs: Signs of gradient masking.
         settings: Settings, as text.
         interrupted: The part that was being measured when the run was interrupted, or None.

@@ -44,6 +44,11 @@ def _attack_success_rate_compute(
     return AttackSuccessComponents(asr, low, high, error_rate, torch.where(count > 0, 1 - error_rate, 0.0))
 
 
+def _median_distortion(distortions: Tensor) -> Tensor:
+    """Compute the lower median of the distortions of all correct samples, of which failures are infinite."""
+    return distortions.median() if len(distortions) else distortions.new_tensor(torch.nan)
+
+
 def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
     r"""Compute the Wilson score interval of a rate.
 

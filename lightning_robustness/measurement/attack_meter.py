@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -88,7 +89,7 @@ class AttackMeter:
             if rates["correct"]:  # without a sample that was right, a success rate of 0 would be the best one
                 values[f"asr/{name}"] = rates["asr"]
             values[f"adv_acc/{name}"] = rates["adv_acc"]
-            if rates["flipped"]:
+            if math.isfinite(rates["distortion"]):
                 values[f"distortion/{name}"] = rates["distortion"]
             values["samples_attacks"] = rates["count"]
         if self.signs or self._is_complete:  # some signs take several attacks, so that no sign of a few says nothing
@@ -111,8 +112,8 @@ class AttackMeter:
             AttackTally(
                 attack=self._attacks[name],
                 budget=budget_of(self._attacks[name], self._input_space),
-                success=int(outcome.success.sum()),
-                eligible=int(outcome.eligible.sum()),
+                success=outcome.success,
+                eligible=outcome.eligible,
                 zero_gradients=int((outcome.zero_gradients & outcome.eligible).sum()),
                 samples_with_gradients=int(outcome.eligible.sum()) if outcome.tells_gradients.any() else 0,
                 probabilities=bool(outcome.probabilities.any()),
@@ -120,9 +121,7 @@ class AttackMeter:
             )
             for name, outcome in self.outcomes.items()
         ]
-        # A difference of three samples is no sign, however few there are
-        num_eligible = min([tally.eligible for tally in tallies], default=0)
-        return signs_of(tallies, tolerance=max(0.01, 3 / max(num_eligible, 1)))
+        return signs_of(tallies, tolerance=0.01)
 
     def _pick(self, result: AttackResult, x: Tensor, y: Tensor, num_picked: int) -> Examples:
         rows = torch.arange(len(x), device=x.device)

@@ -84,7 +84,7 @@ KEYS: tuple[Key, ...] = (
     Key("asr/<attack>", "attacks", "success rate of the <attack> attack", "share", False, "Attack success",
         "attack success rate: share of the correctly classified samples that the attack breaks"),
     Key("distortion/<attack>", "attacks", "distortion of the <attack> attack", "input, l2", True, None,
-        "mean size of the perturbations that succeed, if any does"),
+        "median size of the perturbation over all correct samples, failures counting as infinite; absent if most fail"),
     Key("masking", "attacks", "gradient masking", "0 or 1", None, None,
         "1 if there is a sign of gradient masking: success rates are then too low", "warning"),
     Key("trust/<key>", "trust", "trust in <key>", "-1 to 1", None, "Trust",

@@ -2,10 +2,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_robustness.functional.attack_success_rate import (
     _attack_success_rate_compute,
     _attack_success_rate_update,
+    _median_distortion,
 )
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
 from lightning_robustness.utilities.checks import check_tensor, is_number
@@ -37,9 +39,12 @@ class AttackSuccessRate(RobustnessMetric):
     - ``asr`` (:class:`~torch.Tensor`): A scalar in [0, 1]; 0 where no sample was correct before the attack.
 
     ``compute_components`` returns a dictionary with ``asr``; ``asr_low`` and ``asr_high``, its Wilson confidence
-    interval; ``error_rate`` and ``adv_acc``; ``distortion``, the mean over the flipped samples whose distortion was
-    given, NaN if there is none; and the numbers of samples ``flipped``, ``correct``, ``wrong`` and ``count``. A rate
-    whose denominator is 0 is 0.
+    interval; ``error_rate`` and ``adv_acc``; ``distortion``, the median over the correct samples whose distortion was
+    given, where a sample that the attack did not flip counts as infinite; and the numbers of samples ``flipped``,
+    ``correct``, ``wrong`` and ``count``. A rate whose denominator is 0 is 0. The distortion is infinite if the attack
+    failed on more than half of the samples, and NaN without any. A mean over the flipped samples alone would rank a
+    robust network, of which only fragile samples are flipped, below a fragile one. The distortions are kept until
+    ``compute``.
 
     Args:
         confidence: Probability with which the confidence interval contains the rate.
@@ -70,16 +75,15 @@ class AttackSuccessRate(RobustnessMetric):
     correct: Tensor
     wrong: Tensor
     count: Tensor
-    distortion: Tensor
-    distorted: Tensor
+    distortions: list[Tensor]
 
     def __init__(self, confidence: float = 0.95, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not is_number(confidence) or not 0 < confidence < 1:
             raise ValueError(f"Expected argument `confidence` to be between 0 and 1 but got {confidence!r}.")
         self.confidence = confidence
-        self._add_counts("flipped", "correct", "wrong", "count", "distorted")
-        self._add_float_state("distortion", torch.zeros(()))
+        self._add_counts("flipped", "correct", "wrong", "count")
+        self.add_state("distortions", default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None = None) -> None:
         """Add the samples of a batch, with the distortion of each if it is known."""
@@ -92,8 +96,7 @@ class AttackSuccessRate(RobustnessMetric):
                     f"Expected `distortion` to have shape {tuple(preds.shape)}, one value per sample, but got "
                     f"{tuple(distortion.shape)}."
                 )
-            self.distortion = self.distortion + distortion[flipped].to(self.distortion).sum()
-            self.distorted = self.distorted + flipped.sum()
+            self.distortions.append(torch.where(flipped, distortion, torch.inf)[correct].to(self.dtype))
         self.flipped = self.flipped + flipped.sum()
         self.correct = self.correct + correct.sum()
         self.wrong = self.wrong + wrong.sum()
@@ -103,5 +106,6 @@ class AttackSuccessRate(RobustnessMetric):
         """Compute the success rate over all batches."""
         rates = _attack_success_rate_compute(self.flipped, self.correct, self.wrong, self.count, self.confidence)
         counts = {name: getattr(self, name).clone() for name in ("flipped", "correct", "wrong", "count")}
-        self._components = {**rates._asdict(), "distortion": (self.distortion / self.distorted).float(), **counts}
+        distortions = dim_zero_cat(self.distortions) if len(self.distortions) else torch.zeros(0, device=self.device)
+        self._components = {**rates._asdict(), "distortion": _median_distortion(distortions).float(), **counts}
         return self._components["asr"]

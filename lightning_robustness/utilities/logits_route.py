@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_robustness.utilities.head import TRANSFORMS, HeadTap, read_embedding, read_logits
 from lightning_robustness.utilities.logits import check_finite, compute_logits, pick_entry
+from lightning_robustness.utilities.module_state import is_lazy
 from lightning_robustness.utilities.sandbox import sandbox
 
 # Beginnings of the names that autograd gives to operations that leave values as they are
@@ -94,7 +95,10 @@ def find_route(
     given = None if head is None else _name_of(model, head)
     forward = forward or model
     with sandbox(partial(forward, model), x) as (x,):
-        for parameter in model.parameters():  # the sandbox restores this
+        if is_lazy(model):  # the sandbox restores this, and the next
+            with torch.no_grad():
+                forward(x)
+        for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         with _recorded_calls(model) as calls:
             output = forward(x)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.attacks import PGD, Square, get_attack, masking_signs, run
+from lightning_robustness.attacks import PGD, AttackResult, Square, get_attack, masking_signs, run
 from tests.attacks.linear import linear
 
 
@@ -35,6 +35,95 @@ def test_rounding_hides_gradients_from_white_box_attacks(batch, digits_network):
     assert "PGD finds a gradient of zero for 100.0% of the samples" in signs[1].evidence
     # another budget is another question
     assert names([run(rounded, Square(eps=0.1, num_queries=5), *batch), results[0]]) == ["zero_gradients"]
+
+
+@pytest.mark.parametrize("scale", [30, 1000])
+def test_confident_logits_hide_gradients_from_an_attack_that_underflows(digits, digits_network, scale):
+    x, y = digits[0][:300], digits[1][:300]
+    attacks = get_attack("torchattacks:PGD", eps=0.2, alpha=0.05, steps=10), Square(eps=0.2, num_queries=100)
+    assert names([run(digits_network, attack, x, y) for attack in attacks]) == []
+    results = [run(lambda images: scale * digits_network(images), attack, x, y) for attack in attacks]
+    assert names(results) == ["black_box_beats_white_box"]
+
+
+def test_a_filter_that_stops_gradients(batch, digits_network):
+    def filtered(images):
+        smooth = nn.functional.avg_pool2d(images, 3, 1, 1)
+        return digits_network(smooth.detach() + 1e-3 * (images - images.detach()).flip(3))
+
+    results = [run(filtered, attack, *batch) for attack in (PGD(eps=0.2), Square(eps=0.2, num_queries=200))]
+    assert "black_box_beats_white_box" in names(results)
+
+
+def result_of(attack, success, eligible=None):
+    """A result in which an attack broke given samples."""
+    success = torch.as_tensor(success)
+    zeros = torch.zeros(len(success))
+    return AttackResult(
+        attack=attack,
+        x_adv=zeros,
+        preds=zeros.long(),
+        adv_preds=success.long(),
+        eligible=torch.ones_like(success) if eligible is None else eligible,
+        success=success,
+        l2=zeros,
+        linf=zeros,
+        queries=zeros.long(),
+        zero_gradients=None,
+        probabilities=False,
+        deterministic=True,
+    )
+
+
+def broken(number, *ranges):
+    """Samples of which ranges are broken."""
+    success = torch.zeros(number, dtype=torch.bool)
+    for start, stop in ranges:
+        success[start:stop] = True
+    return success
+
+
+def test_white_box_that_misses_four_points():
+    """Although the black box breaks fewer samples in all."""
+    white, black = broken(500, (0, 100)), broken(500, (40, 120))
+    signs = masking_signs([result_of(PGD(), white), result_of(Square(), black)])
+    assert [sign.name for sign in signs] == ["black_box_beats_white_box"]
+    assert signs[0].evidence == (
+        "Square succeeds on 16.0%, PGD on 20.0%; 20 of 500 samples are broken by the first and by no attack with "
+        "gradients."
+    )
+    assert names([result_of(PGD(), white), result_of(PGD(steps=20), black), result_of(Square(), black)]) == []
+
+
+@pytest.mark.parametrize("number", [3, 5, 10, 100, 1000])
+def test_three_samples_never_make_a_sign(number):
+    """Whichever attack breaks three more than the other."""
+    more, none = broken(number, (0, 3)), broken(number)
+    for first, second in ((more, none), (none, more)):
+        results = [
+            result_of(attack, success)
+            for attacks, success in (((Square(), PGD(steps=1), PGD(eps=0.01)), first), ((PGD(), PGD(eps=0.02)), second))
+            for attack in attacks
+        ]
+        assert names(results) == []
+
+
+def test_samples_that_cannot_be_paired_are_compared_by_rates():
+    white = result_of(PGD(), broken(300, (0, 60)))
+    for number, expected in ((160, ["black_box_beats_white_box"]), (90, [])):
+        assert names([white, result_of(Square(), broken(400, (0, number)))]) == expected
+
+
+def test_honest_attacks_rarely_make_a_sign():
+    """White box and black box break the same share at random, and the white box misses one sample in a hundred."""
+    generator, alarms = torch.Generator().manual_seed(0), 0
+    for _ in range(1000):
+        white = torch.rand(300, generator=generator) < 0.5
+        missed = ~white & (torch.rand(300, generator=generator) < 0.02)
+        black = missed | (white & (torch.rand(300, generator=generator) < 0.9))
+        one = white & (torch.rand(300, generator=generator) < 0.9) | missed
+        alarms += bool(names([result_of(PGD(), white), result_of(Square(), black), result_of(PGD(steps=1), one)]))
+    assert alarms <= 20
 
 
 def test_saturated_loss(batch, digits_network):

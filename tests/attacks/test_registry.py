@@ -86,8 +86,8 @@ def test_eps_and_options_override_the_preset():
 
 def test_worst_is_a_cascade():
     strong = get_attack("strong_pgd", eps=0.2)
-    rivals = PGD(eps=0.2, steps=30, loss="rivals", restarts=9, schedule="adaptive")
-    assert get_attack("worst", eps=0.2).attacks == (strong, rivals, Square(eps=0.2, num_queries=5000))
+    rivals = PGD(eps=0.2, steps=20, loss="rivals", restarts=9, schedule="adaptive")
+    assert get_attack("worst", eps=0.2).attacks == (strong, rivals, Square(eps=0.2, num_queries=1000))
     assert get_attack("worst", preset="mnist") == get_attack("worst", eps=0.3)
     assert get_attack("worst") == get_attack("worst", eps=8 / 255)
 

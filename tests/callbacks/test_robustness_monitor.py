@@ -103,8 +103,8 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
     }
     broken, clean = {}, (preds == y).numpy()
     for name, attack in attacks.items():
-        chunks = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
-        results = [run(module, attack, *chunk, InputSpace(), seed, index) for index, chunk in enumerate(chunks)]
+        parts = torch.arange(len(x)).split(batch_size)
+        results = [run(module, attack, x[rows], y[rows], InputSpace(), seed, positions=rows) for rows in parts]
         adv_preds = torch.cat([result.adv_preds for result in results])
         distances = {norm: torch.cat([getattr(result, norm) for result in results]).numpy() for norm in ("l2", "linf")}
         flipped = clean & (adv_preds != y).numpy()
@@ -117,7 +117,8 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
 
 def rates(name, flipped, clean, distances):
     values = {f"asr/{name}": flipped.sum() / clean.sum(), f"adv_acc/{name}": (clean & ~flipped).mean()}
-    return {**values, f"distortion/{name}": distances[flipped].mean()}
+    middle = np.sort(np.where(flipped, distances, np.inf)[clean])[(clean.sum() - 1) // 2]
+    return {**values, **({f"distortion/{name}": middle} if np.isfinite(middle) else {})}
 
 
 ATTACKS = {"pgd": PGD(eps=0.1), "cw": CW(steps=20), "square": Square(eps=0.1, num_queries=50)}

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from scipy.stats import binomtest
@@ -34,7 +36,7 @@ def test_components(batch_size):
             "asr_high": interval.high,
             "error_rate": wrong / 60,
             "adv_acc": 1 - wrong / 60,
-            "distortion": sum(flipped) / len(flipped),
+            "distortion": sorted(flipped + [math.inf] * (correct - len(flipped)))[(correct - 1) // 2],
             "flipped": len(flipped),
             "correct": correct,
             "wrong": wrong,
@@ -44,14 +46,18 @@ def test_components(batch_size):
     )
 
 
-def test_distortion_is_averaged_over_the_flipped_samples_that_have_one():
+def test_distortion_is_the_median_over_correct_samples_with_failures_as_infinite():
     metric = AttackSuccessRate()
     zeros, ones = torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.long)
     metric.update(zeros, ones, zeros)
     assert metric.compute_components()["distortion"].isnan()
     metric.update(zeros, ones, zeros, distortion=torch.tensor([0.5, 1.5], dtype=torch.double))
-    metric.update(zeros, zeros, zeros, distortion=torch.tensor([9.0, 9.0]))  # not flipped
-    assert metric.compute_components()["distortion"] == 1.0
+    metric.update(ones, ones, zeros, distortion=torch.tensor([0.1, 0.1]))  # wrong before the attack
+    assert metric.compute_components()["distortion"] == 0.5
+    metric.update(zeros, zeros, zeros, distortion=torch.tensor([0.2, 0.2]))  # not flipped
+    assert metric.compute_components()["distortion"] == 1.5
+    metric.update(zeros[:1], zeros[:1], zeros[:1], distortion=torch.tensor([0.2]))
+    assert metric.compute_components()["distortion"].isinf()
 
 
 def test_no_correct_sample_is_zero_of_zero():
