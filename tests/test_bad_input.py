@@ -16,10 +16,12 @@ from lightning_robustness import (
     AttackFreeRegularization,
     InputSpace,
     RobustEarlyStopping,
+    RobustModelCheckpoint,
     RobustnessMonitor,
 )
 from lightning_robustness.attacks import (
     CW,
+    DDN,
     PGD,
     Cascade,
     SirenAttack,
@@ -40,6 +42,7 @@ from lightning_robustness.evaluation import (
 )
 from lightning_robustness.functional import (
     attack_success_rate,
+    boundary_distance,
     clever_score,
     feature_subspace_aggregation,
     feature_subspace_distance,
@@ -49,10 +52,11 @@ from lightning_robustness.functional import (
     roby,
     spectral_bounds,
 )
-from lightning_robustness.losses import fisher_penalty, mart_loss, rdi_loss, trades_loss
+from lightning_robustness.losses import boundary_penalty, fisher_penalty, mart_loss, rdi_loss, trades_loss
 from lightning_robustness.metrics import (
     ROBY,
     AttackSuccessRate,
+    BoundaryDistance,
     CleverScore,
     FisherSpectralNorm,
     LipschitzConstant,
@@ -122,6 +126,8 @@ for kind, value in NO_TENSORS.items():
         lipschitz_constant: (),
         clever_score: (1.0,),
         spectral_bounds: (),
+        boundary_distance: (),
+        boundary_penalty: (Y,),
         fisher_penalty: (),
         trades_loss: (Y,),
         mart_loss: (Y,),
@@ -164,6 +170,8 @@ for kind, value in NO_TENSORS.items():
     row(f"run(x={kind})", lambda v=value: run(MODEL, "pgd", v, Y), TypeError, f"`x` {of_floats}")
     row(f"run(y={kind})", lambda v=value: run(MODEL, "pgd", X, v), TypeError, f"`y` {of_labels}")
     row(f"PGD()(x={kind})", lambda v=value: PGD()(MODEL, v, Y), TypeError, f"`x` {of_floats}")
+    row(f"boundary_penalty(y={kind})", lambda v=value: boundary_penalty(MODEL, X, v), TypeError, f"`y` {of_labels}")
+    row(f"DDN()(x={kind})", lambda v=value: DDN()(MODEL, v, Y), TypeError, f"`x` {of_floats}")
     row(f"CW()(y={kind})", lambda v=value: CW()(MODEL, X, v), TypeError, f"`y` {of_labels}")
     row(
         f"RobustnessDifferenceIndex.update({kind})",
@@ -172,7 +180,7 @@ for kind, value in NO_TENSORS.items():
         f"`features` {of_floats}",
     )
     row(f"ROBY.update({kind})", lambda v=value: ROBY(2).update(X, v), TypeError, f"`preds` {of_labels}")
-    for metric in (FisherSpectralNorm(), LipschitzConstant(), CleverScore(1.0)):
+    for metric in (FisherSpectralNorm(), LipschitzConstant(), CleverScore(1.0), BoundaryDistance()):
         row(
             f"{type(metric).__name__}.update(x={kind})",
             lambda m=metric, v=value: m.update(MODEL, v),
@@ -228,6 +236,8 @@ for name, function in {
     "fisher_spectral_norm": fisher_spectral_norm,
     "lipschitz_constant": lipschitz_constant,
     "clever_score": lambda model, x: clever_score(model, x, 1.0),
+    "boundary_distance": boundary_distance,
+    "boundary_penalty": lambda model, x: boundary_penalty(model, x, Y[: len(x)]),
     "fisher_penalty": fisher_penalty,
     "trades_loss": lambda model, x: trades_loss(model, x, Y[: len(x)]),
     "mart_loss": lambda model, x: mart_loss(model, x, Y[: len(x)]),
@@ -283,6 +293,12 @@ for function in (trades_loss, mart_loss):
         ValueError,
         "`y` in the range 0 to 1, for logits of 2 classes, but got 6. Count classes from 0",
     )
+row(
+    "boundary_penalty(empty)",
+    lambda: boundary_penalty(MODEL, X[:0], Y[:0]),
+    ValueError,
+    "`x` to hold at least one sample",
+)
 row("fisher_penalty(empty)", lambda: fisher_penalty(MODEL, X[:0]), ValueError, r"`x` to hold at least one sample")
 row("spectral_bounds(x=NaN)", lambda: spectral_bounds(MODEL, X / 0), ValueError, r"finite.*`x.nan_to_num\(\)`")
 row(
@@ -303,6 +319,8 @@ for kind, y, error, match in (
 ):
     row(f"run({kind} labels)", lambda y=y: run(MODEL, "pgd", X, y), error, match)
     row(f"trades_loss({kind} labels)", lambda y=y: trades_loss(MODEL, X, y), error, match)
+    row(f"boundary_distance({kind} labels)", lambda y=y: boundary_distance(MODEL, X, y), error, match)
+    row(f"boundary_penalty({kind} labels)", lambda y=y: boundary_penalty(MODEL, X, y), error, match)
 row(
     "clever_score(targets out of range)",
     lambda: clever_score(MODEL, X, 1.0, targets=Y + 5),
@@ -319,6 +337,8 @@ for kind, model in {"None": None, "text": "resnet18", "a number": 3, "a class": 
         "fisher_spectral_norm": lambda m: fisher_spectral_norm(m, X),
         "lipschitz_constant": lambda m: lipschitz_constant(m, X),
         "clever_score": lambda m: clever_score(m, X, 1.0),
+        "boundary_distance": lambda m: boundary_distance(m, X),
+        "boundary_penalty": lambda m: boundary_penalty(m, X, Y),
         "fisher_penalty": lambda m: fisher_penalty(m, X),
         "trades_loss": lambda m: trades_loss(m, X, Y),
         "mart_loss(x_adv=...)": lambda m: mart_loss(m, X, Y, x_adv=X),
@@ -432,6 +452,9 @@ for kind, space in {
         "lipschitz_constant": lambda s: lipschitz_constant(MODEL, X, s),
         "clever_score": lambda s: clever_score(MODEL, X, 1.0, input_space=s),
         "spectral_bounds": lambda s: spectral_bounds(MODEL, X, input_space=s),
+        "boundary_distance": lambda s: boundary_distance(MODEL, X, input_space=s),
+        "boundary_penalty": lambda s: boundary_penalty(MODEL, X, Y, input_space=s),
+        "BoundaryDistance": lambda s: BoundaryDistance(input_space=s),
         "fisher_penalty": lambda s: fisher_penalty(MODEL, X, input_space=s),
         "trades_loss": lambda s: trades_loss(MODEL, X, Y, input_space=s),
         "mart_loss(x_adv=...)": lambda s: mart_loss(MODEL, X, Y, x_adv=X, input_space=s),
@@ -724,6 +747,32 @@ options(
     kind=[("max", ValueError, r"to be one of \('spectral', 'trace'\) but got 'max'")],
     num_products=[(0, ValueError, "to be an integer of at least 1 but got 0")],
 )
+for function, further in ((boundary_distance, ()), (boundary_penalty, (Y,))):
+    options(
+        function,
+        MODEL,
+        X,
+        *further,
+        norm=[(v, ValueError, r"to be one of \('linf', 'l2'\) but got") for v in ("l1", 2, None)],
+        num_rivals=[(v, ValueError, "to be an integer of at least 1 but got") for v in (0, 1.5, "x")],
+        seed=[(v, ValueError, "to be an integer of at least 0 but got") for v in (-1, "x")],
+    )
+options(boundary_distance, MODEL, X, chunk_size=[(0, ValueError, "to be an integer of at least 1 but got 0")])
+options(
+    boundary_penalty,
+    MODEL,
+    X,
+    Y,
+    margin=[(v, ValueError, "to be a finite number above 0 but got") for v in (0, -1, NAN, "x", None)],
+)
+options(
+    DDN,
+    steps=[(v, ValueError, "to be an integer of at least 1 but got") for v in (0, 1.5, "x")],
+    gamma=[
+        *((v, ValueError, "to be a finite number above 0 but got") for v in (0, NAN, "x")),
+        (1, ValueError, "to be a share below 1 but got 1"),
+    ],
+)
 
 # Metrics
 
@@ -752,6 +801,22 @@ options(
     fixed={"radius": 1.0},
     radius=[(0, ValueError, "above 0 but got 0")],
     seed=[("x", ValueError, "at least 0 but got 'x'")],
+)
+options(
+    BoundaryDistance,
+    norm=[("l1", ValueError, r"to be one of \('linf', 'l2'\) but got 'l1'")],
+    budgets=[
+        *((v, TypeError, "to be a sequence of numbers but got .* Pass a list") for v in (0.1, "0.1", None)),
+        *(([v], ValueError, amount) for v in (-1, NAN, "x")),
+        ([0.2, 0.1], ValueError, r"to be increasing but got \[0.2, 0.1\]. Sort them"),
+    ],
+    quantiles=[
+        (0.5, TypeError, "to be a sequence of numbers but got 0.5. Pass a list"),
+        (["x"], ValueError, amount),
+        ([1.5], ValueError, r"to be between 0 and 1 but got \[1.5\]"),
+    ],
+    confidence=[(v, ValueError, "to be between 0 and 1 but got") for v in (1.5, "0.9", None, NAN)],
+    seed=[("x", ValueError, "to be an integer of at least 0 but got 'x'")],
 )
 options(LipschitzConstant, seed=[("x", ValueError, "to be an integer of at least 0 but got 'x'")])
 row(
@@ -818,6 +883,31 @@ options(
     patience=[(v, ValueError, whole) for v in (-1, "3", 1.5)],
     min_delta=[(v, ValueError, amount) for v in ("x", NAN)],
 )
+options(
+    RobustModelCheckpoint, monitor=[(v, ValueError, "to be a string that is not empty but got") for v in (None, 3, "")]
+)
+for callback in (RobustEarlyStopping, RobustModelCheckpoint):
+    options(
+        callback,
+        "robustness/rdi",
+        mode=[("best", ValueError, r"to be one of \('min', 'max'\) but got 'best'")],
+        guard=[(v, ValueError, "to be a string that is not empty but got") for v in ("", 3)],
+        tolerance=[(v, ValueError, amount) for v in (-1, "x", NAN)],
+        guard_mode=[("best", ValueError, r"to be one of \('min', 'max'\) but got 'best'")],
+    )
+    options(callback, "val_loss", mode=[(None, ValueError, "to be 'min' or 'max', whichever is better for 'val_loss'")])
+options(
+    AdversarialTraining,
+    loss=[("kl", ValueError, "to be one of .* but got 'kl'")],
+    loss_weight=[(1.0, ValueError, "with `loss` but got 1.0 alone. Leave it out")],
+)
+options(
+    AttackFreeRegularization,
+    boundary=[(v, ValueError, amount) for v in (-1, "x", NAN)],
+    boundary_margin=[(0, ValueError, "to be a finite number above 0 but got 0")],
+    boundary_rivals=[(0, ValueError, "to be an integer of at least 1 but got 0")],
+)
+options(RobustnessMonitor, embed_fn=[(3, TypeError, "to be a callable that takes .* returns embeddings, .* but got 3")])
 
 # Evaluation
 
@@ -842,6 +932,7 @@ options(
     head=[(3, TypeError, "to be the name of a submodule, .* but got 3"), ("foo", ValueError, "Expected .*'foo'")],
     num_classes=[(5, ValueError, "Expected 5 classes, as `num_classes` or .* has 2")],
     samples=[(-1, ValueError, whole), (1.5, ValueError, whole)],
+    embed_fn=[(3, TypeError, "to be a callable that takes .* returns embeddings, .* but got 3")],
     fim_samples=[(-1, ValueError, "but got -1")],
     fim_method=[("qr", ValueError, "to be one of .* but got 'qr'")],
     clever_radius=[(0, ValueError, "to be a finite number above 0 but got 0")],
