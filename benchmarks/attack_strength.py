@@ -1,9 +1,9 @@
 """Robust accuracy that attacks leave, with passes per sample and CPU seconds: ours, torchattacks' and foolbox's.
 
-Networks are trained on Fashion-MNIST, naturally, against PGD and with TRADES (eps 0.1), which takes two minutes, and
+Networks are trained on Fashion-MNIST, naturally, against PGD and with TRADES (eps 0.1), which takes a few minutes, and
 kept in ``--cache``; ``--checkpoint NAME=FILE`` adds the networks of checkpoints of Lightning that go with these images,
 as ``lightning-robustness evaluate`` takes them. AutoAttack is twice in the table: with 100 steps, as published, from
-parts of torchattacks; and as torchattacks 3.3 has it, with 10. Takes about twenty minutes on two cores:
+parts of torchattacks; and as torchattacks 3.3 has it, with 10. Takes about ten minutes on two cores:
 ``python benchmarks/attack_strength.py --data DIRECTORY --cache DIRECTORY``, where the first directory holds the four
 files of Fashion-MNIST (without ``--data``, torchvision downloads them, where it is installed). Needs torchattacks and
 foolbox.

@@ -405,9 +405,9 @@ def test_a_budget_beyond_the_range_is_refused_everywhere(eps):
 
 def test_a_budget_below_one_grey_level_gets_a_warning():
     module, data = made(Case(zoo.Pixels, space=InputSpace(high=255)))
-    with pytest.warns(UserWarning, match=r"`eps` is 0\.0313725, .* less than one grey level.*`eps=8`"):
+    with pytest.warns(UserWarning, match=r"eps=0\.0313725 is below one grey level.*`eps=8`"):
         RobustnessMonitor(input_space=InputSpace(high=255))
-    with pytest.warns(UserWarning, match="less than one grey level"):
+    with pytest.warns(UserWarning, match="below one grey level"):
         evaluate(module, data.loader(), ["pgd"], eps=0.5, input_space=data.space, fim_samples=0, progress=False)
 
 

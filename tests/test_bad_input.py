@@ -907,6 +907,15 @@ options(
     boundary_margin=[(0, ValueError, "to be a finite number above 0 but got 0")],
     boundary_rivals=[(0, ValueError, "to be an integer of at least 1 but got 0")],
 )
+options(
+    RobustnessMonitor,
+    final_attacks=[
+        (3, TypeError, "Expected an attack, a callable .* or a name, but got int"),
+        ("best", ValueError, "Expected .*'best'"),
+        (PGD(eps=2.0), ValueError, "Expected `eps` to be at most 1"),
+        (PGD(targeted=True), ValueError, "Expected attacks without a target"),
+    ],
+)
 options(RobustnessMonitor, embed_fn=[(3, TypeError, "to be a callable that takes .* returns embeddings, .* but got 3")])
 
 # Evaluation

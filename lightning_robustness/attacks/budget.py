@@ -83,7 +83,7 @@ def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace
     small = [budget.eps for budget in budgets if width >= 255 and 0 < budget.eps < width / 255]
     if small:
         rank_zero_warn(
-            f"The budget `eps` is {small[0]:g}, which is less than one grey level of inputs in [{low:g}, {high:g}]: no "
+            f"The budget eps={small[0]:g} is below one grey level of inputs in [{low:g}, {high:g}]: no "
             f"network will look vulnerable. Budgets are in the units of this range: if {small[0]:g} is meant for "
             f"[0, 1], pass `eps={small[0] * width:g}`.",
             stacklevel=1,  # attributed to this line, so that Python shows it once in a run, not once per caller

@@ -44,7 +44,7 @@ def autoattack(
 
     100 adaptive steps with cross-entropy, as many against each of the nine highest rivals of the label, and Square with
     5,000 queries. Instead of DLR, its loss is the margin, whose direction does not depend on the scale of the logits
-    either. The minimum-norm attack FAB is left out: in AutoAttack it adds next to nothing to the others.
+    either. The minimum-norm attack FAB is left out.
 
     Args:
         eps: Largest distance from the input; by default 8/255, in the l2 norm 1.

@@ -1,7 +1,8 @@
 """One run of a Trainer as the monitor sees it, from ``setup`` to ``teardown``."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -10,11 +11,11 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_robustness.attacks import budget_of
-from lightning_robustness.callbacks.board import Board, describe_eps
+from lightning_robustness.callbacks.board import Board
 from lightning_robustness.callbacks.faults import Faults
+from lightning_robustness.callbacks.monitor_settings import MonitorSettings
 from lightning_robustness.callbacks.trainer_access import (
     evaluation_loader,
     forward_of,
@@ -23,74 +24,23 @@ from lightning_robustness.callbacks.trainer_access import (
     logged_in_this_epoch,
 )
 from lightning_robustness.callbacks.validation_watch import ValidationWatch
-from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_meter import AttackMeter
+from lightning_robustness.measurement.attack_names import FINAL
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
 from lightning_robustness.measurement.inspection import inspect_model, open_inputs, rehearse
-from lightning_robustness.measurement.keys import Part, is_tag
+from lightning_robustness.measurement.keys import is_tag
 from lightning_robustness.measurement.meter import SampleMeter
-from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
-from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
-from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import read_batch, read_extras, require_labels
 from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
 from lightning_robustness.utilities.head import HeadTap
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.leaks import find_leaks
 from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.logits import pick_entry
 from lightning_robustness.utilities.logits_route import Route
 from lightning_robustness.utilities.sample import SpreadSample
-
-
-@dataclass(frozen=True)
-class MonitorSettings:
-    """The arguments of the monitor; see there."""
-
-    attacks: Mapping[str, Callable[..., Any]]
-    eps: float | None
-    input_space: InputSpace
-    num_classes: int | None
-    head: str | nn.Module | None
-    forward_fn: Callable[..., Any] | None
-    embed_fn: Callable[..., Any] | None
-    batch_fn: Callable[..., Any] | None
-    fim_samples: int
-    fim_method: FisherMethod
-    clever_samples: int
-    clever_radius: float
-    attack_samples: int
-    batch_size: int
-    dataloader_idx: int
-    seed: int
-    prefix: str
-    mode: Mode
-    log_figures: bool
-    log_embeddings: bool
-    progress: bool | None
-
-    @property
-    def parts(self) -> list[Part]:
-        """The parts that are measured beside the attacks."""
-        trust: list[Part] = ["trust"] if self.attacks else []
-        return ["features", *(meter.name for meter in self.make_meters()), *trust]
-
-    def make_meters(self) -> list[SampleMeter]:
-        """Make the meters of the sample that are wanted."""
-        budget = common_budget(self.attacks.values(), self.eps, self.input_space)
-        options = (self.fim_samples, self.fim_method, self.clever_samples, self.clever_radius)
-        meters = make_sample_meters(self.input_space, self.seed, *options, budget)
-        return [meter for meter in meters if meter.size]
-
-    def describe(self) -> dict[str, str]:
-        """Describe everything that values depend on besides the module and the data."""
-        budgets = [budget_of(attack, self.input_space) for attack in self.attacks.values()]
-        described = describe_settings(
-            self.attacks, self.attack_samples, self.make_meters(), self.mode, self.input_space, self.seed
-        )
-        return described | {"eps": ", ".join(dict.fromkeys(describe_eps(budget.eps) for budget in budgets if budget))}
 
 
 class MonitorRun:
@@ -221,12 +171,15 @@ class MonitorRun:
         self._show(attack_meter, histograms, curve)
         return {**values, "seconds/figures": perf_counter() - start, "skipped": 0.0}
 
-    def attack(self, attacks: Sequence[str]) -> dict[str, float]:
-        """Run attacks, outside of a validation epoch."""
-        meter = AttackMeter(self._settings.attacks, self._settings.input_space)
-        values = self._attack(meter, attacks)
-        self._show(meter)
-        return values
+    def attack_at_the_end(self, attacks: Sequence[str]) -> dict[str, float]:
+        """Run attacks after the last validation epoch, and the one that gives the final verdict."""
+        settings, values = self._settings, dict[str, float]()
+        if attacks:
+            meter = AttackMeter(settings.attacks, settings.input_space)
+            values |= self._attack(meter, attacks)
+            self._show(meter)
+        verdict = self._attack(AttackMeter(settings.final, settings.input_space), list(settings.final))
+        return values | {key: value for key, value in verdict.items() if key.endswith(f"/{FINAL}")}
 
     def show_summary(self, lines: Iterable[tuple[str, str]]) -> None:
         """Hand the summary of the run to the loggers that take texts."""
@@ -242,20 +195,33 @@ class MonitorRun:
             self._extra = find_extra_inputs(function, "inputs_embeds" if settings.embed_fn else name, extras)
             if self._extra is not None:
                 self._extra.values = {key: value[:2] for key, value in extras.items()}
-            if settings.attacks:
+            if settings.attacks or settings.final:
                 require_labels(y, "attacks", otherwise="watch without them: `attacks=()`")
             subject = self._subject(x.device)
             loaded = replace(subject, forward=subject.from_loader)
+            if not has_trained(self._trainer):
+                self._warn_of_leaks(loaded.forward, x[:2])
             found = inspect_model(self._module, loaded, x, y, settings.head, settings.num_classes)
-            first = open_inputs(subject, x, extras) if settings.attacks or meters else None
+            first = open_inputs(subject, x, extras) if settings.attacks or settings.final or meters else None
             self._is_discrete = first is None
             if first is not None and not has_trained(self._trainer):  # later, what fails is left out when it does
                 subject = replace(subject, forward=pick_entry(subject.forward, found.entry), embed=None)
-                rehearse(subject, first, meters, settings.attacks)
+                rehearse(subject, first, meters, {**settings.attacks, **settings.final})
             head = "no embedding" if found.head is None else f"{found.num_features} features of {found.head!r}"
             rank_zero_info(f"RobustnessMonitor sees {found.num_classes} classes, and {head}.")
             self._route = found
         return self._route
+
+    def _warn_of_leaks(self, forward: Callable[..., Any], x: Tensor) -> None:
+        leaks: list[str] = []
+        with suppress(Exception):  # a model that fails is refused by the inspection, which comes next
+            leaks = find_leaks(forward, x)
+        if leaks:
+            self.faults.warn(
+                f"forward passes change {', '.join(leaks[:10])}, which cannot be put back, so those of the monitor "
+                "change training. Let `forward` leave them alone where `lightning_robustness.is_sandboxed()`.",
+                key="leaks",
+            )
 
     def _check_loader(self) -> None:
         """Check that there is a loader of this index, where no batch came from it."""

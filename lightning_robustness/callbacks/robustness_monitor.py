@@ -17,7 +17,8 @@ from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.callbacks.attack_schedule import AttackSchedule
 from lightning_robustness.callbacks.distrust import warn_of_distrust
 from lightning_robustness.callbacks.figures import history_figure
-from lightning_robustness.callbacks.monitor_run import MonitorRun, MonitorSettings
+from lightning_robustness.callbacks.monitor_run import MonitorRun
+from lightning_robustness.callbacks.monitor_settings import MonitorSettings
 from lightning_robustness.callbacks.run_summary import RunSummary
 from lightning_robustness.callbacks.trainer_access import (
     check_order,
@@ -28,7 +29,7 @@ from lightning_robustness.callbacks.trainer_access import (
     num_training_batches,
 )
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks
+from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks, name_final_attack
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import logged_keys, tag
 from lightning_robustness.measurement.trust import measure_trust
@@ -66,6 +67,8 @@ class RobustnessMonitor(Callback):
         attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
             passed, and at the end of training. A mapping has a number for each attack. By default the attack called
             ``pgd`` runs in every validation epoch, the others in every fifth.
+        final_attacks: Attack for one strong verdict at the end of training, logged as ``adv_acc/final``: ``"worst"``,
+            ``"autoattack"``, or an attack.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
@@ -110,6 +113,7 @@ class RobustnessMonitor(Callback):
         | Mapping[str, str | Attack | Callable[..., Any]] = DEFAULT_ATTACKS,
         eps: float | None = 8 / 255,
         attack_every_n_epochs: int | Mapping[str, int] | None = None,
+        final_attacks: str | Attack | Callable[..., Any] | None = None,
         input_space: InputSpace | None = None,
         num_classes: int | None = None,
         head: str | nn.Module | None = None,
@@ -139,9 +143,11 @@ class RobustnessMonitor(Callback):
         check_head(head)
         named = name_attacks(attacks, eps) if attack_samples else {}
         space = check_input_space(input_space, bounded=embed_fn is None)
-        check_budgets(named.values(), space)
+        final = {} if final_attacks is None or not attack_samples else name_final_attack(final_attacks, eps)
+        check_budgets([*named.values(), *final.values()], space)
         self.settings = MonitorSettings(
             attacks=named,
+            final=final,
             eps=eps,
             input_space=space,
             num_classes=num_classes,
@@ -153,7 +159,7 @@ class RobustnessMonitor(Callback):
             fim_method=fim_method,
             clever_samples=clever_samples,
             clever_radius=clever_radius,
-            attack_samples=attack_samples if named else 0,
+            attack_samples=attack_samples if named or final else 0,
             batch_size=batch_size,
             dataloader_idx=dataloader_idx,
             seed=seed,
@@ -314,10 +320,10 @@ class RobustnessMonitor(Callback):
 
     def _attack_at_the_end(self, run: MonitorRun, trainer: Trainer) -> None:
         missing = self._schedule.missing(trainer)
-        if not missing or not run.has_sample:
+        if not (missing or self.settings.final) or not run.has_sample:
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
-        values = run.faults.compute(f"left epoch {run.epoch} out", partial(run.attack, missing))
+        values = run.faults.compute(f"left epoch {run.epoch} out", partial(run.attack_at_the_end, missing))
         if not values:
             return
         values = self._remember(run, trainer, values, missing)

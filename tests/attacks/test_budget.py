@@ -86,7 +86,7 @@ def test_budgets_wider_than_the_range(attack):
 def test_budgets_below_a_grey_level_warn_once_with_the_budget_that_was_meant():
     attacks = [PGD(eps=8 / 255), Square(eps=8 / 255), PGD(eps=0.5, norm="l2")]
     with pytest.warns(
-        UserWarning, match=r"`eps` is 0\.0313725, .* one grey level of inputs in \[0, 255\].*pass `eps=8`"
+        UserWarning, match=r"eps=0\.0313725 is below one grey level of inputs in \[0, 255\].*pass `eps=8`"
     ) as warned:
         check_budgets(attacks, InputSpace(high=255.0))
     assert len(warned) == 1

@@ -1,0 +1,64 @@
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lightning_robustness.attacks import budget_of
+from lightning_robustness.callbacks.board import describe_eps
+from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.measurement.keys import Part
+from lightning_robustness.measurement.meter import SampleMeter
+from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
+from lightning_robustness.measurement.settings import describe_settings
+from lightning_robustness.metrics.class_statistics import Mode
+from lightning_robustness.utilities.input_space import InputSpace
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """The arguments of the monitor; see there."""
+
+    attacks: Mapping[str, Callable[..., Any]]
+    final: Mapping[str, Callable[..., Any]]
+    eps: float | None
+    input_space: InputSpace
+    num_classes: int | None
+    head: str | nn.Module | None
+    forward_fn: Callable[..., Any] | None
+    embed_fn: Callable[..., Any] | None
+    batch_fn: Callable[..., Any] | None
+    fim_samples: int
+    fim_method: FisherMethod
+    clever_samples: int
+    clever_radius: float
+    attack_samples: int
+    batch_size: int
+    dataloader_idx: int
+    seed: int
+    prefix: str
+    mode: Mode
+    log_figures: bool
+    log_embeddings: bool
+    progress: bool | None
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts that are measured beside the attacks."""
+        trust: list[Part] = ["trust"] if self.attacks else []
+        return ["features", *(meter.name for meter in self.make_meters()), *trust]
+
+    def make_meters(self) -> list[SampleMeter]:
+        """Make the meters of the sample that are wanted."""
+        budget = common_budget(self.attacks.values(), self.eps, self.input_space)
+        options = (self.fim_samples, self.fim_method, self.clever_samples, self.clever_radius)
+        meters = make_sample_meters(self.input_space, self.seed, *options, budget)
+        return [meter for meter in meters if meter.size]
+
+    def describe(self) -> dict[str, str]:
+        """Describe everything that values depend on besides the module and the data."""
+        budgets = [budget_of(attack, self.input_space) for attack in self.attacks.values()]
+        described = describe_settings(
+            self.attacks, self.attack_samples, self.make_meters(), self.mode, self.input_space, self.seed
+        )
+        return described | {"eps": ", ".join(dict.fromkeys(describe_eps(budget.eps) for budget in budgets if budget))}
