@@ -31,7 +31,8 @@ def independent(network: nn.Module, x: Tensor, y: Tensor, name: str, with_qualit
         right = 0
         batches = zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True)
         for index, (rows, labels) in enumerate(batches):
-            result = run(network, get_attack(name, eps=eps), rows, labels, index=index)
+            attack = get_attack(name, eps=eps, all_steps=with_quality)  # quality is that of images of full strength
+            result = run(network, attack, rows, labels, index=index)
             right += int((result.adv_preds == labels).sum())
             if with_quality:
                 image_quality(result.x_adv, rows)
