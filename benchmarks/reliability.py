@@ -159,7 +159,7 @@ def fit(case: Case, directory: str, watched: bool, *callbacks: L.Callback) -> di
     loader = DataLoader(Stream(train), 16) if case.stream else DataLoader(train, 16, True, num_workers=case.workers)
     trainer.fit(module, loader, val if case.num_loaders > 1 else val[0])
     for monitor in monitors:
-        if any(entry.get("skipped") for entry in monitor.history) or "asr/worst" not in monitor.history[-1]:
+        if any(entry.get("skipped") for entry in monitor.history) or "adv_acc/worst" not in monitor.history[-1]:
             raise RuntimeError("the monitor did not measure everything, so that the comparison would mean little")
     return state_of(trainer, module) | {"order of data": train.order, "batches": module.seen}
 
