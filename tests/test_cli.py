@@ -80,6 +80,7 @@ def test_options_from_a_file(checkpoint):
     assert list(RobustnessReport.from_json("x.json").rates) == ["fgsm", "worst"]
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_modules_of_the_current_directory_are_found(checkpoint):
     Path("my_models.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(2, 3)\n")
     assert cli.main(["evaluate", "--model", "my_models:make", *DATA, "--attacks"]) == 0
@@ -196,6 +197,7 @@ def test_configuration_of_a_script_with_fixed_classes(checkpoint, form):
     assert ComparisonReport.from_json("x.json").reports["a"].metrics["samples"] == 12
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_checkpoint_with_code_in_the_current_directory(capsys):
     """End to end: what Lightning would have imported is not, and what is pickled is refused unless it is trusted."""
     Path("evil_module_of_the_command.py").write_text("open('executed', 'w')\nclass Thing:\n    pass\n")
@@ -324,6 +326,15 @@ def test_report_shows_what_was_saved(report, capsys):
             ["evaluate", "--model", f"{HERE}:Net", *DATA, "--batch_size", "0"],
             "Expected argument `batch_size` to be an integer of at least 1 but got 0",
         ),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--eps", "8"], "`eps` to be at most 1, the width of the range"),
+        (
+            ["sweep", "--model", f"{HERE}:Net", *DATA, "--eps", "0.1", "8"],
+            "`eps` to be at most 1, the width of the range",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--input_space.low=-1", "--sweep_eps", "8"],
+            "`eps` to be at most 2, the width of the range of inputs [-1, 1], but got 8",
+        ),
         (["evaluate", "--model", f"{HERE}:Net", *DATA, "--samples=-2"], "`samples` to be an integer of at least 0"),
         (
             ["evaluate", "--model", f"{HERE}:Net", *DATA, "--batch_fn", "swap"],
@@ -426,6 +437,7 @@ def test_failed_evaluation_exits_with_1(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted")
 def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
     arguments = ["--model", f"{HERE}:Interrupted", *DATA, "--attacks", "pgd", "--json", "x.json"]
@@ -436,6 +448,7 @@ def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
     assert "Note: The run was interrupted while it measured the Fisher information" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted", "ignore:The sweep was interrupted")
 def test_interruption_of_a_comparison():
     models = ["--models", f"a={HERE}:Net", f"b={HERE}:Interrupted", *DATA, "--fim_samples", "0", "--json", "x.json"]

@@ -1,10 +1,11 @@
 """Perturbation budgets of attacks of any kind, and how they fit the range of inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_attack
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 Norm = Literal["linf", "l2"]
@@ -36,6 +37,7 @@ def budget_of(attack: Callable[..., Any], input_space: InputSpace | None = None)
         Budget(norm='linf', eps=0.5)
 
     """
+    check_attack(attack)
     budgets = budgets_of(attack, input_space)
     known = [budget for budget in budgets if budget is not None]
     if len(known) < len(budgets) or len({budget.norm for budget in known}) > 1:
@@ -46,39 +48,43 @@ def budget_of(attack: Callable[..., Any], input_space: InputSpace | None = None)
 def budgets_of(attack: Callable[..., Any], input_space: InputSpace | None = None) -> list[Budget | None]:
     """Return the budget of each member of a cascade, or that of any other attack as the only entry."""
     if hasattr(attack, "budgets_in"):  # attacks that have members, or a budget that depends on the range
-        return list(attack.budgets_in(input_space or InputSpace()))
+        return list(attack.budgets_in(check_input_space(input_space)))
     eps = getattr(attack, "eps", None)
     is_number = isinstance(eps, Real) and not isinstance(eps, bool)
     return [Budget(getattr(attack, "norm", None), eps) if is_number else None]  # type: ignore[arg-type]
 
 
-def check_budget(attack: Callable[..., Any], input_space: InputSpace) -> None:
-    """Check that no l-infinity budget of an attack is wider than the range of inputs.
+def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace | None) -> None:
+    """Check that the budgets of attacks are in the units of the range of inputs.
+
+    Warns where a budget is below one grey level of a range of at least 255, as one in the units of [0, 1] is.
+
+    Args:
+        attacks: The attacks.
+        input_space: Range of the inputs, by default [0, 1].
 
     Raises:
-        ValueError: If one is: most likely it is in the units of another range.
+        ValueError: If an l-infinity budget is wider than the range.
 
     """
-    low, high = input_space.low, input_space.high
+    space = check_input_space(input_space)
+    low, high = space.low, space.high
     if low is None or high is None:
         return
-    for budget in budgets_of(attack, input_space):
-        if budget is not None and budget.norm == "linf" and budget.eps > high - low:
+    width = high - low
+    budgets = [budget for attack in attacks for budget in budgets_of(attack, space) if budget is not None]
+    for budget in budgets:
+        if budget.norm == "linf" and budget.eps > width:
             raise ValueError(
-                f"Expected `eps` to be at most {high - low:g}, the width of the range of inputs [{low:g}, {high:g}], "
-                f"but got {budget.eps:g}. Budgets are in un-normalised units: 8/255 for pixels in [0, 1], or declare "
+                f"Expected `eps` to be at most {width:g}, the width of the range of inputs [{low:g}, {high:g}], but "
+                f"got {budget.eps:g}. Budgets are in un-normalised units: 8/255 for pixels in [0, 1], or declare "
                 "another range in `input_space`."
             )
-
-
-def warn_of_tiny_budget(attack: Callable[..., Any], input_space: InputSpace) -> None:
-    """Warn of an l-infinity budget below one grey level, where inputs are pixels from 0 to 255."""
-    low, high = input_space.low, input_space.high
-    if low is None or high is None or high - low < 100:
-        return
-    for budget in budgets_of(attack, input_space):
-        if budget is not None and budget.norm == "linf" and budget.eps < 1:
-            rank_zero_warn(
-                f"The budget eps={budget.eps:g} is below one grey level of inputs in [{low:g}, {high:g}]: budgets are "
-                "in the units of the inputs. Pass `eps=8` for 8 grey levels."
-            )
+    small = [budget.eps for budget in budgets if width >= 255 and 0 < budget.eps < width / 255]
+    if small:
+        rank_zero_warn(
+            f"The budget eps={small[0]:g} is below one grey level of inputs in [{low:g}, {high:g}]: no "
+            f"network will look vulnerable. Budgets are in the units of this range: if {small[0]:g} is meant for "
+            f"[0, 1], pass `eps={small[0] * width:g}`.",
+            stacklevel=1,  # attributed to this line, so that Python shows it once in a run, not once per caller
+        )

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from lightning_robustness.attacks.attack import Attack, Perturbation, perturb
 from lightning_robustness.attacks.budget import Budget, budgets_of
 from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.utilities.checks import check_attack
 from lightning_robustness.utilities.input_space import InputSpace
 
 
@@ -41,10 +42,13 @@ class Cascade(Attack):
     white_box: ClassVar[None] = None  # some members may be, others not
 
     def __post_init__(self) -> None:
+        if isinstance(self.attacks, (str, Mapping)) or not isinstance(self.attacks, Iterable):
+            raise TypeError(f"Expected argument `attacks` to be a sequence of attacks but got {self.attacks!r}.")
         object.__setattr__(self, "attacks", tuple(self.attacks))
         if not self.attacks:
             raise ValueError("Expected argument `attacks` to hold at least one attack but got none.")
         for attack in self.attacks:
+            check_attack(attack)
             if isinstance(attack, Attack) and attack.targeted != self.targeted:
                 raise ValueError(
                     f"Expected all attacks to have targeted={self.targeted} as the cascade has, but got {attack!r}."

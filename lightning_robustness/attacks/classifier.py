@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness.utilities.checks import check_labels
+from lightning_robustness.utilities.checks import check_integer, check_labels
 from lightning_robustness.utilities.draws import Draws, check_positions
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import check_differentiable, compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
@@ -150,11 +150,12 @@ def open_classifier(
         ValueError: If inputs are out of range, or there is not one non-negative label and one position per sample.
 
     """
-    input_space = input_space or InputSpace()
+    input_space = check_input_space(input_space)
     input_space.check(x)
     highest_label = check_labels("y", y, len(x))
     if positions is not None:
         check_positions(positions, len(x))
+    check_integer("index", index, minimum=0)
     first = 0 if positions is None or len(x) == 0 else int(positions[0])
     with sandbox(model, x, y, seed=seed, index=index + first, eval_mode=eval_mode) as (x, y):
         positions = torch.arange(len(x), device=x.device) if positions is None else positions.to(x.device)

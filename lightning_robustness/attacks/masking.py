@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_robustness.attacks.budget import Budget, budget_of
 from lightning_robustness.attacks.run import AttackResult
 from lightning_robustness.attacks.significance import LEVEL, is_higher_rate, is_more_often, is_more_than
+from lightning_robustness.utilities.checks import check_number
 
 
 class MaskingSign(NamedTuple):
@@ -105,7 +106,9 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
         probabilities | Let the model return logits, what enters the softmax, and repeat the attacks.
 
     """
-    return signs_of(_tally(results), tolerance)
+    if isinstance(results, AttackResult) or not isinstance(results, Iterable):
+        raise TypeError(f"Expected argument `results` to be a list of results of `run` but got {results!r}.")
+    return signs_of(_tally(results), check_number("tolerance", tolerance))
 
 
 def signs_of(tallies: list[AttackTally], tolerance: float) -> list[MaskingSign]:
@@ -122,6 +125,8 @@ def signs_of(tallies: list[AttackTally], tolerance: float) -> list[MaskingSign]:
 def _tally(results: Iterable[AttackResult]) -> list[AttackTally]:
     tallies: list[AttackTally] = []
     for result in results:
+        if not isinstance(result, AttackResult):
+            raise TypeError(f"Expected argument `results` to hold results of `run` but got {result!r}.")
         tally = next((t for t in tallies if t.attack is result.attack or t.attack == result.attack), None)
         if tally is None:
             nothing = torch.zeros_like(result.success[:0])

@@ -12,6 +12,7 @@ from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
 from lightning_robustness.attacks.torchattacks_adapter import TorchattacksAdapter
+from lightning_robustness.utilities.checks import check_attack
 
 _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "fgsm": (PGD, {"steps": 1, "start": "clean"}),
@@ -116,10 +117,7 @@ def get_attack(
 
 
 def _from_object(attack: Callable[..., Any], given: bool) -> Callable[..., Any]:
-    if not callable(attack):
-        raise TypeError(
-            f"Expected an attack, a callable (model, x, y) -> x_adv or a name, but got {type(attack).__name__}."
-        )
+    check_attack(attack)
     if given:
         raise ValueError(f"Expected eps, preset and options for the name of an attack only but got {attack!r}.")
     is_foreign = any(parent.__module__.split(".")[0] == "torchattacks" for parent in type(attack).__mro__)

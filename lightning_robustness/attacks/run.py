@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_robustness.attacks.attack import Attack, craft
-from lightning_robustness.attacks.budget import check_budget
+from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.attacks.classifier import Classifier, open_classifier
 from lightning_robustness.attacks.registry import get_attack
 from lightning_robustness.utilities.input_space import InputSpace
@@ -91,8 +91,8 @@ def run(
 
     Raises:
         TypeError: If the inputs are not floating point or the labels not integers.
-        ValueError: If inputs are out of range, labels have no class, logits are not finite, or the attack returns
-            inputs of another shape, not finite, or outside of its budget or the range.
+        ValueError: If inputs are out of range, a budget is wider than that, labels have no class, logits are not
+            finite, or the attack returns inputs of another shape, not finite, or outside of its budget or the range.
 
     Example:
         >>> import torch
@@ -108,7 +108,7 @@ def run(
 
     """
     attack = get_attack(attack)
-    check_budget(attack, input_space or InputSpace())
+    check_budgets([attack], input_space)
     targeted = isinstance(attack, Attack) and attack.targeted
     all_steps = isinstance(attack, Attack) and attack.all_steps
     with open_classifier(model, x, y, input_space, seed, index, positions=positions) as (classifier, x, y):

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from lightning_robustness.attacks.budget import Norm
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.objective import margin
 from lightning_robustness.attacks.pgd import PGD
-from lightning_robustness.utilities.checks import check_integer, check_number
+from lightning_robustness.utilities.checks import check_integer, check_number, is_number
 from lightning_robustness.utilities.draws import Draws
 
 
@@ -67,9 +68,10 @@ class SirenAttack(Attack):
             check_integer(name, getattr(self, name), minimum=1)
         check_integer("gradient_steps", self.gradient_steps, minimum=0)
         for name in ("inertia", "attraction"):
-            value = tuple(getattr(self, name))
+            value = getattr(self, name)
+            value = tuple(value) if isinstance(value, Sequence) else (value,)
             object.__setattr__(self, name, value)
-            if len(value) != 2 or not all(isinstance(v, (int, float)) and v >= 0 for v in value):
+            if len(value) != 2 or not all(is_number(v) and v >= 0 for v in value):
                 raise ValueError(f"Expected argument `{name}` to be two non-negative numbers but got {value!r}.")
 
     @property

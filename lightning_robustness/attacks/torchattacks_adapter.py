@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_robustness.attacks.attack import Attack, Perturbation, perturb_by_function
 from lightning_robustness.attacks.budget import Budget
 from lightning_robustness.attacks.classifier import Classifier
-from lightning_robustness.utilities.checks import check_number
+from lightning_robustness.utilities.checks import check_attack, check_number
 from lightning_robustness.utilities.input_space import InputSpace
 
 _BLACK_BOX = {"GN", "OnePixel", "Pixle", "Square", "VANILA"}
@@ -44,7 +44,11 @@ class TorchattacksAdapter(Attack):
     options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.options, (Mapping, tuple)):
+            raise TypeError(f"Expected argument `options` to be a mapping of arguments but got {self.options!r}.")
         options, is_name = dict(sorted(dict(self.options).items())), isinstance(self.attack, str)
+        if not is_name:
+            check_attack(self.attack)
         parameters = dict(inspect.signature(self._class()).parameters) if is_name else {}
         if is_name and "eps" not in parameters:
             options.pop("eps", None)

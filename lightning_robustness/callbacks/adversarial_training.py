@@ -25,9 +25,9 @@ from lightning_robustness.callbacks.replaced_loss import (
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.utilities.batch import read_extras, read_labelled_batch, replace_in_batch
-from lightning_robustness.utilities.checks import check_integer, check_option
+from lightning_robustness.utilities.checks import check_functions, check_integer, check_name, check_option, check_share
 from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sandbox import sandbox
@@ -133,8 +133,9 @@ class AdversarialTraining(TrainingStepCallback):
     ) -> None:
         super().__init__()
         check_option("mode", mode, AdversarialMode)
-        if not 0 < ratio <= 1:
-            raise ValueError(f"Expected argument `ratio` to be above 0 and at most 1 but got {ratio}.")
+        check_share("ratio", ratio)
+        check_functions(forward_fn, batch_fn)
+        check_name("prefix", prefix)
         check_loss(loss, loss_weight)
         if loss is not None and mode != "replace":
             raise ValueError(
@@ -149,7 +150,7 @@ class AdversarialTraining(TrainingStepCallback):
         self.loss = loss
         self.loss_weight = loss_weight
         self.warmup_epochs = warmup_epochs
-        self.input_space = input_space or InputSpace()
+        self.input_space = check_input_space(input_space)
         self.eval_mode = eval_mode
         self.measure_every_n_batches = measure_every_n_batches
         self.overfitting_samples = overfitting_samples
@@ -158,7 +159,7 @@ class AdversarialTraining(TrainingStepCallback):
         self.batch_fn = batch_fn
         self.seed = seed
         self.prefix = prefix
-        budgets = eps if isinstance(eps, Sequence) else [eps]
+        budgets = eps if isinstance(eps, Sequence) and not isinstance(eps, str) else [eps]
         if len(budgets) == 0:
             raise ValueError("Expected argument `eps` to hold at least one number but got none.")
         if loss is not None and attack == "pgd":

@@ -11,6 +11,7 @@ from typing_extensions import override
 from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback
 from lightning_robustness.utilities.batch import read_labelled_batch
+from lightning_robustness.utilities.checks import check_functions, check_integer, check_number
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.sandbox import sandbox
 
@@ -52,9 +53,9 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         batch_fn: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__()
-        for name, value in {"gamma": gamma, "warmup_epochs": warmup_epochs}.items():
-            if not value >= 0:
-                raise ValueError(f"Expected argument `{name}` to be non-negative but got {value}.")
+        check_number("gamma", gamma)
+        check_integer("warmup_epochs", warmup_epochs, minimum=0)
+        check_functions(forward_fn, batch_fn)
         self.gamma = gamma
         self.warmup_epochs = warmup_epochs
         self.forward_fn = forward_fn

@@ -13,8 +13,15 @@ from lightning_robustness.callbacks.training_step import TrainingStepCallback, f
 from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
 from lightning_robustness.losses.fisher_penalty import FisherKind
 from lightning_robustness.utilities.batch import read_batch, require_labels
-from lightning_robustness.utilities.checks import check_integer, check_number
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import (
+    check_functions,
+    check_head,
+    check_integer,
+    check_name,
+    check_number,
+    check_option,
+)
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import as_classes, compute_logits
 from lightning_robustness.utilities.logits_route import find_route
 from lightning_robustness.utilities.sandbox import is_compiled, is_sandboxed
@@ -78,8 +85,14 @@ class AttackFreeRegularization(TrainingStepCallback):
     ) -> None:
         super().__init__()
         for name, value in {"rdi": rdi, "fisher": fisher, "boundary": boundary}.items():
-            if not value >= 0:
-                raise ValueError(f"Expected argument `{name}` to be non-negative but got {value}.")
+            check_number(name, value)
+        check_option("fisher_kind", fisher_kind, FisherKind)
+        if num_products is not None:
+            check_integer("num_products", num_products, minimum=1)
+        check_input_space(input_space)
+        check_head(head)
+        check_functions(forward_fn, batch_fn)
+        check_name("prefix", prefix)
         self.rdi = rdi
         self.fisher = fisher
         self.fisher_kind: FisherKind = fisher_kind

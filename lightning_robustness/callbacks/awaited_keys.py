@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness.callbacks.trainer_access import logged_in_this_epoch
 from lightning_robustness.measurement.keys import get_key
+from lightning_robustness.utilities.checks import check_option
 
 ExtremeMode = Literal["min", "max"]
 DEFAULT_GUARD = "robustness/acc"
@@ -21,7 +22,7 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
         mode: ``"min"`` or ``"max"``, or None.
 
     Raises:
-        ValueError: If it is neither given nor in the table.
+        ValueError: If it is neither given nor in the table, or is something else.
 
     Example:
         >>> from lightning_robustness.callbacks.awaited_keys import mode_of
@@ -30,6 +31,7 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
 
     """
     if mode is not None:
+        check_option("mode", mode, ExtremeMode)
         return mode
     parts = key.split("/")
     for start in range(1, len(parts)):  # prefixes may have several parts

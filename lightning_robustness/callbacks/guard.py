@@ -5,7 +5,7 @@ from lightning.pytorch import Trainer
 
 from lightning_robustness.callbacks.awaited_keys import ExtremeMode, new_value
 from lightning_robustness.callbacks.trainer_access import num_training_batches
-from lightning_robustness.utilities.checks import check_number, check_option
+from lightning_robustness.utilities.checks import check_name, check_number, check_option
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -27,12 +27,12 @@ class Guard:
         has_improved: Whether the best value has improved since ``settle`` was last called.
 
     Raises:
-        ValueError: If the tolerance or the mode is not possible.
+        ValueError: If the key, the tolerance or the mode is not possible.
 
     """
 
     def __init__(self, key: str | None, tolerance: float, mode: ExtremeMode, owner: str) -> None:
-        self.key = key
+        self.key = key if key is None else check_name("guard", key)
         self.tolerance = check_number("tolerance", tolerance)
         check_option("guard_mode", mode, ExtremeMode)
         self.best = math.nan

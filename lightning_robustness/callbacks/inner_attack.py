@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from lightning_robustness.attacks import PGD, Attack, Cascade, get_attack
-from lightning_robustness.attacks.budget import budgets_of, check_budget, warn_of_tiny_budget
+from lightning_robustness.attacks.budget import budgets_of, check_budgets
 from lightning_robustness.utilities.input_space import InputSpace
 
 
@@ -49,8 +49,7 @@ def make_inner_attack(
     made = _prepare(made, all_steps)
     if eps is not None and not any(budgets_of(made, input_space)):
         raise ValueError(f"Expected an attack that has a budget, for `eps`, but got {made!r}. Leave `eps` out.")
-    check_budget(made, input_space)
-    warn_of_tiny_budget(made, input_space)
+    check_budgets([made], input_space)
     return made
 
 

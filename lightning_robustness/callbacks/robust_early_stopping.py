@@ -18,6 +18,7 @@ from lightning_robustness.callbacks.awaited_keys import (
     new_value,
 )
 from lightning_robustness.callbacks.guard import Guard
+from lightning_robustness.utilities.checks import check_integer, check_name, check_number
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -71,6 +72,9 @@ class RobustEarlyStopping(EarlyStopping):
         tolerance: float = 0.02,
         guard_mode: ExtremeMode = "max",
     ) -> None:
+        check_name("monitor", monitor)
+        check_integer("patience", patience, minimum=0)
+        check_number("min_delta", min_delta)
         super().__init__(
             monitor=monitor,
             min_delta=min_delta,

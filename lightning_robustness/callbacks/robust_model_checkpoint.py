@@ -18,6 +18,7 @@ from lightning_robustness.callbacks.awaited_keys import (
     new_value,
 )
 from lightning_robustness.callbacks.guard import Guard
+from lightning_robustness.utilities.checks import check_name
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -65,6 +66,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
         guard_mode: ExtremeMode = "max",
         **kwargs: Any,
     ) -> None:
+        check_name("monitor", monitor)
         super().__init__(monitor=monitor, mode=mode_of(monitor, mode), save_on_train_epoch_end=False, **kwargs)
         self._guard = Guard(guard, tolerance, guard_mode, type(self).__name__)
         self._guard_value = math.nan

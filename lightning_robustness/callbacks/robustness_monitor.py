@@ -13,6 +13,7 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_robustness.attacks import Attack
+from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.callbacks.attack_schedule import AttackSchedule
 from lightning_robustness.callbacks.distrust import warn_of_distrust
 from lightning_robustness.callbacks.figures import history_figure
@@ -28,18 +29,13 @@ from lightning_robustness.callbacks.trainer_access import (
     num_training_batches,
 )
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import (
-    DEFAULT_ATTACKS,
-    check_budgets,
-    name_attacks,
-    name_final_attack,
-)
+from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks, name_final_attack
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import logged_keys, tag
 from lightning_robustness.measurement.trust import measure_trust
 from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.checks import check_integer
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_functions, check_head, check_integer, check_name
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,10 +138,11 @@ class RobustnessMonitor(Callback):
         for name, value in counts.items():
             check_integer(name, value, minimum=0)
         check_integer("batch_size", batch_size, minimum=1)
-        if not prefix:
-            raise ValueError("Expected argument `prefix` to be a name but got an empty one.")
+        check_name("prefix", prefix)
+        check_functions(forward_fn, batch_fn, embed_fn)
+        check_head(head)
         named = name_attacks(attacks, eps) if attack_samples else {}
-        space = input_space or (InputSpace() if embed_fn is None else InputSpace(low=None, high=None))
+        space = check_input_space(input_space, bounded=embed_fn is None)
         final = {} if final_attacks is None or not attack_samples else name_final_attack(final_attacks, eps)
         check_budgets([*named.values(), *final.values()], space)
         self.settings = MonitorSettings(

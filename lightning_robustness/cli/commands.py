@@ -8,9 +8,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.cli.parser import OWN_OPTIONS
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
 from lightning_robustness.evaluation.checkpoint import load_data, load_model
@@ -19,7 +19,7 @@ from lightning_robustness.evaluation.comparison_checks import check_prior
 from lightning_robustness.evaluation.report import Report, read_json
 from lightning_robustness.evaluation.sweep_plan import plan_sweep
 from lightning_robustness.measurement.attack_names import name_attacks
-from lightning_robustness.utilities.checks import check_integer, check_number
+from lightning_robustness.utilities.checks import check_device, check_integer, check_number
 from lightning_robustness.utilities.drawing import new_figure
 
 # Returns a context whose errors count as wrong arguments
@@ -32,9 +32,9 @@ def _evaluate(checked: _Checked, options: Any) -> int:
     with checked():
         _check_output(options)
         options.eps, options.sweep_eps = _budget(options.eps), [_budget(eps) for eps in options.sweep_eps]
-        name_attacks(options.attacks, options.eps)
+        check_budgets(name_attacks(options.attacks, options.eps).values(), options.input_space)
         if options.sweep_eps:
-            plan_sweep(options.sweep_attacks, options.sweep_eps)
+            plan_sweep(options.sweep_attacks, options.sweep_eps, options.input_space)
         _check_settings(options)
         model, loader = _load_model(options), _load_data(options)
         settings = _settings(evaluate, options, "attacks", "eps", "sweep_attacks", "sweep_eps", "head")
@@ -47,7 +47,7 @@ def _sweep(checked: _Checked, options: Any) -> int:
     with checked():
         _check_output(options)
         options.eps = [_budget(eps) for eps in options.eps]
-        plan_sweep(options.attacks, options.eps)
+        plan_sweep(options.attacks, options.eps, options.input_space)
         _check_settings(options, least_samples=1)
         model, loader = _load_model(options), _load_data(options)
         settings = _settings(sweep, options, "attacks", "eps")
@@ -60,7 +60,7 @@ def _compare(checked: _Checked, options: Any) -> int:
     with checked():
         _check_output(options)
         options.eps = [_budget(eps) for eps in options.eps]
-        plan_sweep(options.attacks, options.eps)
+        plan_sweep(options.attacks, options.eps, options.input_space)
         check_prior(options.prior, options.balance)
         _check_settings(options)
         models: dict[str, nn.Module | RobustnessReport] = {}
@@ -145,14 +145,7 @@ def _check_settings(options: Any, least_samples: int = 0) -> None:
         check_integer("samples", options.samples, least_samples)
     if not 0 <= options.seed <= _MAX_SEED:
         raise ValueError(f"Expected argument `seed` to be an integer from 0 to {_MAX_SEED} but got {options.seed}.")
-    if options.device is not None:
-        try:
-            torch.empty(0, device=options.device)
-        except Exception as error:  # its type depends on why the device is not there
-            raise ValueError(
-                "Expected argument `device` to be a device that torch can use here, such as 'cpu', 'cuda:0' or 'mps', "
-                f"but got {options.device!r}: {str(error).splitlines()[0]}"
-            ) from error
+    check_device(options.device)
 
 
 def _budget(text: str | float) -> float:

@@ -1,9 +1,10 @@
-import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from lightning_robustness.utilities.checks import is_number
 
 # Values are measured in float32: a spread below its rounding error counts as constant
 _ROUNDING = 1e-6
@@ -96,10 +97,10 @@ def check_weights(prior: Sequence[float], balance: float) -> None:
         ValueError: If they are out of range.
 
     """
-    if not all(0 <= weight < math.inf for weight in prior) or not any(prior):
+    if not all(is_number(weight) and weight >= 0 for weight in prior) or not any(prior):
         raise ValueError(f"Expected `prior` to hold non-negative weights, some positive, but got {list(prior)}.")
-    if not 0 <= balance < 1:
-        raise ValueError(f"Expected `balance` to be in [0, 1) but got {balance}.")
+    if not is_number(balance) or not 0 <= balance < 1:
+        raise ValueError(f"Expected `balance` to be in [0, 1) but got {balance!r}.")
 
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:

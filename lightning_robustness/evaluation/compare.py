@@ -8,7 +8,7 @@ from lightning_robustness.evaluation.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
-from lightning_robustness.measurement.attack_names import AttackLike
+from lightning_robustness.measurement.attack_names import AttackLike, list_attacks
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -60,9 +60,14 @@ def compare(
 
     """
     # All arguments are checked before the first sweep
-    attacks = attacks if isinstance(attacks, (Mapping, str)) else list(attacks)
+    if not isinstance(models, Mapping):
+        raise TypeError(
+            f"Expected argument `models` to be a mapping of names to models or reports but got "
+            f"{type(models).__name__}. Pass a dictionary, such as {{'a': first, 'b': second}}."
+        )
+    attacks = list_attacks(attacks)
     eps = read_budgets(eps)
-    plan = plan_sweep(attacks, eps)
+    plan = plan_sweep(attacks, eps, options.get("input_space"))
     check_prior(prior or {}, balance)
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)

@@ -18,9 +18,12 @@ def check_prior(prior: Mapping[str, float], balance: float) -> None:
     """Check the weights of a comparison.
 
     Raises:
+        TypeError: If the prior weights are no mapping.
         ValueError: If a prior weight belongs to no metric, or a weight is out of range.
 
     """
+    if not isinstance(prior, Mapping):
+        raise TypeError(f"Expected `prior` to be a mapping of metrics to weights but got {prior!r}.")
     unknown = [name for name in prior if name not in SWEEP_METRICS]
     if unknown:
         raise ValueError(

@@ -11,6 +11,7 @@ from lightning_robustness.evaluation.cmmr import CompositeScores, composite_scor
 from lightning_robustness.evaluation.comparison_checks import check_prior, check_reports, compared_settings
 from lightning_robustness.evaluation.correlation import kendall, kendall_w, pearson, spearman
 from lightning_robustness.evaluation.report import Report
+from lightning_robustness.evaluation.report_fields import check_fields
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS
 from lightning_robustness.evaluation.table import Table
@@ -227,10 +228,10 @@ class ComparisonReport(Report):
 
     @classmethod
     @override
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        reports = {name: RobustnessReport.from_dict(report) for name, report in fields["reports"].items()}
-        lists = (list(fields[name]) for name in ("missing", "left_out"))
-        return cls(reports, dict(fields["prior"]), fields["balance"], *lists)
+    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        reports = {name: RobustnessReport._from_fields(report) for name, report in fields["reports"].items()}
+        names = ("balance", "missing", "left_out")
+        return check_fields(cls(reports, dict(fields["prior"]), *(fields[name] for name in names)))
 
     def _settings(self) -> list[list[str]]:
         budgets = ", ".join(f"{eps:g}" for eps in self.eps)

@@ -5,19 +5,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.evaluation.decision_space import Projection, get_projection
 from lightning_robustness.evaluation.evaluation_run import EvaluationRun, Part
 from lightning_robustness.evaluation.loading import check_setting, on_device
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, AttackLike, check_budgets, name_attacks
+from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, AttackLike, name_attacks
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.checks import check_integer
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_device, check_functions, check_head, check_integer, check_module
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 
 
 def evaluate(
@@ -110,14 +111,13 @@ def evaluate(
         (0.75, 0.333, 0.5)
 
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"Expected `model` to be a torch.nn.Module, in which the head can be found, but got "
-            f"{type(model).__name__}. Wrap it in one."
-        )
+    check_module(model, "in which the head can be found")
     check_setting(dataloader)
-    space = input_space or (InputSpace() if embed_fn is None else InputSpace(low=None, high=None))
-    budgets = read_budgets(sweep_eps)
+    check_functions(forward_fn, batch_fn, embed_fn)
+    check_head(head)
+    check_device(device)
+    check_integer("seed", seed, minimum=0)
+    space, budgets = check_input_space(input_space, bounded=embed_fn is None), read_budgets(sweep_eps)
     needs_attacks = bool(budgets or decision_space)
     if samples is not None:
         fim_samples = attack_samples = check_integer("samples", samples, minimum=1 if needs_attacks else 0)
@@ -129,8 +129,9 @@ def evaluate(
     meters = make_sample_meters(space, seed, fim_samples, fim_method, clever_samples, clever_radius, budget)
     if decision_space is not None:
         get_projection(decision_space, seed)
-    plan = plan_sweep(sweep_attacks, budgets) if budgets else []
-    check_budgets([*named.values(), *(attack for step in plan for attack in step.values())], space)
+        check_budgets(name_attacks(["pgd"], eps).values(), space)
+    check_budgets(named.values(), space)
+    plan = plan_sweep(sweep_attacks, budgets, space) if budgets else []
     settings = describe_settings(named, attack_samples, meters, mode, space, seed) | {"torch": torch.__version__}
     forward = model if forward_fn is None else partial(forward_fn, model)
     with on_device(model, device) as place:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.precision import accumulation_dtype
 
 # An unchanged image counts as 100 dB: its infinite PSNR would make every mean infinite
@@ -59,7 +59,7 @@ def image_quality(x_adv: Tensor, x: Tensor, input_space: InputSpace | None = Non
     """
     if x_adv.shape != x.shape:
         raise ValueError(f"Expected `x_adv` to have the shape of `x`, {tuple(x.shape)}, but got {tuple(x_adv.shape)}.")
-    space = InputSpace() if input_space is None else input_space
+    space = check_input_space(input_space)
     # Structural similarity is a ratio of small differences, which a GPU's fast single precision would round away
     dtype = accumulation_dtype(x.device)
     x_adv, x = space.unnormalize(x_adv.to(dtype)), space.unnormalize(x.to(dtype))

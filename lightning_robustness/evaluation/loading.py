@@ -65,6 +65,8 @@ def iterate(
     with sandbox(model, seed=seed), _restored_generators(dataloader):
         for batch in tqdm(dataloader, desc="data", leave=False, disable=not progress):
             x, y = read_batch(batch, batch_fn)
+            if len(x) == 0:
+                continue
             name, extras = read_extras(batch, batch_fn, len(x))
             sample.add(np.arange(number, number + len(x)), x, y, extras)
             number += len(x)

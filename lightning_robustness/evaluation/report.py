@@ -40,8 +40,35 @@ class Report:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Make the report from the result of ``to_dict``."""
+        """Make the report from the result of ``to_dict``.
+
+        Raises:
+            TypeError: If this is not a mapping.
+            ValueError: If an entry is missing or of another type.
+
+        """
+        if not isinstance(fields, Mapping):
+            raise TypeError(
+                f"Expected argument `fields` to be a mapping, as `to_dict` returns it, but got {type(fields).__name__}."
+            )
+        return cls._check("", fields, "Pass what `to_dict` returned.")
+
+    @classmethod
+    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Make the report from the result of ``to_dict``, or fail in any way."""
         raise NotImplementedError
+
+    @classmethod
+    def _check(cls, place: str, fields: Mapping[str, Any], remedy: str) -> Self:
+        try:
+            report = cls._from_fields(fields)
+            str(report)  # finds entries that are missing
+        except Exception as error:  # a file may hold anything
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
+            raise ValueError(
+                f"Expected all fields of a {cls.__name__}{place} but some are missing or invalid. {reason} {remedy}"
+            ) from error
+        return report
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rows of the data frame."""
@@ -69,16 +96,7 @@ class Report:
         fields = read_json(path)
         if fields.get("kind") != cls.__name__:
             raise ValueError(f"Expected a {cls.__name__} in {path} but got {fields.get('kind')}.")
-        try:
-            report = cls.from_dict(fields)
-            str(report)  # finds entries that are missing
-        except Exception as error:  # a file may hold anything
-            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
-            raise ValueError(
-                f"Expected all fields of a {cls.__name__} in {path} but some are missing or invalid. {reason} Read a "
-                "file that `to_json` or `--json` wrote."
-            ) from error
-        return report
+        return cls._check(f" in {path}", fields, "Read a file that `to_json` or `--json` wrote.")
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the report as a self-contained page, and write it to a file if a path is given.
@@ -113,9 +131,12 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """Read a dictionary from a JSON file.
 
     Raises:
+        TypeError: If this is not a path.
         ValueError: If the file cannot be read or holds something else.
 
     """
+    if not isinstance(path, (str, Path)):
+        raise TypeError(f"Expected argument `path` to be the path of a JSON file but got {path!r}.")
     try:
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # no file, no UTF-8, no JSON, deep nesting

@@ -120,11 +120,11 @@ class RobustnessReport(Report):
 
     @classmethod
     @override
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         own = {name: value for name, value in fields.items() if name != "kind"}
         own |= {name: to_floats(own[name]) for name in ("metrics", "rates")}
         own["signs"] = [MaskingSign(**sign) for sign in own["signs"]]
-        own["sweep"] = None if own["sweep"] is None else SweepReport.from_dict(own["sweep"])
+        own["sweep"] = None if own["sweep"] is None else SweepReport._from_fields(own["sweep"])
         space = own["decision_space"]
         own["decision_space"] = None if space is None else DecisionSpace.from_dict(space)
         boundary = own.get("boundary")  # reports of earlier versions do not have it

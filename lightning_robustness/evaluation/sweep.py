@@ -21,10 +21,10 @@ from lightning_robustness.evaluation.sweep_plan import (
     read_budgets,
 )
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
-from lightning_robustness.measurement.attack_names import AttackLike, check_budgets
+from lightning_robustness.measurement.attack_names import AttackLike
 from lightning_robustness.measurement.subject import Samples, Subject
-from lightning_robustness.utilities.checks import check_integer
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_device, check_functions, check_integer, check_module
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import check_finite
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
@@ -81,7 +81,7 @@ def sweep(
 
     Raises:
         RuntimeError: If there are several processes.
-        TypeError: If the loader is something else.
+        TypeError: If the model is not a module, or the loader something else.
         ValueError: If budgets are not positive and increasing, an attack has no budget that can be set, the loader has
             no labels, or an argument is out of range.
 
@@ -96,13 +96,16 @@ def sweep(
         [0.667, 0.333, 0.0]
 
     """
+    check_module(model, "which can be moved to a device")
     check_setting(dataloader)
+    check_functions(forward_fn, batch_fn)
+    check_device(device)
+    check_integer("seed", seed, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
     if samples is not None:
         check_integer("samples", samples, minimum=1)
-    space, eps = input_space or InputSpace(), read_budgets(eps)
-    plan = plan_sweep(attacks, eps)
-    check_budgets([attack for step in plan for attack in step.values()], space)
+    space, eps = check_input_space(input_space), read_budgets(eps)
+    plan = plan_sweep(attacks, eps, space)
     forward: Callable[..., Any] = model if forward_fn is None else partial(forward_fn, model)
     samples_of_loader, extra = collect(model, dataloader, batch_fn, samples, seed, progress, forward)
     forward = forward if extra is None else extra.bind(forward)

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_robustness.attacks import budget_of
-from lightning_robustness.measurement.attack_names import AttackLike, name_attacks
+from lightning_robustness.attacks.budget import check_budgets
+from lightning_robustness.measurement.attack_names import AttackLike, list_attacks, name_attacks
 from lightning_robustness.utilities.input_space import InputSpace
 
 # Attacks and budgets of the CMMR paper
@@ -25,20 +26,23 @@ def read_budgets(eps: Iterable[Any]) -> list[float]:
     """
     try:
         return [float(budget) for budget in eps]
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise TypeError(
             f"Expected the budgets of a sweep to be a sequence of numbers but got {eps!r}. Pass a list, such as [0.1]."
         ) from error
 
 
 def plan_sweep(
-    attacks: Iterable[AttackLike] | Mapping[str, AttackLike], eps: Sequence[float]
+    attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
+    eps: Sequence[float],
+    input_space: InputSpace | None = None,
 ) -> list[dict[str, Callable[..., Any]]]:
     """Return attacks by name, one dictionary per budget.
 
     Args:
         attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
         eps: Budgets.
+        input_space: Range of the inputs, which the largest budget is checked against.
 
     Raises:
         ValueError: If budgets are not positive and increasing, there is no attack, or the budget of one cannot be set.
@@ -54,10 +58,12 @@ def plan_sweep(
     """
     if len(eps) == 0 or not all(low < high for low, high in zip([0.0, *eps], eps, strict=False)):
         raise ValueError(f"Expected argument `eps` to hold positive, increasing budgets but got {list(eps)}.")
-    attacks = attacks if isinstance(attacks, (Mapping, str)) else list(attacks)
+    attacks = list_attacks(attacks)
     if len(attacks) == 0:
         raise ValueError("Expected at least one attack for a sweep but got none.")
-    return [_at_budget(name_attacks(attacks, budget, as_published=True), budget) for budget in eps]
+    plan = [_at_budget(name_attacks(attacks, budget, as_published=True), budget) for budget in eps]
+    check_budgets(plan[-1].values(), input_space)
+    return plan
 
 
 def _at_budget(attacks: dict[str, Callable[..., Any]], eps: float) -> dict[str, Callable[..., Any]]:

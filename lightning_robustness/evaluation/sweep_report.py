@@ -99,7 +99,7 @@ class SweepReport(Report):
 
     @classmethod
     @override
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         own = {name: value for name, value in fields.items() if name != "kind"}
         own |= {name: to_floats(own[name]) for name in ("values", "worst", "clean_accuracy")}
         if own["breaking_eps"] is not None:

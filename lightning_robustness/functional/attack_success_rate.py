@@ -4,7 +4,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness.utilities.checks import check_labels
+from lightning_robustness.utilities.checks import check_integer_tensor, check_labels
 
 
 class AttackSuccessComponents(NamedTuple):
@@ -28,6 +28,7 @@ class AttackSuccessComponents(NamedTuple):
 
 def _attack_success_rate_update(preds: Tensor, adv_preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return whether each sample was correct before the attack, and whether it is wrong after it."""
+    check_integer_tensor("preds", preds)
     for name, labels in {"preds": preds, "adv_preds": adv_preds, "target": target}.items():
         check_labels(name, labels, preds.numel())
     return preds == target, adv_preds != target

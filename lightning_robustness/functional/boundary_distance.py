@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_robustness.functional.attack_success_rate import wilson_interval
 from lightning_robustness.functional.jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
 from lightning_robustness.utilities.checks import check_integer, check_labels, check_option
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
 
@@ -153,7 +153,7 @@ def boundary_distance(
 
     """
     _check_arguments(norm, num_rivals, chunk_size)
-    space = input_space or InputSpace()
+    space = check_input_space(input_space)
     space.check(x)
     dtype = at_least_float32(x.dtype)
     if y is not None:

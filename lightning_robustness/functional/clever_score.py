@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
 from lightning_robustness.functional.reverse_weibull import fit_reverse_weibull
-from lightning_robustness.utilities.checks import check_integer, check_integer_tensor, check_number
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_integer, check_integer_tensor, check_number, check_overflow
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import check_finite, compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
@@ -79,7 +79,7 @@ def clever_score(
 
     """
     _check_arguments(radius, p, num_batches, batch_size, chunk_size)
-    space = input_space or InputSpace()
+    space = check_input_space(input_space)
     space.check(x)
     dtype = at_least_float32(x.dtype)
     with sandbox(model, x, seed=seed) as (x,):
@@ -99,7 +99,7 @@ def clever_score(
             index = torch.arange(len(x), device=x.device).split(max(1, chunk_size // batch_size))
             norms = [_largest_gradients(model, x[i], preds[i], classes[i], offsets, p, space) for i in index]
             maxima.append(torch.cat(norms))
-    constants = fit_reverse_weibull(torch.stack(maxima, dim=-1)).location.to(margins)
+    constants = fit_reverse_weibull(check_overflow(torch.stack(maxima, dim=-1))).location.to(margins)
     scores = torch.where(constants > 0, margins / constants, math.inf).clamp(max=radius)
     scores = torch.where(margins > 0, scores, 0.0)
     return scores.amin(dim=1) if targets is None else scores.reshape(targets.shape)
@@ -107,8 +107,8 @@ def clever_score(
 
 def _check_arguments(radius: float, p: float, num_batches: int, batch_size: int, chunk_size: int) -> None:
     check_number("radius", radius, exclusive=True)
-    if p not in _DUAL_ORDERS:
-        raise ValueError(f"Expected argument `p` to be 1, 2 or infinity but got {p}.")
+    if not isinstance(p, (int, float)) or p not in _DUAL_ORDERS:
+        raise ValueError(f"Expected argument `p` to be 1, 2 or infinity but got {p!r}.")
     for name, value in {"num_batches": num_batches, "batch_size": batch_size, "chunk_size": chunk_size}.items():
         check_integer(name, value, minimum=1)
 

@@ -14,8 +14,14 @@ from lightning_robustness.functional.fisher_estimators import (
     rayleigh,
 )
 from lightning_robustness.functional.jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.checks import check_integer, check_labels, check_number, check_option
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import (
+    check_integer,
+    check_labels,
+    check_number,
+    check_option,
+    check_overflow,
+)
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import compute_logits
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
@@ -153,7 +159,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         "num_rivals": num_rivals,
     }
     _check_arguments(method, tolerance, counts, distribution, boundary)
-    space = input_space or InputSpace()
+    space = check_input_space(input_space)
     space.check(x)
     if y is not None:
         check_labels("y", y, len(x))
@@ -188,6 +194,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
             chunks = [measure(i) for i in torch.arange(len(x), device=x.device).split(chunk_size or len(x))]
     dtype = at_least_float32(x.dtype)
     components = FisherComponents(*(_join(values, dtype) for values in zip(*chunks, strict=True)))
+    check_overflow(components.spectral_norm)
     return components if return_components else components.spectral_norm
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lightning_robustness.functional.fisher_operator import FisherOperator
 from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.precision import at_least_float32
 from lightning_robustness.utilities.sandbox import sandbox
 
@@ -48,7 +48,7 @@ def lipschitz_constant(
         tensor([0.5000, 0.2100])
 
     """
-    space = input_space or InputSpace()
+    space = check_input_space(input_space)
     space.check(x)
     with sandbox(model, x, seed=seed) as (x,):
         if len(x) == 0:

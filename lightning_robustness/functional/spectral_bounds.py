@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from lightning_robustness.functional.spectral_propagation import (
     propagate,
     rule_text,
 )
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_tensor
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import find_logits
 from lightning_robustness.utilities.sandbox import sandbox
 
@@ -101,12 +102,13 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
             f"Expected `model` to be a torch.nn.Module but got {type(model).__name__}. "
             "Layers can only be found in a module: wrap the function in one."
         )
-    if not x.is_floating_point():
-        raise TypeError(f"Expected `x` to be a floating point tensor but got dtype {x.dtype}.")
+    check_tensor("x", x)
     if x.ndim == 0 or len(x) == 0:
         raise ValueError(f"Expected `x` to hold at least one example but got shape {tuple(x.shape)}.")
     model = nn.Sequential(model) if is_layer(model) else model  # torch.fx would trace into a single layer
-    scale = 1.0 if input_space is None else 1 / input_space.scale(x).min().item()
+    space = replace(check_input_space(input_space), low=None, high=None)
+    space.check(x)
+    scale = 1 / space.scale(x).min().item()
     with sandbox(model, x[:1]) as (example,), torch.no_grad():
         expected = find_logits(model(example.clone()))  # errors here are the model's own
         try:

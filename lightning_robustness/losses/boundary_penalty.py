@@ -67,8 +67,8 @@ def boundary_penalty(
     """
     check_number("margin", margin, exclusive=True)
     _check_arguments(norm, num_rivals, None)
-    check_labels("y", y, len(x))
-    with training_jacobian(model, x, input_space, seed) as jacobian:
+    with training_jacobian(model, x, input_space, seed) as jacobian:  # checks the inputs
+        check_labels("y", y, len(x))
         margins, slopes = margins_and_slopes(jacobian, y.to(x.device), norm, num_rivals)
         # Without the division of a distance, whose derivative is infinite where a slope vanishes
         lacking = (margin * slopes - margins).amax(dim=1).clamp(min=0)

@@ -36,7 +36,7 @@ def rdi_loss(features: Tensor, y: Tensor) -> Tensor:
         tensor(0.2500)
 
     """
-    features = check_features_and_preds(features, y)
+    features = check_features_and_preds(features, y, name="y")
     statistics = class_statistics(features, y, p=2.0)
     if len(statistics.classes) < 2:  # as it may happen in training, without a warning
         return 2 + 0.0 * statistics.centers.sum().to(statistics.dtype)

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from lightning_robustness.functional.batch_statistics import find_training_layers, held_batch_statistics
 from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_not_empty
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.sandbox import find_modules, sandbox
 
 
@@ -28,11 +29,13 @@ def training_jacobian(
 
     Raises:
         TypeError: If the inputs are not floating point.
-        ValueError: If inputs are outside the range, or logits cannot be differentiated or depend on other samples.
+        ValueError: If the batch is empty, inputs are outside the range, or logits cannot be differentiated or depend on
+            other samples.
 
     """
-    space = input_space or InputSpace()
+    space = check_input_space(input_space)
     space.check(x)
+    check_not_empty("x", x)
     weights = [p for module in find_modules(model) for p in module.parameters() if p.requires_grad]
     layers = find_training_layers(model)
     with sandbox(model, x, seed=seed) as (x,):

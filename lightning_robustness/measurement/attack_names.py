@@ -2,8 +2,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lightning_robustness.attacks import Attack, budget_of, get_attack
-from lightning_robustness.attacks.budget import check_budget, warn_of_tiny_budget
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_name
 
 AttackLike = str | Attack | Callable[..., Any]
 DEFAULT_ATTACKS = ("pgd", "cw", "square")
@@ -43,11 +42,11 @@ def name_attacks(
         ['square', 'deepfool', 'pgd']
 
     """
-    if isinstance(attacks, str) or callable(attacks):
-        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [{attacks!r}].")
+    attacks = list_attacks(attacks)
     pairs = attacks.items() if isinstance(attacks, Mapping) else [(_default_name(attack), attack) for attack in attacks]
     named: dict[str, Callable[..., Any]] = {}
     for name, attack in pairs:
+        check_name("attacks", name)
         if name in named:
             raise ValueError(
                 f"Expected attacks of different names but got {name!r} twice. Pass a mapping, such as "
@@ -63,16 +62,20 @@ def name_attacks(
     return named
 
 
-def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace) -> None:
-    """Check that budgets fit the range of inputs, and warn of those below one grey level.
+def list_attacks(attacks: Any) -> list[AttackLike] | Mapping[str, AttackLike]:
+    """Check that an argument holds attacks and return it as a list or a mapping, which can be gone through twice.
 
     Raises:
-        ValueError: If a budget is wider than the range.
+        ValueError: If it is a single attack, or something else.
 
     """
-    for attack in attacks:
-        check_budget(attack, input_space)
-        warn_of_tiny_budget(attack, input_space)
+    if isinstance(attacks, Mapping):
+        return attacks
+    if isinstance(attacks, str) or callable(attacks):
+        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [{attacks!r}].")
+    if not isinstance(attacks, Iterable):
+        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [] for none.")
+    return list(attacks)
 
 
 def name_final_attack(attack: AttackLike, eps: float | None = None) -> dict[str, Callable[..., Any]]:

@@ -7,7 +7,7 @@ from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.clever_meter import CleverMeter
 from lightning_robustness.measurement.fisher_meter import FisherMeter
 from lightning_robustness.measurement.meter import SampleMeter
-from lightning_robustness.utilities.checks import check_integer
+from lightning_robustness.utilities.checks import check_integer, check_number, check_option
 from lightning_robustness.utilities.input_space import InputSpace
 
 
@@ -37,6 +37,8 @@ def make_sample_meters(
     """
     for name, value in {"fim_samples": fim_samples, "clever_samples": clever_samples, "seed": seed}.items():
         check_integer(name, value, minimum=0)
+    check_option("fim_method", fim_method, FisherMethod)
+    check_number("clever_radius", clever_radius, exclusive=True)
     norm: BoundaryNorm = "l2" if budget is not None and budget.norm == "l2" else "linf"
     eps = None if budget is None else budget.eps
     return [

@@ -10,6 +10,7 @@ from lightning_robustness.functional.attack_success_rate import (
     _median_distortion,
 )
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
+from lightning_robustness.utilities.checks import check_tensor, is_number
 
 
 class AttackSuccessRate(RobustnessMetric):
@@ -78,8 +79,8 @@ class AttackSuccessRate(RobustnessMetric):
 
     def __init__(self, confidence: float = 0.95, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not 0 < confidence < 1:
-            raise ValueError(f"Expected argument `confidence` to be between 0 and 1 but got {confidence}.")
+        if not is_number(confidence) or not 0 < confidence < 1:
+            raise ValueError(f"Expected argument `confidence` to be between 0 and 1 but got {confidence!r}.")
         self.confidence = confidence
         self._add_counts("flipped", "correct", "wrong", "count")
         self.add_state("distortions", default=[], dist_reduce_fx="cat")
@@ -89,10 +90,11 @@ class AttackSuccessRate(RobustnessMetric):
         correct, wrong = _attack_success_rate_update(preds, adv_preds, target)
         flipped = correct & wrong
         if distortion is not None:
-            if distortion.shape != preds.shape or not distortion.is_floating_point():
+            check_tensor("distortion", distortion)
+            if distortion.shape != preds.shape:
                 raise ValueError(
-                    f"Expected `distortion` to be a floating point tensor of shape {tuple(preds.shape)}, one value per "
-                    f"sample, but got dtype {distortion.dtype} and shape {tuple(distortion.shape)}."
+                    f"Expected `distortion` to have shape {tuple(preds.shape)}, one value per sample, but got "
+                    f"{tuple(distortion.shape)}."
                 )
             self.distortions.append(torch.where(flipped, distortion, torch.inf)[correct].to(self.dtype))
         self.flipped = self.flipped + flipped.sum()

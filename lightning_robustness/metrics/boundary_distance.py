@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +16,8 @@ from lightning_robustness.functional.boundary_distance import (
     share_beyond,
 )
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.checks import check_number
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_integer, check_number, is_number
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.precision import accumulation_dtype
 
 
@@ -105,17 +105,17 @@ class BoundaryDistance(RobustnessMetric):
         super().__init__(**kwargs)
         _check_arguments(norm, num_rivals, chunk_size)
         self.budgets = _check_budgets(budgets)
-        self.quantiles = [float(position) for position in quantiles]
+        self.quantiles = _check_numbers("quantiles", quantiles)
         for name, values in {"quantiles": self.quantiles, "confidence": [confidence]}.items():
-            if not all(0 <= value <= 1 for value in values):
+            if not all(is_number(value) and 0 <= value <= 1 for value in values):
                 raise ValueError(f"Expected argument `{name}` to be between 0 and 1 but got {values}.")
         self.norm: BoundaryNorm = norm
         self.confidence = confidence
         self.options: dict[str, Any] = {
             "num_rivals": num_rivals,
-            "input_space": input_space,
+            "input_space": check_input_space(input_space),
             "chunk_size": chunk_size,
-            "seed": seed,
+            "seed": check_integer("seed", seed, minimum=0),
         }
         self.add_state("distances", default=[], dist_reduce_fx="cat")
 
@@ -150,8 +150,14 @@ class BoundaryDistance(RobustnessMetric):
         return torch.zeros(0, dtype=accumulation_dtype(self.device), device=self.device)
 
 
+def _check_numbers(name: str, values: Sequence[float]) -> list[float]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"Expected argument `{name}` to be a sequence of numbers but got {values!r}. Pass a list.")
+    return [check_number(name, value) for value in values]
+
+
 def _check_budgets(budgets: Sequence[float]) -> list[float]:
-    checked = [check_number("budgets", budget) for budget in budgets]
+    checked = _check_numbers("budgets", budgets)
     if any(first >= second for first, second in pairwise(checked)):
         raise ValueError(f"Expected argument `budgets` to be increasing but got {checked}. Sort them.")
     return checked

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from lightning_robustness.functional.clever_score import _check_arguments, clever_score
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_integer
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 
 
 class CleverScore(RobustnessMetric):
@@ -88,9 +89,9 @@ class CleverScore(RobustnessMetric):
             "p": p,
             "num_batches": num_batches,
             "batch_size": batch_size,
-            "input_space": input_space,
+            "input_space": check_input_space(input_space),
             "chunk_size": chunk_size,
-            "seed": seed,
+            "seed": check_integer("seed", seed, minimum=0),
         }
         self._add_float_state("total", torch.zeros(()))
         self._add_float_state("lowest", torch.full((), radius, dtype=torch.float64), "min")

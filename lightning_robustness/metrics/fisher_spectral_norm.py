@@ -13,8 +13,8 @@ from lightning_robustness.functional.fisher_spectral_norm import (
     fisher_spectral_norm,
 )
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.checks import check_number
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_integer, check_number
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 
 # Components that only some methods have
 _PARTS = ("trace", "jacobian_norm", "lipschitz")
@@ -135,11 +135,11 @@ class FisherSpectralNorm(RobustnessMetric):
         self.last_values = torch.zeros(0)
         self.last_boundary: Tensor | None = None
         self.options = {
-            "input_space": input_space,
+            "input_space": check_input_space(input_space),
             "tolerance": tolerance,
             "distribution": distribution,
             "rayleigh_ritz": rayleigh_ritz,
-            "seed": seed,
+            "seed": check_integer("seed", seed, minimum=0),
             "boundary": boundary,
             **counts,
         }

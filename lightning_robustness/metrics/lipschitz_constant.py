@@ -6,7 +6,8 @@ from torch import Tensor
 
 from lightning_robustness.functional.lipschitz_constant import lipschitz_constant
 from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.checks import check_integer
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 
 
 class LipschitzConstant(RobustnessMetric):
@@ -63,8 +64,8 @@ class LipschitzConstant(RobustnessMetric):
 
     def __init__(self, input_space: InputSpace | None = None, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.input_space = input_space
-        self.seed = seed
+        self.input_space = check_input_space(input_space)
+        self.seed = check_integer("seed", seed, minimum=0)
         self._add_float_state("total", torch.zeros(()))
         self._add_float_state("largest", torch.zeros(()), "max")
         self._add_counts("count")

@@ -5,25 +5,27 @@ from numbers import Integral, Real
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def check_features_and_preds(features: Tensor, preds: Tensor, num_classes: int | None = None) -> Tensor:
+def check_features_and_preds(
+    features: Tensor, preds: Tensor, num_classes: int | None = None, name: str = "preds"
+) -> Tensor:
     """Check features and predicted labels and return the features as a matrix.
 
     Args:
         features: Floating point tensor of shape ``(N, ...)``; dimensions after the first are flattened.
         preds: Integer tensor of shape ``(N,)`` with the predicted labels.
         num_classes: Number of classes, where it is known; labels must then be smaller.
+        name: Name of the argument with the labels.
 
     Raises:
         TypeError: If the features are not floating point or the labels not integers.
         ValueError: If shapes do not fit, labels are out of range or features are not finite.
 
     """
-    if not features.is_floating_point():
-        raise TypeError(f"Expected `features` to be a floating point tensor but got dtype {features.dtype}.")
-    check_integer_tensor("preds", preds)
+    check_tensor("features", features)
+    check_integer_tensor(name, preds)
     if features.ndim < 2:
         raise ValueError(
             f"Expected `features` to have shape (N, ...) with at least 2 dimensions but got {tuple(features.shape)}. "
@@ -31,18 +33,23 @@ def check_features_and_preds(features: Tensor, preds: Tensor, num_classes: int |
         )
     if preds.ndim != 1 or len(preds) != len(features):
         raise ValueError(
-            f"Expected `preds` to have shape ({len(features)},), one label for each row of `features`, "
+            f"Expected `{name}` to have shape ({len(features)},), one label for each row of `features`, "
             f"but got {tuple(preds.shape)}."
         )
     if len(preds) == 0:
         return features.reshape(0, features.shape[1:].numel())
+    if features.numel() == 0:
+        raise ValueError(
+            f"Expected `features` to hold at least one value per sample but got shape {tuple(features.shape)}. Pass "
+            "the logits, or what enters the classifier head."
+        )
     features = features.flatten(1)
     finite = torch.stack(features.detach().aminmax()).isfinite().all()  # a NaN becomes both
     # One transfer from the device for all three values
     low, high, is_finite = torch.stack([preds.min(), preds.max(), finite.to(preds.dtype)]).tolist()
     if low < 0 or (num_classes is not None and high >= num_classes):
         expected = "non-negative" if num_classes is None else f"in the range 0 to {num_classes - 1}"
-        raise ValueError(f"Expected labels in `preds` to be {expected} but got values from {low} to {high}.")
+        raise ValueError(f"Expected labels in `{name}` to be {expected} but got values from {low} to {high}.")
     if not is_finite:
         bad = int((~torch.isfinite(features)).any(dim=1).sum())
         raise ValueError(
@@ -50,6 +57,133 @@ def check_features_and_preds(features: Tensor, preds: Tensor, num_classes: int |
             "Check the network for divergence, or leave these samples out."
         )
     return features
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Check that an argument is a tensor of floating point numbers, such as inputs or features.
+
+    Raises:
+        TypeError: If it is not.
+
+    """
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return
+    if isinstance(value, Tensor):
+        came, remedy = f"dtype {value.dtype}", f"Convert it with `{name}.float()`."
+    else:
+        came, remedy = type(value).__name__, "Pass `torch.as_tensor(values, dtype=torch.float32)`."
+    raise TypeError(f"Expected `{name}` to be a floating point tensor but got {came}. {remedy}")
+
+
+def check_callable(name: str, value: Any, what: str) -> None:
+    """Check that an optional argument is a callable.
+
+    Args:
+        name: Name of the argument.
+        value: Its value, or None.
+        what: What the callable takes and returns, for the message.
+
+    Raises:
+        TypeError: If it is something else.
+
+    """
+    if value is not None and not callable(value):
+        raise TypeError(
+            f"Expected argument `{name}` to be a callable that takes {what}, or None, but got {value!r}. Pass the "
+            "function itself."
+        )
+
+
+def check_functions(forward_fn: Any, batch_fn: Any, embed_fn: Any = None) -> None:
+    """Check the callables that adapt a model and its batches.
+
+    Raises:
+        TypeError: If one is not callable.
+
+    """
+    check_callable("forward_fn", forward_fn, "the model and inputs and returns logits")
+    check_callable("batch_fn", batch_fn, "a batch and returns inputs and labels")
+    check_callable("embed_fn", embed_fn, "the model and what the loader gives and returns embeddings")
+
+
+def check_model(model: Any) -> None:
+    """Check that a model can be called.
+
+    Raises:
+        TypeError: If it cannot, or is a class.
+
+    """
+    if callable(model) and not isinstance(model, type):
+        return
+    came = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+    raise TypeError(
+        f"Expected `model` to be a callable from inputs to logits, such as an instance of torch.nn.Module, but got "
+        f"{came}. Pass the network itself."
+    )
+
+
+def check_attack(attack: Any) -> None:
+    """Check that an attack can be called.
+
+    Raises:
+        TypeError: If it cannot, or is a class.
+
+    """
+    if callable(attack) and not isinstance(attack, type):
+        return
+    if isinstance(attack, type):
+        came, remedy = f"the class {attack.__name__}", f"Pass an instance, such as `{attack.__name__}(...)`."
+    elif isinstance(attack, str):
+        came, remedy = f"the name {attack!r}", f"Pass `get_attack({attack!r})`."
+    else:
+        came, remedy = type(attack).__name__, "Pass `PGD()`, or a function of your own."
+    raise TypeError(f"Expected an attack, a callable (model, x, y) -> x_adv or a name, but got {came}. {remedy}")
+
+
+def check_module(model: Any, purpose: str) -> None:
+    """Check that a model is a module.
+
+    Args:
+        model: The model.
+        purpose: A clause that says why it has to be one, for the message.
+
+    Raises:
+        TypeError: If it is something else.
+
+    """
+    if not isinstance(model, nn.Module):
+        came = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"Expected `model` to be a torch.nn.Module, {purpose}, but got {came}. Wrap it in one.")
+
+
+def check_head(head: Any) -> None:
+    """Check the argument for the classifier head.
+
+    Raises:
+        TypeError: If it is neither a name nor a module.
+
+    """
+    if head is not None and not isinstance(head, (str, nn.Module)):
+        raise TypeError(
+            f"Expected argument `head` to be the name of a submodule, such as 'model.fc', or the module itself but got "
+            f"{head!r}. Leave it out to have it found."
+        )
+
+
+def check_device(device: Any) -> None:
+    """Check that torch can use a device, or that none is given.
+
+    Raises:
+        ValueError: If it cannot.
+
+    """
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # of several types, as the device is unknown, absent or not compiled in
+        raise ValueError(
+            "Expected argument `device` to be a device that torch can use here, such as 'cpu', 'cuda:0' or 'mps', "
+            f"but got {device!r}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def check_integer_tensor(
@@ -96,6 +230,34 @@ def check_labels(name: str, labels: Tensor, num_samples: int) -> int:
     return high
 
 
+def check_classes(name: str, highest_label: int, num_classes: int) -> None:
+    """Check that a model has a class for the highest label.
+
+    Raises:
+        ValueError: If it does not.
+
+    """
+    if highest_label >= num_classes:
+        raise ValueError(
+            f"Expected labels in `{name}` in the range 0 to {num_classes - 1}, for logits of {num_classes} classes, "
+            f"but got {highest_label}. Count classes from 0."
+        )
+
+
+def check_not_empty(name: str, value: Tensor) -> None:
+    """Check that a batch has samples.
+
+    Raises:
+        ValueError: If it has none.
+
+    """
+    if len(value) == 0:
+        raise ValueError(
+            f"Expected `{name}` to hold at least one sample but got shape {tuple(value.shape)}. Leave "
+            "empty batches out."
+        )
+
+
 def check_integer(name: str, value: Any, minimum: int) -> int:
     """Check that an argument is an integer, of Python or NumPy, and return it as a Python one.
 
@@ -106,6 +268,30 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ValueError(f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}.")
     return int(value)
+
+
+def check_share(name: str, value: Any) -> float:
+    """Check that an argument is a number above 0 and at most 1 and return it.
+
+    Raises:
+        ValueError: If it is something else.
+
+    """
+    if not is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"Expected argument `{name}` to be a number above 0 and at most 1 but got {value!r}.")
+    return float(value)
+
+
+def check_name(name: str, value: Any) -> str:
+    """Check that an argument is a string that is not empty and return it.
+
+    Raises:
+        ValueError: If it is something else.
+
+    """
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"Expected argument `{name}` to be a string that is not empty but got {value!r}.")
+    return value
 
 
 def check_number(name: str, value: Any, minimum: float = 0.0, exclusive: bool = False) -> float:
@@ -121,8 +307,7 @@ def check_number(name: str, value: Any, minimum: float = 0.0, exclusive: bool = 
         ValueError: If it is something else, or too small.
 
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < minimum or (exclusive and value == minimum):
+    if not is_number(value) or value < minimum or (exclusive and value == minimum):
         bound = "above" if exclusive else "of at least"
         raise ValueError(f"Expected argument `{name}` to be a finite number {bound} {minimum:g} but got {value!r}.")
     return float(value)
@@ -138,3 +323,25 @@ def check_option(name: str, value: Any, options: Any) -> None:
     allowed = get_args(options)
     if value not in allowed:
         raise ValueError(f"Expected argument `{name}` to be one of {allowed} but got {value!r}.")
+
+
+def check_overflow(values: Tensor) -> Tensor:
+    """Check that results per sample did not overflow and return them.
+
+    Raises:
+        ValueError: If one is not finite.
+
+    """
+    is_finite = values.isfinite()
+    if not is_finite.all():
+        bad = int((~is_finite).reshape(len(values), -1).any(dim=1).sum())
+        raise ValueError(
+            f"Expected results that {values.dtype} can hold but those of {bad} of {len(values)} samples overflow: "
+            "logits change too steeply with the inputs. Scale the logits, or pass the model and `x` in float64."
+        )
+    return values
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite real number, of Python or NumPy."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,8 +1,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from lightning_robustness.utilities.checks import is_number
 
 # Number of values in a batch from which it is evident whether they are normalised
 _ENOUGH = 32
@@ -25,7 +28,8 @@ class InputSpace:
         std: Standard deviation that the loader divided by, in the same form.
 
     Raises:
-        ValueError: If the range is empty, or a standard deviation is not positive.
+        ValueError: If a value is not a finite number, the range is empty, a standard deviation is not positive, or mean
+            and standard deviation have different numbers of channels.
 
     Example:
         >>> import torch
@@ -45,14 +49,22 @@ class InputSpace:
     std: float | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if value is not None and not is_number(value):
+                raise ValueError(f"Expected `{name}` to be a finite number, or None for no bound, but got {value!r}.")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise ValueError(f"Expected `low` to be smaller than `high` but got {self.low} and {self.high}.")
         for name in ("mean", "std"):
-            value = getattr(self, name)
-            if isinstance(value, Sequence):  # a list is not hashable
-                object.__setattr__(self, name, tuple(float(v) for v in value))
+            object.__setattr__(self, name, _read_statistics(name, getattr(self, name)))
         if self.std is not None and not (torch.as_tensor(self.std) > 0).all():
             raise ValueError(f"Expected `std` to be positive but got {self.std}.")
+        lengths = [len(value) if isinstance(value, tuple) else 1 for value in (self.mean, self.std)]
+        if lengths[0] != lengths[1] and 1 not in lengths:
+            raise ValueError(
+                f"Expected `mean` and `std` to have the same number of channels but got {lengths[0]} and {lengths[1]}. "
+                "Pass one value per channel, or a single one for all."
+            )
 
     def normalize(self, x: Tensor) -> Tensor:
         """Map un-normalised values to inputs of the model."""
@@ -78,6 +90,11 @@ class InputSpace:
                 message gives the observed range and a remedy.
 
         """
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"Expected inputs `x` to be a floating point tensor but got {type(x).__name__}. Pass "
+                "`torch.as_tensor(x, dtype=torch.float32)`."
+            )
         if not x.is_floating_point():
             raise TypeError(
                 f"Expected inputs to be a floating point tensor but got dtype {x.dtype}. For pixels that are "
@@ -88,13 +105,21 @@ class InputSpace:
                 f"Expected inputs of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}. For a single "
                 "sample, pass `x.unsqueeze(0)`."
             )
-        if x.numel() == 0:
+        if len(x) == 0:
             return
+        if x.numel() == 0:
+            raise ValueError(
+                f"Expected inputs `x` with at least one value per sample but got shape {tuple(x.shape)}. Check what "
+                "the loader returns."
+            )
         is_normalized = self.mean is not None or self.std is not None
         values = self.unnormalize(x.detach()) if is_normalized else x.detach()
         low, high = torch.stack(values.aminmax()).tolist()  # one transfer from the device
         if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
-            raise ValueError("Expected inputs to be finite but they hold NaN or infinity.")
+            raise ValueError(
+                "Expected inputs to be finite but they hold NaN or infinity. Leave such samples out, or replace these "
+                "values with `x.nan_to_num()`."
+            )
         rounding = self._rounding(x.dtype)
         if (self.low is not None and low < self.low - rounding) or (
             self.high is not None and high > self.high + rounding
@@ -189,3 +214,38 @@ class InputSpace:
                 f"{tuple(x.shape)}, but got {len(tensor)}."
             )
         return tensor.reshape(-1, *[1] * (x.ndim - 2))
+
+
+def check_input_space(input_space: Any, bounded: bool = True) -> InputSpace:
+    """Check an argument ``input_space`` and return it; for None, the default.
+
+    Args:
+        input_space: The argument.
+        bounded: Whether the default has bounds; embeddings have none.
+
+    Raises:
+        TypeError: If it is something else.
+
+    """
+    if input_space is None:
+        return InputSpace() if bounded else InputSpace(low=None, high=None)
+    if not isinstance(input_space, InputSpace):
+        raise TypeError(
+            f"Expected argument `input_space` to be an InputSpace, or None, but got {input_space!r}. Pass "
+            "`InputSpace(low=0.0, high=1.0, mean=..., std=...)`."
+        )
+    return input_space
+
+
+def _read_statistics(name: str, value: Any) -> Any:
+    """Check a mean or standard deviation, and return one per channel as a tuple, which can be hashed."""
+    if value is None or is_number(value):
+        return value
+    values = value.tolist() if hasattr(value, "tolist") else value
+    values = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+    if len(values) == 0 or not all(is_number(entry) for entry in values):
+        raise ValueError(
+            f"Expected `{name}` to be a finite number, or a sequence of one per channel, but got {value!r}. Pass what "
+            "the loader normalises with, such as `mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)`."
+        )
+    return tuple(float(entry) for entry in values)

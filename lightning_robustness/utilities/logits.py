@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_robustness.utilities.checks import check_model
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 _REMEDY = "If they are elsewhere, pass a function that returns them alone, with `forward_fn=` where there is one."
@@ -21,6 +22,7 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
         x: Inputs of shape ``(N, ...)``.
 
     Raises:
+        TypeError: If the model is not callable, or a class.
         ValueError: If there are no logits in the output, or they have the wrong shape.
 
     Example:
@@ -31,6 +33,7 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
                 [ 0., -1.]])
 
     """
+    check_model(model)
     output = model(x)
     logits = find_logits(output)
     if logits is None:

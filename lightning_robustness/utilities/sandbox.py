@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.module_state import ModuleState, walk
 
 _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
@@ -89,6 +90,8 @@ def sandbox(
         True
 
     """
+    for name, value in {"seed": seed, "index": index}.items():
+        check_integer(name, value, minimum=0)
     with ExitStack() as stack:
         if not is_sandboxed():
             stack.enter_context(_LOCK.held())

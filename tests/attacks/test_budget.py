@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from lightning_robustness.attacks import CW, PGD, Budget, Cascade, SirenAttack, Square, budget_of, get_attack
-from lightning_robustness.attacks.budget import budgets_of, check_budget
+from lightning_robustness.attacks import CW, PGD, Budget, Cascade, SirenAttack, Square, budget_of, get_attack, run
+from lightning_robustness.attacks.budget import budgets_of, check_budgets
 from lightning_robustness.utilities.input_space import InputSpace
 
 
@@ -54,12 +54,24 @@ def test_members_are_asked_in_the_units_of_the_range():
     assert budget_of(cascade, InputSpace(high=255.0)) == Budget("linf", pytest.approx(8.0))
 
 
-def test_budgets_as_wide_as_the_range():
-    check_budget(PGD(eps=1.0), InputSpace())
-    check_budget(PGD(eps=255.0), InputSpace(high=255.0))
-    check_budget(PGD(eps=8.0), InputSpace(low=None))
-    check_budget(PGD(eps=8.0, norm="l2"), InputSpace())
-    check_budget(CW(), InputSpace())
+@pytest.mark.parametrize(
+    ("attack", "space"),
+    [
+        (PGD(eps=1.0), None),
+        (PGD(eps=255.0), InputSpace(high=255.0)),
+        (PGD(eps=8.0), InputSpace(low=None)),
+        (PGD(eps=8.0, norm="l2"), InputSpace()),
+        (PGD(eps=0.001), InputSpace()),
+        (PGD(eps=0.001), InputSpace(low=-1.0)),
+        (PGD(eps=1.0), InputSpace(high=255.0)),
+        (PGD(eps=0.0), InputSpace(high=255.0)),
+        (CW(), InputSpace(high=255.0)),
+        (get_attack("torchattacks:PGD"), InputSpace(high=255.0)),
+    ],
+)
+def test_budgets_in_the_units_of_the_range(attack, space, recwarn):
+    check_budgets([attack], space)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(
@@ -68,4 +80,25 @@ def test_budgets_as_wide_as_the_range():
 )
 def test_budgets_wider_than_the_range(attack):
     with pytest.raises(ValueError, match=r"at most 2, the width of the range of inputs \[-1, 1\], but got 8\. .*8/255"):
-        check_budget(attack, InputSpace(low=-1.0))
+        check_budgets([CW(), attack], InputSpace(low=-1.0))
+
+
+def test_budgets_below_a_grey_level_warn_once_with_the_budget_that_was_meant():
+    attacks = [PGD(eps=8 / 255), Square(eps=8 / 255), PGD(eps=0.5, norm="l2")]
+    with pytest.warns(
+        UserWarning, match=r"eps=0\.0313725 is below one grey level of inputs in \[0, 255\].*pass `eps=8`"
+    ) as warned:
+        check_budgets(attacks, InputSpace(high=255.0))
+    assert len(warned) == 1
+
+
+def test_the_remedy_for_a_small_budget_breaks_as_many_samples_as_in_the_unit_range(digits, digits_network):
+    x, y = digits[0][:40], digits[1][:40]
+    expected = run(digits_network, PGD(eps=0.1), x, y)
+    rescaled = InputSpace(high=255.0)
+    with pytest.warns(UserWarning, match=r"pass `eps=25\.5`"):
+        small = run(lambda x: digits_network(x / 255), PGD(eps=0.1), 255 * x, y, rescaled)
+    assert not small.success.any()
+    mended = run(lambda x: digits_network(x / 255), PGD(eps=25.5), 255 * x, y, rescaled)
+    assert mended.success_rate == pytest.approx(expected.success_rate, abs=0.05)
+    assert expected.success_rate > 0.2

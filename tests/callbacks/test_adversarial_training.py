@@ -676,7 +676,7 @@ def test_command_line(tmp_path):
     ("options", "match"),
     [
         ({"mode": "add"}, r"`mode` to be one of \('replace', 'mix', 'concat'\) but got 'add'"),
-        ({"ratio": 0.0}, "`ratio` to be above 0 and at most 1 but got 0.0"),
+        ({"ratio": 0.0}, "`ratio` to be a number above 0 and at most 1 but got 0.0"),
         ({"warmup_epochs": -1}, "`warmup_epochs` to be an integer of at least 0 but got -1"),
         ({"measure_every_n_batches": 0}, "`measure_every_n_batches` to be an integer of at least 1 but got 0"),
         ({"overfitting_samples": 0.5}, "`overfitting_samples` to be an integer of at least 0 but got 0.5"),

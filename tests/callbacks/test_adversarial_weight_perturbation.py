@@ -191,7 +191,7 @@ def test_pickle():
 
 @pytest.mark.parametrize("name", ["gamma", "warmup_epochs"])
 def test_bad_arguments(name):
-    with pytest.raises(ValueError, match=f"`{name}` to be non-negative but got -1"):
+    with pytest.raises(ValueError, match=f"`{name}` to be (a finite number|an integer) of at least 0 but got -1"):
         AdversarialWeightPerturbation(**{name: -1})
 
 

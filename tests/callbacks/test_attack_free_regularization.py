@@ -254,7 +254,7 @@ def test_manual_optimization_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["rdi", "fisher", "boundary"])
 def test_bad_weights(name):
-    with pytest.raises(ValueError, match=f"`{name}` to be non-negative but got -1"):
+    with pytest.raises(ValueError, match=f"`{name}` to be a finite number of at least 0 but got -1"):
         AttackFreeRegularization(**{name: -1})
 
 

@@ -34,6 +34,7 @@ def validate_as_one_of_two(rank, path, mode):
     return validate(path, mode, strategy="ddp", devices=2)
 
 
+@pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
 @pytest.mark.parametrize("mode", ["exact", "streaming"])
 def test_two_processes_log_the_values_of_one(tmp_path, two_processes, mode):
     expected = validate(tmp_path, mode)
@@ -70,6 +71,7 @@ def validate_streams(rank, path, kind):
     return validate(path, loader=DataLoader(kind(rank), batch_size=16), strategy="ddp", devices=2)
 
 
+@pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
 def test_streams_of_unequal_length(tmp_path, two_processes):
     expected = validate(tmp_path)
     first, second = two_processes(validate_streams, tmp_path, Share)
@@ -79,6 +81,7 @@ def test_streams_of_unequal_length(tmp_path, two_processes):
     assert first["robustness/samples_fim"] == 52  # half of the sample each, rounded up
 
 
+@pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
 @pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
 def test_a_process_without_samples_counts_as_none(tmp_path, two_processes):
     expected = validate(tmp_path)
@@ -91,6 +94,7 @@ def test_a_process_without_samples_counts_as_none(tmp_path, two_processes):
     assert first["robustness/skipped"] == 0
 
 
+@pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
 def test_two_torchrun_nodes_log_the_values_of_one_process(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

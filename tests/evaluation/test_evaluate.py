@@ -215,6 +215,7 @@ def test_leaves_no_trace_when_it_fails():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_probabilities_are_noticed():
     model = nn.Sequential(linear(), nn.Softmax(dim=1))
     with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
@@ -261,8 +262,12 @@ def test_errors(arguments, error, message):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"fim_method": "best"}, ValueError, "Expected argument `method` to be one of .* but got 'best'"),
-        ({"clever_radius": -1.0}, ValueError, "Expected argument `radius` to be a finite number above 0 but got -1.0"),
+        ({"fim_method": "best"}, ValueError, "Expected argument `fim_method` to be one of .* but got 'best'"),
+        (
+            {"clever_radius": -1.0},
+            ValueError,
+            "Expected argument `clever_radius` to be a finite number above 0 but got -1.0",
+        ),
         ({"batch_size": 0}, ValueError, "Expected argument `batch_size` to be an integer of at least 1 but got 0"),
         ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
         ({"sweep_eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),

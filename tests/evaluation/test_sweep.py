@@ -214,10 +214,10 @@ def test_settings_say_what_was_run():
     x, y = torch.tensor([[0.75, 0.25], [0.25, 0.5]]), torch.tensor([0, 1])
     space = InputSpace(high=255.0, std=255)
     attacks = {"short": PGD(steps=3), "long": PGD(steps=30)}
-    report = sweep(linear(), [(x, y)], attacks, [0.1, 0.2], input_space=space, seed=4, progress=False)
+    report = sweep(linear(), [(x, y)], attacks, [10.0, 20.0], input_space=space, seed=4, progress=False)
     assert report.settings == {
-        "short at eps = 0.1": repr(PGD(eps=0.1, steps=3)),
-        "long at eps = 0.1": repr(PGD(eps=0.1, steps=30)),
+        "short at eps = 10": repr(PGD(eps=10.0, steps=3)),
+        "long at eps = 10": repr(PGD(eps=10.0, steps=30)),
         "attacked samples": "2",
         "input range": "0 to 255",
         "normalisation": "mean None, std 255",

@@ -114,6 +114,7 @@ def test_the_histogram_spans_decades_but_not_those_of_saturated_samples():
     assert meter.histograms()["lambda_log10"].tolist() == pytest.approx([-3, 0, 2, -12])
 
 
+@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric FisherSpectralNorm was called before")
 def test_fisher_information_of_nothing():
     meter = FisherMeter(31, "auto", InputSpace(), seed=0)
     meter.update(subject(network()), samples(torch.zeros(0, 0)))

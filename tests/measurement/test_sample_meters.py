@@ -17,9 +17,9 @@ def test_numbers_are_checked(name):
 
 
 def test_options_are_checked():
-    with pytest.raises(ValueError, match="`method` to be one of"):
+    with pytest.raises(ValueError, match="`fim_method` to be one of"):
         make_sample_meters(InputSpace(), fim_method="guess")
-    with pytest.raises(ValueError, match="`radius`"):
+    with pytest.raises(ValueError, match="`clever_radius` to be a finite number above 0 but got 0"):
         make_sample_meters(InputSpace(), clever_radius=0.0)
 
 

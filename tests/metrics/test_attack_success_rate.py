@@ -109,10 +109,17 @@ def test_confidence_is_checked(confidence):
         AttackSuccessRate(confidence=confidence)
 
 
-@pytest.mark.parametrize("distortion", [torch.ones(3), torch.ones(60, 1), torch.ones(60).long()])
-def test_distortion_is_checked(distortion):
+@pytest.mark.parametrize(
+    ("distortion", "error", "match"),
+    [
+        (torch.ones(3), ValueError, r"`distortion` to have shape \(60,\), one value per sample, but got \(3,\)"),
+        (torch.ones(60, 1), ValueError, r"`distortion` to have shape \(60,\), .* but got \(60, 1\)"),
+        (torch.ones(60).long(), TypeError, r"`distortion` to be a floating point tensor but got dtype torch.int64"),
+    ],
+)
+def test_distortion_is_checked(distortion, error, match):
     metric = AttackSuccessRate()
-    with pytest.raises(ValueError, match=r"`distortion` to be a floating point tensor of shape \(60,\)"):
+    with pytest.raises(error, match=match):
         metric.update(*data()[:3], distortion=distortion)
     assert metric.count == 0
 

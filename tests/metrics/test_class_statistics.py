@@ -161,6 +161,7 @@ def test_merging_of_another_width_is_refused_and_the_state_stays_usable(mode):
     torch.testing.assert_close(other.compute(), robustness_difference_index(features, preds))
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
 @each_mode
 def test_compute_before_update_warns_and_is_the_worst(metric_class, mode):

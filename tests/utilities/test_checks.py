@@ -6,12 +6,26 @@ import pytest
 import torch
 
 from lightning_robustness.utilities.checks import (
+    check_attack,
+    check_callable,
+    check_classes,
+    check_device,
     check_features_and_preds,
+    check_functions,
+    check_head,
     check_integer,
     check_integer_tensor,
     check_labels,
+    check_model,
+    check_module,
+    check_name,
+    check_not_empty,
     check_number,
     check_option,
+    check_overflow,
+    check_share,
+    check_tensor,
+    is_number,
 )
 
 LABELS = torch.arange(4)
@@ -88,3 +102,48 @@ def test_labels():
         check_labels("y", LABELS, 3)
     with pytest.raises(ValueError, match="`y` to be non-negative but got values from -1 to 2"):
         check_labels("y", LABELS - 1, 4)
+
+
+def test_what_is_right_passes():
+    """The messages for what is wrong are in ``tests/test_bad_input.py``."""
+    check_tensor("x", torch.zeros(2, dtype=torch.bfloat16))
+    check_callable("batch_fn", None, "a batch")
+    check_functions(lambda model, x: x, None)
+    check_head("model.fc")
+    check_head(torch.nn.Identity())
+    check_model(torch.nn.Identity())
+    check_model(lambda x: x)
+    check_module(torch.nn.Identity(), "in which the head can be found")
+    check_attack(lambda model, x, y: x)
+    check_device(None)
+    check_device(torch.device("cpu"))
+    check_classes("y", 9, num_classes=10)
+    check_not_empty("x", torch.zeros(1, 0))
+    assert check_name("prefix", "a") == "a"
+    assert check_share("ratio", np.float32(0.5)) == 0.5
+    assert check_share("ratio", 1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, True),
+        (np.float32(0.5), True),
+        (np.int64(2), True),
+        (math.nan, False),
+        (math.inf, False),
+        (True, False),
+        ("1", False),
+    ],
+)
+def test_what_counts_as_a_number(value, expected):
+    assert is_number(value) is expected
+
+
+def test_overflow_is_counted_by_sample():
+    values = torch.ones(3, 2)
+    assert check_overflow(values) is values
+    assert len(check_overflow(torch.zeros(0))) == 0
+    values[1] = torch.tensor([math.inf, math.nan])
+    with pytest.raises(ValueError, match=r"torch\.float32 can hold but those of 1 of 3 samples overflow"):
+        check_overflow(values)

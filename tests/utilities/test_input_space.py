@@ -1,11 +1,13 @@
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_robustness import InputSpace
+from lightning_robustness.utilities.input_space import check_input_space
 
 CIFAR = InputSpace(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 
@@ -42,6 +44,24 @@ def test_equal_hashable_and_picklable():
     space = InputSpace(mean=[0.5], std=[0.5])
     assert pickle.loads(pickle.dumps(space)) == space == InputSpace(mean=(0.5,), std=(0.5,))
     assert hash(space) == hash(InputSpace(mean=(0.5,), std=(0.5,)))
+
+
+@pytest.mark.parametrize("kind", [list, np.array, lambda values: torch.tensor(values, dtype=torch.float64)])
+def test_statistics_of_any_kind_become_tuples(kind):
+    space = InputSpace(mean=kind([0.5, 0.25]), std=kind([2.0, 1.0]))
+    assert space == InputSpace(mean=(0.5, 0.25), std=(2.0, 1.0))
+    assert hash(space) == hash(InputSpace(mean=(0.5, 0.25), std=(2.0, 1.0)))
+
+
+def test_one_value_for_one_of_the_two():
+    space, x = InputSpace(mean=(0.5, 0.25), std=2.0), torch.ones(1, 2)
+    assert torch.equal(space.normalize(x), torch.tensor([[0.25, 0.375]]))
+    assert torch.equal(InputSpace(mean=[0.5], std=(1.0, 2.0)).normalize(x), torch.tensor([[0.5, 0.25]]))
+
+
+def test_none_is_the_default_space():
+    assert check_input_space(None) == InputSpace(low=0.0, high=1.0)
+    assert check_input_space(CIFAR) is CIFAR
 
 
 def test_no_bounds():

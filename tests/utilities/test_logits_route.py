@@ -29,6 +29,7 @@ from tests.utilities.heads import (
 )
 
 
+@pytest.mark.filterwarnings("ignore:The model returns matrices of widths")
 @pytest.mark.parametrize(
     ("kind", "number", "num_classes", "dtype"),
     [

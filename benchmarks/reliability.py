@@ -1,0 +1,415 @@
+"""Try to break what the package promises, and count what holds: the table of ``docs/reliability.md``.
+
+Takes a minute or two on an idle core: ``python benchmarks/reliability.py``; it needs ``scikit-learn``, ``torchattacks``
+and ``pytest``, and a system that can fork. Every row is a promise with the cases that were tried and those that held;
+the cases that did not hold are listed below the table, and the exit code is then 1.
+"""
+
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from reliability_modules import NETWORKS, Classifier, ManualClassifier, SecondOrderClassifier, perceptron
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from tqdm import tqdm
+
+from lightning_robustness import RobustnessMonitor
+from lightning_robustness.attacks import PGD, get_attack
+
+ROOT = Path(__file__).parent.parent
+MEMORY_EPOCHS = 200
+
+
+class Digits(Dataset):
+    """Images of digits with noise from every random number generator; notes what was asked for."""
+
+    def __init__(self, start: int, stop: int, noise: float = 0.1) -> None:
+        data = load_digits()
+        self.x = torch.tensor(data.images[start:stop] / 16, dtype=torch.float32).unsqueeze(1)
+        self.y = torch.tensor(data.target[start:stop])
+        self.noise = noise
+        self.order: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.order.append(index)
+        noise = torch.rand_like(self.x[index]) + np.random.rand() + random.random() if self.noise else 0.0
+        return (self.x[index] + self.noise * noise).clamp(0, 1), self.y[index]
+
+
+class Stream(IterableDataset):
+    """The same data without a length."""
+
+    def __init__(self, data: Digits) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return (self.data[index] for index in range(len(self.data)))
+
+
+@dataclass
+class Case:
+    """A training to be run with and without the monitor."""
+
+    network: Callable[[], nn.Module] = perceptron
+    module: type[Classifier] = Classifier
+    trainer: dict[str, Any] = field(default_factory=dict)
+    monitor: dict[str, Any] = field(default_factory=dict)
+    num_monitors: int = 1
+    num_loaders: int = 1
+    workers: int = 0
+    stream: bool = False
+
+
+def _foreign_attacks() -> dict[str, Any]:
+    # These reset the global random state, or add to gradients, when nobody keeps them from it
+    return {"square": get_attack("torchattacks:Square", n_queries=10), "cw": get_attack("torchattacks:CW", steps=5)}
+
+
+CASES = {
+    **{name: Case(network) for name, network in NETWORKS.items()},
+    "accumulation over 4 batches": Case(trainer={"accumulate_grad_batches": 4}),
+    "validation in mid-epoch, within an accumulation": Case(
+        trainer={"accumulate_grad_batches": 4, "val_check_interval": 5}
+    ),
+    "gradient clipping": Case(trainer={"gradient_clip_val": 0.5}),
+    "mixed precision, bf16": Case(NETWORKS["dropout and BatchNorm"], trainer={"precision": "bf16-mixed"}),
+    "bf16 throughout": Case(trainer={"precision": "bf16-true"}),
+    "double precision": Case(trainer={"precision": "64-true"}),
+    "without a sanity check": Case(trainer={"num_sanity_val_steps": 0}),
+    "validation every second epoch": Case(trainer={"check_val_every_n_epoch": 2}),
+    "manual optimization by the raw optimizer": Case(module=ManualClassifier),
+    "L-BFGS": Case(module=SecondOrderClassifier),
+    "two validation loaders": Case(num_loaders=2, monitor={"dataloader_idx": 1}),
+    "a data set without a length": Case(stream=True),
+    "loaders with worker processes": Case(workers=1),
+    "a limit of validation batches": Case(trainer={"limit_val_batches": 2}),
+    "attacks of torchattacks": Case(NETWORKS["dropout and BatchNorm"], monitor={"attacks": _foreign_attacks()}),
+    "streaming mode": Case(monitor={"mode": "streaming"}),
+    "two monitors": Case(num_monitors=2),
+    "CLEVER": Case(monitor={"clever_samples": 2}),
+    "figures and embeddings": Case(monitor={"log_figures": True, "log_embeddings": True}),
+}
+
+
+def make_monitor(prefix: str = "robustness", **options: Any) -> RobustnessMonitor:
+    """Make a monitor with everything on, in small."""
+    defaults = {
+        "attacks": ("pgd", "cw", "square"),
+        "eps": 0.1,
+        "attack_every_n_epochs": 1,
+        "fim_samples": 16,
+        "attack_samples": 16,
+        "log_figures": False,
+    }
+    return RobustnessMonitor(**{**defaults, **options}, prefix=prefix)
+
+
+def make_trainer(directory: str, callbacks: list[L.Callback], **options: Any) -> L.Trainer:
+    """Make a Trainer on the CPU without output."""
+    defaults = {
+        "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
+    return L.Trainer(callbacks=callbacks, default_root_dir=directory, **{**defaults, **options})
+
+
+class Careless(L.Callback):
+    """Draws one random number in each validation epoch: what the comparison has to notice."""
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        torch.rand(1)
+
+
+def fit(case: Case, directory: str, watched: bool, *callbacks: L.Callback) -> dict[str, Any]:
+    """Train, and return everything that another run could have otherwise."""
+    L.seed_everything(7, verbose=False)
+    module, train = case.module(case.network()), Digits(0, 200)
+    prefixes = [f"robustness{number or ''}" for number in range(case.num_monitors if watched else 0)]
+    monitors = [make_monitor(prefix, **case.monitor) for prefix in prefixes]
+    trainer = make_trainer(directory, [*monitors, *callbacks], logger=CSVLogger(directory), **case.trainer)
+    val = [DataLoader(Digits(1200, 1300), 32) for _ in range(case.num_loaders)]
+    loader = DataLoader(Stream(train), 16) if case.stream else DataLoader(train, 16, True, num_workers=case.workers)
+    trainer.fit(module, loader, val if case.num_loaders > 1 else val[0])
+    for monitor in monitors:
+        if any(entry.get("skipped") for entry in monitor.history) or "asr/worst" not in monitor.history[-1]:
+            raise RuntimeError("the monitor did not measure everything, so that the comparison would mean little")
+    return state_of(trainer, module) | {"order of data": train.order, "batches": module.seen}
+
+
+def state_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+    """Return what a run ends with."""
+    parts = [part for part in module.modules() if part is not module]
+    kinds = (Tensor, list, tuple, torch.Generator, np.random.Generator, random.Random)
+    return {
+        "parameters and buffers": {name: tensor.detach().clone() for name, tensor in module.state_dict().items()},
+        "attributes": [{k: v for k, v in vars(part).items() if isinstance(v, kinds)} for part in parts],
+        "optimizer": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "schedule": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+        "gradients": [p.grad for p in module.parameters()],
+        "modes": [part.training for part in module.modules()],
+        "requires_grad": [p.requires_grad for p in module.parameters()],
+        "hooks": [(len(part._forward_hooks), len(part._forward_pre_hooks)) for part in module.modules()],
+        "random states": (random.getstate(), np.random.get_state()[1], torch.get_rng_state()),
+        "steps": trainer.global_step,
+    }
+
+
+def find_difference(first: Any, second: Any, place: str = "") -> str | None:
+    """Return the first place at which two states differ, or None if they are bit for bit the same."""
+    if type(first) is not type(second):
+        return place
+    if isinstance(first, weakref.ref):  # to what is compared elsewhere
+        return None
+    if isinstance(first, torch.Generator):
+        first, second = first.get_state(), second.get_state()
+    if isinstance(first, np.random.Generator):
+        first, second = first.bit_generator.state, second.bit_generator.state
+    if isinstance(first, random.Random):
+        first, second = first.getstate(), second.getstate()
+    if isinstance(first, dict):
+        if first.keys() != second.keys():
+            return place
+        return next(filter(None, (find_difference(first[k], second[k], f"{place}/{k}") for k in first)), None)
+    if isinstance(first, (list, tuple)):
+        if len(first) != len(second):
+            return place
+        pairs = enumerate(zip(first, second, strict=True))
+        return next(filter(None, (find_difference(*pair, f"{place}/{i}") for i, pair in pairs)), None)
+    if isinstance(first, (Tensor, np.ndarray)):
+        first, second = torch.as_tensor(first), torch.as_tensor(second)
+        same = first.dtype == second.dtype and torch.equal(first, second)
+        return None if same else place
+    return None if first == second else place
+
+
+def try_pair(case: Case) -> str | None:
+    """Train with and without the monitor, and return where the two differ."""
+    with tempfile.TemporaryDirectory() as directory:
+        return find_difference(fit(case, directory, watched=False), fit(case, directory, watched=True))
+
+
+def check_control() -> None:
+    """Check that the comparison notices a callback that is careless."""
+    with tempfile.TemporaryDirectory() as directory:
+        plain, disturbed = fit(Case(), directory, False), fit(Case(), directory, False, Careless())
+        if find_difference(plain, disturbed) is None:
+            raise RuntimeError("the comparison does not notice a random number that a callback draws")
+
+
+class Kill(L.Callback):
+    """Ends the process at once, as the system does when memory runs out, at a hook of the third epoch."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self._kill)
+
+    def _kill(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.current_epoch == 2 and not trainer.sanity_checking:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillingAttack(PGD):
+    """PGD that ends the process when it is called for the second time, in the third epoch."""
+
+    calls = 0
+
+    def perturb(self, *args: Any) -> Any:
+        KillingAttack.calls += 1
+        if KillingAttack.calls == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().perturb(*args)
+
+
+def fit_to_resume(
+    directory: str, *killers: L.Callback, attack: PGD | None = None, resume: bool = False
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Train five epochs without random numbers, with checkpoints, and return the state and the monitor's history."""
+    L.seed_everything(1, verbose=False)
+    monitor = make_monitor(attacks={"pgd": attack or PGD(eps=0.1)}, attack_every_n_epochs=2)
+    save = ModelCheckpoint(directory, save_last=True)
+    trainer = make_trainer(directory, [monitor, save, *killers], max_epochs=5, enable_checkpointing=True)
+    module = Classifier(perceptron())
+    loaders = DataLoader(Digits(0, 200, 0.0), 16), DataLoader(Digits(1200, 1300, 0.0), 32)
+    trainer.fit(module, *loaders, ckpt_path=Path(directory) / "last.ckpt" if resume else None)
+    history = [{key: value for key, value in entry.items() if "seconds" not in key} for entry in monitor.history]
+    state = state_of(trainer, module)
+    return {name: state[name] for name in ("parameters and buffers", "optimizer", "schedule", "steps")}, history
+
+
+KILLS: dict[str, tuple[list[L.Callback], PGD | None]] = {
+    "in a training step": ([Kill("on_train_batch_start")], None),
+    "in a validation step": ([Kill("on_validation_batch_start")], None),
+    "within an attack": ([], KillingAttack(eps=0.1)),
+    "after validation": ([Kill("on_validation_end")], None),
+    "between two epochs": ([Kill("on_train_epoch_end")], None),
+}
+
+
+def try_kill(killers: list[L.Callback], attack: PGD | None) -> str | None:
+    """Kill a run with signal 9, resume it, and return where it differs from one that was not killed."""
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        run = partial(fit_to_resume, first, *killers, attack=attack)
+        child = multiprocessing.get_context("fork").Process(target=run)
+        child.start()
+        child.join()
+        if child.exitcode != -signal.SIGKILL:
+            return f"the process ended with {child.exitcode}"
+        return find_difference(fit_to_resume(first, resume=True), fit_to_resume(second))
+
+
+class FailingAttack:
+    """An attack that works twice: in the rehearsal and in the first epoch."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 2:
+            raise RuntimeError("no attack")
+        return x
+
+
+def _with_pgd(shift: float) -> dict[str, Any]:
+    """Return PGD, and an attack that is harmless for the two samples of the rehearsal only."""
+    return {"pgd": "pgd", "foreign": lambda model, x, y: x + (shift if len(x) > 2 else 0.0)}
+
+
+class Diverged(nn.Module):
+    """A layer whose outputs are NaN in eval mode after many passes."""
+
+    def __init__(self, passes: int) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.tensor(passes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.passes -= 1
+        return x * torch.nan if not self.training and self.passes < 0 else x
+
+
+FAULTS = {
+    "an attack raises": Case(monitor={"attacks": {"foreign": FailingAttack(), "pgd": "pgd"}}),
+    "an attack returns NaN": Case(monitor={"attacks": _with_pgd(torch.nan)}),
+    "an attack leaves the range": Case(monitor={"attacks": _with_pgd(5.0)}),
+    "features become NaN": Case(lambda: perceptron(Diverged(20))),
+    "a batch cannot be read": Case(monitor={"batch_fn": lambda batch: batch if len(batch[0]) > 4 else None}),
+}
+
+
+def try_fault(case: Case) -> str | None:
+    """Let something fail once training runs, and return where the run differs from one that is not watched."""
+    with tempfile.TemporaryDirectory() as directory:
+        results = []
+        for watched in (False, True):
+            L.seed_everything(7, verbose=False)
+            module = case.module(case.network())
+            monitor = [make_monitor(**case.monitor)] if watched else []
+            trainer = make_trainer(directory, list(monitor), logger=CSVLogger(directory), max_epochs=3)
+            trainer.fit(module, DataLoader(Digits(0, 200), 16, True), DataLoader(Digits(1200, 1300), 32))
+            results.append(state_of(trainer, module))
+        return find_difference(*results)
+
+
+class Memory(L.Callback):
+    """Counts tensors, and the memory of the process, after every tenth epoch."""
+
+    def __init__(self) -> None:
+        self.tensors: list[int] = []
+        self.megabytes: list[float] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch % 10 == 9:
+            gc.collect()
+            self.tensors.append(sum(issubclass(type(entry), Tensor) for entry in gc.get_objects()))
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            self.megabytes.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+
+
+def try_memory() -> str | None:
+    """Train for many epochs, and return the growth of memory after the tenth one if it does grow."""
+    memory, monitor = Memory(), make_monitor(attacks=("pgd",), attack_every_n_epochs=5)
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = make_trainer(directory, [monitor, memory], max_epochs=MEMORY_EPOCHS)
+        trainer.fit(Classifier(perceptron()), DataLoader(Digits(0, 64), 32), DataLoader(Digits(1200, 1264), 32))
+    grown = memory.megabytes[-1] - memory.megabytes[0]
+    result = f"{memory.tensors[0]} tensors after 10 epochs, {memory.tensors[-1]} in the end; {grown:.1f} MB more"
+    print(f"Memory: {result}.")
+    return None if memory.tensors[-1] <= memory.tensors[0] and grown < 10 else result
+
+
+def count_bad_inputs() -> tuple[int, int]:
+    """Run the table of bad inputs, and return the number of rows and of those that hold."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/test_bad_input.py", "-k", "test_bad_input["]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    counts = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed)", output)}
+    passed = counts.get("passed", 0)
+    return passed + counts.get("failed", 0), passed
+
+
+def main() -> None:
+    """Try everything and print the table."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    promises: dict[str, dict[str, Callable[[], str | None]]] = {
+        "A watched run ends bit for bit like one that is not": {
+            name: partial(try_pair, case) for name, case in CASES.items()
+        },
+        "A run killed by signal 9 resumes to the same end": {
+            name: partial(try_kill, *arguments) for name, arguments in KILLS.items()
+        },
+        "A fault once training runs costs a value, not the run": {
+            name: partial(try_fault, case) for name, case in FAULTS.items()
+        },
+        f"Memory does not grow over {MEMORY_EPOCHS} epochs": {"a small network": try_memory},
+    }
+    check_control()
+    rows, broken = [], []
+    for promise, cases in promises.items():
+        held = 0
+        for name, attempt in tqdm(cases.items(), desc=promise):
+            try:
+                difference = attempt()
+            except Exception as error:
+                difference = f"{type(error).__name__}: {error}"
+            held += difference is None
+            broken += [] if difference is None else [f"{promise}: {name}: {difference}"]
+        rows.append((promise, len(cases), held))
+    rows.append(("Bad input is refused with the argument's name and a remedy", *count_bad_inputs()))
+    print("\n| promise | cases tried | cases held |\n|---|---|---|")
+    for row in rows:
+        print("| {} | {} | {} |".format(*row))
+    print("\n".join(["", *broken]))
+    sys.exit(1 if broken or any(tried != held or not tried for _, tried, held in rows) else 0)
+
+
+if __name__ == "__main__":
+    main()
