@@ -173,8 +173,8 @@ def test_distances_that_were_not_measured_alike_are_noted(reports):
     for name, report in reports.items():
         report.settings["Fisher information"] = f"boundary in linf, eps {0.2 if name == 'b' else 0.1}"
     assert ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes == [
-        "Fisher information and distance to the boundary were not measured alike: boundary in linf, eps 0.1 (a); "
-        "boundary in linf, eps 0.2 (b); boundary in linf, eps 0.1 (c)."
+        "Fisher information and distance to the boundary were measured with different settings: boundary in linf, "
+        "eps 0.1 (a); boundary in linf, eps 0.2 (b); boundary in linf, eps 0.1 (c)."
     ]
 
 
