@@ -14,8 +14,8 @@ def binomial_tail(successes: int, trials: int, probability: float) -> float:
 
     Example:
         >>> from lightning_robustness.attacks.significance import binomial_tail
-        >>> round(binomial_tail(7, 7, 0.5), 6)
-        0.007812
+        >>> round(binomial_tail(7, 7, 0.5), 4)
+        0.0078
 
     """
     if successes <= 0 or probability >= 1:

@@ -91,6 +91,8 @@ class AttackMeter:
             values[f"adv_acc/{name}"] = rates["adv_acc"]
             if math.isfinite(rates["distortion"]):
                 values[f"distortion/{name}"] = rates["distortion"]
+            else:  # most samples withstood; JSON has no infinity
+                rates["distortion"] = math.nan
             values["samples_attacks"] = rates["count"]
         if self.signs or self._is_complete:  # some signs take several attacks, so that no sign of a few says nothing
             values["masking"] = float(bool(self.signs))
