@@ -14,6 +14,11 @@ from tests import references
 from tests.callbacks.modules import make_trainer
 from tests.zoo import affine, wide
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The samples were predicted as"),
+    pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked"),
+]
+
 EPS, ALPHA, STEPS = 0.1, 0.05, 3
 LENGTHS = [[3, 5, 2, 5], [4, 4, 1, 3], [2, 2, 2, 2], [3, 5, 4, 1]]
 

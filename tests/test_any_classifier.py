@@ -15,6 +15,11 @@ from lightning_robustness.evaluation import evaluate, sweep
 from tests import references, zoo
 from tests.callbacks.modules import make_trainer
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The samples were predicted as"),
+    pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked"),
+]
+
 NUMBER, BATCH_SIZE = 24, 10
 EPS, ALPHA, STEPS = 0.1, 0.05, 3
 Named = namedtuple("Named", ["x", "label"])

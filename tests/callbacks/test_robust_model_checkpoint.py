@@ -167,6 +167,7 @@ def test_validate_and_test_save_nothing(tmp_path):
     assert checkpoint.best_model_path == str(tmp_path / "epoch=3.ckpt")
 
 
+@pytest.mark.filterwarnings("ignore:RobustModelCheckpoint never saw")
 @pytest.mark.parametrize("kwargs", [{"every_n_train_steps": 1}, {"every_n_epochs": 1}, {"every_n_train_steps": 2}])
 def test_triggers_of_lightning(tmp_path, kwargs):
     checkpoint = unguarded(tmp_path, save_top_k=3, **kwargs)

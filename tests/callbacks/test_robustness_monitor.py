@@ -754,6 +754,7 @@ def test_weights_that_are_averaged_before_the_monitor(tmp_path):
         trainer.fit(Classifier(), train_loader(), val_loader())
 
 
+@pytest.mark.filterwarnings("ignore:Zeros has no last layer")
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 def test_networks_that_make_tensors_have_them_in_the_precision_of_the_run(tmp_path, precision):
     class Zeros(Classifier):

@@ -9,6 +9,8 @@ from lightning_robustness.utilities.head import HeadCall
 from tests import references
 from tests.measurement.subjects import CPU
 
+pytestmark = [pytest.mark.filterwarnings("ignore:The samples were predicted as")]
+
 
 def features(num_classes=4, dtype=torch.float32, number=60):
     """Embeddings, logits in clusters, and labels."""
