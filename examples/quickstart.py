@@ -74,7 +74,7 @@ def print_table(history: list[dict[str, float]]) -> None:
     for row in history:
         cells = (f"{row[key]:.3f}" if key in row else "-" for key in columns.values())
         print(f"{row['epoch']:5d}  " + "  ".join(f"{cell:>8}" for cell in cells))
-    print("PGD, Square, worst: accuracy under each attack and the worst of all. C&W: mean l2 distance that Carlini")
+    print("PGD, Square, worst: accuracy under each attack and the worst of all. C&W: median l2 distance that Carlini")
     print("and Wagner's attack needs. More robust: ROBY and Fisher information lower, everything else higher.")
 
 
