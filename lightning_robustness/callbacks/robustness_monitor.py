@@ -1,9 +1,5 @@
-import json
-import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +13,7 @@ from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.callbacks.attack_schedule import AttackSchedule
 from lightning_robustness.callbacks.distrust import warn_of_distrust
 from lightning_robustness.callbacks.figures import history_figure
+from lightning_robustness.callbacks.history import History
 from lightning_robustness.callbacks.monitor_run import MonitorRun
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
 from lightning_robustness.callbacks.run_summary import RunSummary
@@ -26,6 +23,7 @@ from lightning_robustness.callbacks.trainer_access import (
     check_validation,
     is_spawned,
     log_step,
+    log_to_all,
     num_training_batches,
 )
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
@@ -169,13 +167,11 @@ class RobustnessMonitor(Callback):
             log_embeddings=log_embeddings,
             progress=progress,
         )
-        self._history: list[dict[str, float]] = []
-        self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.json"
+        self._history = History()
         self.late_keys: set[str] = set()
         self._schedule = AttackSchedule(named, attack_every_n_epochs)
         self._run: MonitorRun | None = None
         self._is_fitting = True
-        self._last_batch: int | None = None  # number of training batches at the last evaluation
         # Wrong arguments are found here
         self.settings.make_meters()
         FeatureMeter(2 if num_classes is None else num_classes, mode, torch.device("cpu"))
@@ -188,22 +184,19 @@ class RobustnessMonitor(Callback):
     @property
     def history(self) -> list[dict[str, float]]:
         """One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix."""
-        if self._transfer.exists():  # training ran in processes that Lightning started, and ended
-            self._history = json.loads(self._transfer.read_text())
-            self._transfer.unlink()
-        return self._history
+        return self._history.entries
 
     @history.setter
     def history(self, history: list[dict[str, float]]) -> None:
-        self._history = history
+        self._history.entries = history
 
     @override
     def __repr__(self) -> str:
         settings = self.settings
+        samples = f"attack_samples={settings.attack_samples}, fim_samples={settings.fim_samples}"
+        space = f"input_space={settings.input_space!r}, prefix={settings.prefix!r}"
         return (
-            f"RobustnessMonitor(attacks={list(settings.attacks)}, attack_samples={settings.attack_samples}, "
-            f"fim_samples={settings.fim_samples}, input_space={settings.input_space!r}, prefix={settings.prefix!r}, "
-            f"{len(self.history)} evaluations)"
+            f"RobustnessMonitor(attacks={list(settings.attacks)}, {samples}, {space}, {len(self.history)} evaluations)"
         )
 
     @property
@@ -213,19 +206,11 @@ class RobustnessMonitor(Callback):
         return [tag(self.settings.prefix, name) for name in names]
 
     def plot(self) -> "Figure":
-        """Draw the curves of ``history``.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
-
-        """
+        """Draw the curves of ``history``, with matplotlib, which the extra ``plot`` brings."""
         return history_figure(self.history, self.settings.prefix)
 
     def summary(self) -> RunSummary:
-        """Summarise ``history``: the most robust epoch, and the epochs that the attack-free values would have picked.
-
-        The result can be printed. At the end of training it is logged.
-        """
+        """Summarise ``history``: the most robust epoch, and those that the attack-free values would have picked."""
         return RunSummary.of(self.history)
 
     @override
@@ -245,9 +230,8 @@ class RobustnessMonitor(Callback):
         if self._is_fitting:
             check_validation(trainer)
             check_order(trainer, self)
-            self._last_batch = None
             if trainer.current_epoch == 0:
-                self.history = []
+                self._history.clear()
                 self._schedule.reset()
         self._run = MonitorRun(self.settings, trainer, pl_module)
 
@@ -328,7 +312,7 @@ class RobustnessMonitor(Callback):
             return
         values = self._remember(run, trainer, values, missing)
         logged = {tag(run.prefix, key): value for key, value in values.items()}
-        run.faults.tolerate("the last values could not be logged", partial(_log_to_all, trainer, logged))
+        run.faults.tolerate("the last values could not be logged", partial(log_to_all, trainer, logged))
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
         self.late_keys = set(logged)
 
@@ -340,7 +324,7 @@ class RobustnessMonitor(Callback):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and is_spawned(trainer) and trainer.is_global_zero:
-            self._transfer.write_text(json.dumps(self._history))  # the monitor of the main process reads it
+            self._history.send()
         if self._run is not None:
             self._run.close_epoch()
         self._run = None
@@ -358,14 +342,7 @@ class RobustnessMonitor(Callback):
         """Add values to the history, and return them together with what the history then says about trust."""
         if trainer.state.fn != "fit":
             return values
-        batch = num_training_batches(trainer)
-        if self.history and batch == self._last_batch:  # attacks that run again at the end of training
-            entry = self.history[-1]
-            before = {key: entry.get(key, 0.0) for key in values if key.startswith("seconds/")}
-            entry |= values | {key: values[key] + seconds for key, seconds in before.items()}
-        else:
-            self.history.append({"epoch": run.epoch, "step": log_step(trainer), **values})
-        self._last_batch = batch
+        self._history.add(num_training_batches(trainer), run.epoch, log_step(trainer), values)
         if not attacks:
             return values
         self._schedule.record(trainer, run.epoch, attacks)
@@ -374,9 +351,3 @@ class RobustnessMonitor(Callback):
         measured = {f"trust/{name}": agreement.tau for name, agreement in trust.items()}
         self.history[-1] |= measured
         return values | measured
-
-
-def _log_to_all(trainer: Trainer, values: dict[str, float]) -> None:
-    for logger in trainer.loggers:
-        logger.log_metrics(values, step=log_step(trainer))
-        logger.save()

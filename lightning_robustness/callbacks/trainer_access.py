@@ -130,3 +130,10 @@ def logged_in_this_epoch(trainer: Trainer) -> set[str]:
 def log_step(trainer: Trainer) -> int:
     """Return the step at which Lightning logs a validation epoch, which may run before the step is counted."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def log_to_all(trainer: Trainer, values: dict[str, float]) -> None:
+    """Hand values to all loggers, outside of the hooks in which a module may log."""
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=log_step(trainer))
+        logger.save()
