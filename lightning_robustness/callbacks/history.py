@@ -24,9 +24,9 @@ class History:
     def entries(self, entries: list[dict[str, float]]) -> None:
         self._entries = entries
 
-    def clear(self) -> None:
-        """Begin anew, for another run."""
-        self._entries, self._last_batch = [], None
+    def begin(self, anew: bool) -> None:
+        """Begin a run, with or without the entries of the one before."""
+        self._entries, self._last_batch = [] if anew else self._entries, None
 
     def add(self, batch: int, epoch: int, step: int, values: dict[str, float]) -> None:
         """Add values; those of attacks that run again at the end of training join the last evaluation."""

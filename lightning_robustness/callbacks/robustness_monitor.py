@@ -95,9 +95,6 @@ class RobustnessMonitor(Callback):
     Attributes:
         late_keys: Keys of values that were logged at the end of training, after the last validation epoch.
 
-    Raises:
-        ValueError: If an argument is out of range.
-
     Example:
         >>> from lightning_robustness import RobustnessMonitor
         >>> monitor = RobustnessMonitor(attacks=("pgd", "square"), eps=8 / 255, attack_every_n_epochs={"square": 10})
@@ -230,8 +227,8 @@ class RobustnessMonitor(Callback):
         if self._is_fitting:
             check_validation(trainer)
             check_order(trainer, self)
+            self._history.begin(anew=trainer.current_epoch == 0)
             if trainer.current_epoch == 0:
-                self._history.clear()
                 self._schedule.reset()
         self._run = MonitorRun(self.settings, trainer, pl_module)
 
@@ -332,9 +329,7 @@ class RobustnessMonitor(Callback):
     def _evaluate(self, run: MonitorRun, trainer: Trainer) -> dict[str, float]:
         attacks = self._schedule.due(trainer)
         values = run.end_epoch(attacks)
-        if values is None:
-            return {"skipped": 1.0}
-        return self._remember(run, trainer, values, attacks)
+        return {"skipped": 1.0} if values is None else self._remember(run, trainer, values, attacks)
 
     def _remember(
         self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Sequence[str]
