@@ -119,4 +119,3 @@ def test_the_history_survives_processes_that_lightning_starts(tmp_path):
     assert [entry["epoch"] for entry in monitor.history] == [0, 1]
     assert monitor.history[-1]["acc"] == pytest.approx(trainer.callback_metrics["robustness/acc"].item())
     assert "2 evaluations" in repr(monitor)
-    assert not monitor._transfer.exists()
