@@ -81,7 +81,7 @@ class DDN(Attack):
 
 @dataclass(frozen=True)
 class Goal:
-    """What counts as success: the margin by which another class, or the target, has to win."""
+    """Criterion of success: the margin by which another class, or the target, has to win."""
 
     model: Classifier
     targeted: bool

@@ -144,7 +144,7 @@ class _BatchResult(NamedTuple):
 
 
 class _Curve:
-    """What an attack did at each budget, over all batches."""
+    """Results of an attack at each budget, over all batches."""
 
     def __init__(self, num_budgets: int) -> None:
         self.firsts: list[Tensor] = []

@@ -15,7 +15,7 @@ _CHUNK = 1024
 
 
 class ClassStatistics(NamedTuple):
-    """What RDI and ROBY need to know of each populated class, P of them.
+    """Statistics of the P populated classes, from which RDI and ROBY are computed.
 
     Args:
         classes: Labels of the populated classes, increasing, shape ``(P,)``.

@@ -20,7 +20,7 @@ _COMPONENTS = {"fim": "mean", "fim_inverse": "inverse", "fim_geometric": "geomet
 
 
 class FisherMeter(SampleMeter):
-    """What one Jacobian per sample tells: Fisher information, Lipschitz constant and distance to the boundary.
+    """Fisher information, Lipschitz constant and distance to the boundary, from one Jacobian per sample.
 
     The Lipschitz constant needs all rows of the Jacobian, so it is measured where there are few classes. The distance
     to the decision boundary, to first order, needs gradients, so the method ``"blackbox"`` leaves it out.
