@@ -18,7 +18,7 @@ import lightning as L
 import torch
 from fashion_mnist import load_fashion_mnist
 from networks import resnet18, small_network
-from timing import seconds
+from timing import record, seconds
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
@@ -92,8 +92,8 @@ def in_turn(sides: dict[str, Callable[[], float]], repetitions: int, what: str) 
     return times
 
 
-def print_ratio(times: dict[str, list[float]]) -> None:
-    """Print the ratio of the second side to the first: of medians, and of the pairs from the lowest to the highest."""
+def print_ratio(times: dict[str, list[float]]) -> float:
+    """Print the ratio of the second side to the first and the range of all pairs; return the ratio of medians."""
     (first, base), (second, other) = times.items()
     ratio = statistics.median(other) / statistics.median(base)
     pairs = sorted(b / a for a, b in zip(base, other, strict=True))
@@ -101,6 +101,7 @@ def print_ratio(times: dict[str, list[float]]) -> None:
         f"   {first} {statistics.median(base):.2f} s, {second} {statistics.median(other):.2f} s: ratio {ratio:.3f} "
         f"({len(pairs)} pairs from {pairs[0]:.3f} to {pairs[-1]:.3f})"
     )
+    return ratio
 
 
 def centered_resnet18(x: Tensor) -> nn.Sequential:
@@ -127,7 +128,7 @@ def validation_epoch(repetitions: int, num_samples: int) -> None:
 
     epoch([])
     sides = {"without": lambda: epoch([]), "with": lambda: epoch([RobustnessMonitor(attacks=(), fim_samples=0)])}
-    print_ratio(in_turn(sides, repetitions, "validation epochs"))
+    record(validation=print_ratio(in_turn(sides, repetitions, "validation epochs")))
 
     x = images[:64]
     tap = find_route(network, x[:2]).tap(network)
@@ -143,6 +144,7 @@ def validation_epoch(repetitions: int, num_samples: int) -> None:
             tap.take()
 
     times = seconds({"forward": forward, "hooks": forward_with_hooks}, 10 * repetitions)
+    record(hooks=times["hooks"] / times["forward"])
     print(f"   forward pass of 64 samples: with the hooks {times['hooks'] / times['forward']:.3f} times as long")
 
 
@@ -168,6 +170,7 @@ def rdi_against_pgd(repetitions: int, num_samples: int) -> None:
     }
     times = seconds(functions, repetitions)
     rdi = times["RDI"] / 20
+    record(pgd_per_rdi=times["all"] / rdi)
     print(f"   RDI {1e3 * rdi:.2f} ms, PGD {times['all']:.2f} s: 1/{times['all'] / rdi:.0f}")
     print(
         f"   PGD that leaves alone what it has broken, as here by default, {times['active']:.2f} s: "
@@ -203,13 +206,15 @@ def whole_fit(repetitions: int, directory: str | None, num_samples: int) -> None
         return duration
 
     times = in_turn({"without": lambda: fit(None), "with": lambda: fit(RobustnessMonitor())}, repetitions, "fits")
-    print_ratio(times)
+    record(fit=print_ratio(times))
     total = statistics.median(times["with"])
-    for key in sorted({key for row in histories[0] for key in row if key.startswith("seconds/")}):
+    for key in sorted({key for row in histories[0] for key in row if "seconds/" in key}):
+        part = key.partition("seconds/")[2]
         sums = [sum(row.get(key, 0.0) for row in history) for history in histories]
         calls = sum(key in row for row in histories[0])
-        part = statistics.median(sums)
-        print(f"   {key.removeprefix('seconds/'):9s} {part:6.2f} s in {calls} epochs: {part / total:6.2%} of the fit")
+        share = statistics.median(sums) / total
+        record(**{f"fit_{part}": share})
+        print(f"   {part:9s} {share * total:6.2f} s in {calls} epochs: {share:6.2%} of the fit")
 
 
 if __name__ == "__main__":
