@@ -70,8 +70,8 @@ class Records:
         if self._folder is None:
             return
         with self._processes.step():
+            self._folder.mkdir(parents=True, exist_ok=True)  # in each process: machines may not share it
             if self._processes.rank == 0:
-                self._folder.mkdir(parents=True, exist_ok=True)
                 for path in self._folder.glob(f"*{_UNFINISHED}"):
                     path.unlink()
                 _compare(self._folder, "settings", facts)
