@@ -60,7 +60,7 @@ def agreement(coefficient: Callable[..., Tensor], *series: list[float]) -> Agree
     values = torch.tensor(series, dtype=torch.float64)
     number = values.shape[1]
     chosen = torch.randint(number, (RESAMPLES, number), generator=torch.Generator().manual_seed(0))
-    resampled = coefficient(*values[:, chosen])
+    resampled = coefficient(*values[:, chosen]).double()
     resampled = resampled[resampled.isfinite()]
     if not len(resampled):
         return Agreement(float(coefficient(*values)), torch.nan, torch.nan)
