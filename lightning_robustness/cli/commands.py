@@ -21,6 +21,7 @@ from lightning_robustness.evaluation.sweep_plan import plan_sweep
 from lightning_robustness.measurement.attack_names import name_attacks
 from lightning_robustness.utilities.checks import check_device, check_integer, check_number
 from lightning_robustness.utilities.drawing import new_figure
+from lightning_robustness.utilities.provenance import describe_checkpoint
 
 # Returns a context whose errors count as wrong arguments
 _Checked = Callable[[], AbstractContextManager[None]]
@@ -39,6 +40,7 @@ def _evaluate(checked: _Checked, options: Any) -> int:
         model, loader = _load_model(options), _load_data(options)
         settings = _settings(evaluate, options, "attacks", "eps", "sweep_attacks", "sweep_eps", "head")
     report = evaluate(model, loader, **settings)
+    report.provenance |= _origin(options) | _describe_checkpoint(options.checkpoint)
     _write(report, options)
     return 0 if report.interrupted is None else 130
 
@@ -52,6 +54,7 @@ def _sweep(checked: _Checked, options: Any) -> int:
         model, loader = _load_model(options), _load_data(options)
         settings = _settings(sweep, options, "attacks", "eps")
     report = sweep(model, loader, **settings)
+    report.provenance |= _origin(options) | _describe_checkpoint(options.checkpoint)
     _write(report, options)
     return 130 if report.interrupted else 0
 
@@ -74,6 +77,10 @@ def _compare(checked: _Checked, options: Any) -> int:
         loader = None if options.data is None else _load_data(options)
         settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "head")
     report = compare(models, loader, **settings)
+    report.provenance |= _origin(options)
+    for name, _, source in (entry.partition("=") for entry in options.models):
+        if name in report.reports and not source.endswith(".json"):
+            report.reports[name].provenance |= _describe_checkpoint(source.partition("@")[2])
     _write(report, options)
     return 130 if report.missing else 0
 
@@ -111,6 +118,17 @@ def _named_model(entry: str, options: Any) -> tuple[str, nn.Module | RobustnessR
     path, _, checkpoint = source.partition("@")
     target = _with_arguments(path, options.model_args)
     return name, load_model(target, checkpoint or None, trust_checkpoint=options.trust_checkpoint)
+
+
+def _origin(options: Any) -> dict[str, str]:
+    """Describe data and command line, for the provenance of a report."""
+    data = options.data if isinstance(options.data, str | None) else options.data.get("class_path")
+    origin = {} if data is None else {"data module": f"{data}, {options.split}"}
+    return origin | ({"command": options.command_line} if "command_line" in options else {})
+
+
+def _describe_checkpoint(path: str | None) -> dict[str, str]:
+    return describe_checkpoint(path) if path else {"checkpoint": "none"}
 
 
 def _with_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:

@@ -9,6 +9,7 @@ from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
 from lightning_robustness.measurement.attack_names import AttackLike, list_attacks
+from lightning_robustness.utilities.provenance import describe_data, describe_run
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -19,6 +20,7 @@ def compare(
     eps: Sequence[float] = SWEEP_EPS,
     prior: Mapping[str, float] | None = None,
     balance: float = 0.0,
+    budget: float | None = None,
     **options: Any,
 ) -> ComparisonReport:
     """Compare models by CMMR, adversarial accuracy and attack-free metrics.
@@ -35,6 +37,7 @@ def compare(
         eps: Budgets of the sweep, increasing, in un-normalised units.
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
         balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.
+        budget: The budget, one of ``eps``, at which models are sorted by robust accuracy; by default the middle one.
         options: Further arguments of :func:`~lightning_robustness.evaluation.evaluate`, such as ``input_space``,
             ``samples`` or ``device``.
 
@@ -93,7 +96,10 @@ def compare(
     if not reports and left_out:
         raise ValueError(UNCLASSIFIED.format(", ".join(map(repr, left_out))))
     ordered = {name: reports[name] for name in models if name in reports}
-    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out)
+    origin = describe_run(options.get("device") or "cpu")
+    if dataloader is not None:
+        origin |= describe_data(dataloader) | {"seed": str(options.get("seed", 0))}
+    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out, budget, origin)
 
 
 def _check_modules(models: Mapping[str, Any], dataloader: Iterable[Any] | None) -> dict[str, nn.Module]:

@@ -19,6 +19,7 @@ from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_device, check_functions, check_head, check_integer, check_module
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
+from lightning_robustness.utilities.provenance import describe_data, describe_run
 
 
 def evaluate(
@@ -46,6 +47,7 @@ def evaluate(
     seed: int = 0,
     mode: Mode = "auto",
     per_sample: bool = False,
+    num_examples: int = 8,
     progress: bool = True,
 ) -> RobustnessReport:
     """Measure how robust a trained model is, with and without attacks.
@@ -89,6 +91,7 @@ def evaluate(
         mode: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
         per_sample: Whether to keep the results of each sample.
+        num_examples: Number of adversarial examples to keep in the report as small pictures, if the inputs are images.
         progress: Whether to show progress bars.
 
     Returns:
@@ -123,6 +126,7 @@ def evaluate(
         fim_samples = attack_samples = check_integer("samples", samples, minimum=1 if needs_attacks else 0)
     check_integer("attack_samples", attack_samples, minimum=1 if needs_attacks else 0)
     check_integer("batch_size", batch_size, minimum=1)
+    check_integer("num_examples", num_examples, minimum=0)
     # Everything is made before the data is touched, so that a wrong argument is found here
     named = name_attacks(attacks, eps) if attack_samples else {}
     budget = common_budget(named.values(), budgets[len(budgets) // 2] if budgets else eps, space)
@@ -137,7 +141,8 @@ def evaluate(
     with on_device(model, device) as place:
         embed = None if embed_fn is None else partial(embed_fn, model)
         subject = Subject(forward, space, place, batch_size, seed, progress, embed=embed)
-        run = EvaluationRun(model, subject, meters, named, attack_samples if named or needs_attacks else 0)
+        num_attacked = attack_samples if named or needs_attacks else 0
+        run = EvaluationRun(model, subject, meters, named, num_attacked, num_examples)
         parts = [Part("the features", partial(run.measure_features, dataloader, batch_fn, head, num_classes, mode))]
         parts += [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
         parts += [Part(f"the attack {name}", partial(run.attack, name)) for name in named]
@@ -147,4 +152,4 @@ def evaluate(
             project = partial(run.project, name_attacks(["pgd"], eps, as_published=True), decision_space)
             parts.append(Part("the decision space", project))
         run.measure(parts)
-    return run.report(settings, per_sample)
+    return run.report(settings, per_sample, describe_run(place) | describe_data(dataloader) | {"seed": str(seed)})

@@ -8,17 +8,22 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from lightning_robustness.attacks.budget import budgets_of
+from lightning_robustness.evaluation.adversarial_example import make_examples
+from lightning_robustness.evaluation.class_accuracy import ClassAccuracy, class_accuracies
 from lightning_robustness.evaluation.decision_space import DecisionSpace, Projection, project
 from lightning_robustness.evaluation.loading import EMPTY, iterate
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep import sweep_samples
 from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.measurement.attack_meter import AttackMeter
+from lightning_robustness.measurement.attack_outcome import worst_case
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
 from lightning_robustness.measurement.inspection import inspect_model, open_inputs, warn_of_unused_layers
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Samples, Subject
+from lightning_robustness.measurement.threat_model import ThreatModel, is_image
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import require_labels
 from lightning_robustness.utilities.extra_inputs import find_extra_inputs
@@ -45,6 +50,7 @@ class EvaluationRun:
         meters: Meters of the sample.
         attacks: Attacks by name.
         attack_samples: Number of samples to attack.
+        num_examples: Number of adversarial examples to keep.
 
     """
 
@@ -55,12 +61,14 @@ class EvaluationRun:
         meters: Sequence[SampleMeter],
         attacks: Mapping[str, Callable[..., Any]],
         attack_samples: int,
+        num_examples: int = 0,
     ) -> None:
         self._model, self._subject, self._meters = model, subject, meters
-        self._attacks = AttackMeter(attacks, subject.input_space, num_examples=0)
+        self._named = attacks
+        self._attacks = AttackMeter(attacks, subject.input_space, num_examples)
         self._attack_samples = attack_samples
         self._route: Route | None = None
-        self._is_discrete = False
+        self._is_discrete = self._is_image = False
         self._sample: FixedSample | None = None
         self._seconds: dict[str, float] = {}
         self._features: FeatureMeter | None = None
@@ -121,6 +129,7 @@ class EvaluationRun:
         num_classes: int | None,
     ) -> Route:
         subject = self._subject
+        self._is_image = is_image(x) and subject.embed is None
         extra = find_extra_inputs(subject.forward, "inputs_embeds" if subject.embed else name, extras)
         if extra is not None:
             extra.values = {key: value[:2] for key, value in extras.items()}
@@ -172,7 +181,9 @@ class EvaluationRun:
         self._decision_space = project(self._subject, tap, samples, attack, name, method)
         self._seconds["decision_space"] = perf_counter() - start
 
-    def report(self, settings: dict[str, str], per_sample: bool) -> RobustnessReport:
+    def report(
+        self, settings: dict[str, str], per_sample: bool, provenance: dict[str, str] | None = None
+    ) -> RobustnessReport:
         """Make a report of what there is."""
         metrics = {} if self._features is None else self._features.compute()
         for meter in self._measured:
@@ -182,6 +193,7 @@ class EvaluationRun:
         self._seconds |= self._attacks.seconds
         metrics |= {f"seconds/{name}": value for name, value in self._seconds.items()}
         has_features = self._features is not None
+        threat, space = self._threat_model(), self._subject.input_space
         return RobustnessReport(
             model=type(self._model).__name__,
             num_classes=self._route.num_classes if self._route is not None else 0,
@@ -194,7 +206,25 @@ class EvaluationRun:
             sweep=self._sweep if per_sample or self._sweep is None else self._sweep.without_samples(),
             decision_space=self._decision_space,
             boundary=next((curve for meter in self._measured if (curve := meter.curve()) is not None), None),
+            threat_model=threat,
+            classes=self._class_accuracies(),
+            adversarial_examples=make_examples(self._attacks.examples, threat, space) if self._is_image else [],
+            provenance=provenance or {},
         )
+
+    def _threat_model(self) -> ThreatModel:
+        outcomes = self._attacks.outcomes  # of the attacks that were finished
+        queries = {name: outcome.queries.double().mean().item() for name, outcome in outcomes.items()}
+        samples = max((len(outcome.y) for outcome in outcomes.values()), default=0)
+        finished = {name: self._named[name] for name in outcomes}
+        return ThreatModel.of(finished, self._subject.input_space, samples, self._is_image, queries)
+
+    def _class_accuracies(self) -> list[ClassAccuracy]:
+        outcomes = self._attacks.outcomes
+        if not outcomes or outcomes.keys() != self._named.keys():
+            return []
+        budgets = {name: budgets_of(attack, self._subject.input_space) for name, attack in self._named.items()}
+        return class_accuracies(worst_case(outcomes, budgets))
 
     def _found(self) -> Route:
         if self._route is None:

@@ -23,9 +23,11 @@ from lightning_robustness.evaluation.sweep_plan import (
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
 from lightning_robustness.measurement.attack_names import AttackLike
 from lightning_robustness.measurement.subject import Samples, Subject
+from lightning_robustness.measurement.threat_model import ThreatModel, is_image
 from lightning_robustness.utilities.checks import check_device, check_functions, check_integer, check_module
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import check_finite
+from lightning_robustness.utilities.provenance import describe_data, describe_run
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 # Least share of an attack's steps that it takes from a warm start: with fewer, accuracy was up to two percentage points
@@ -112,6 +114,7 @@ def sweep(
     with on_device(model, device) as place:
         subject = Subject(forward, space, place, batch_size, seed, progress, extra)
         report = sweep_samples(subject, samples_of_loader, plan, eps)
+    report.provenance |= describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
     return report if per_sample else report.without_samples()
 
 
@@ -132,7 +135,9 @@ def sweep_samples(
         rank_zero_warn(f"The sweep was interrupted: its report covers {number} of {len(samples.x)} samples.")
     settings = describe_sweep(plan, eps, samples.labels()[:number], space, subject.seed)
     report = _report(curves, eps, is_interrupted)
-    return replace(report, settings=settings, index=samples.positions[:number].tolist())
+    are_images = len(samples.x) > 0 and is_image(samples.x[:1]) and subject.embed is None
+    threat = ThreatModel.of(plan[0], space, number, are_images)
+    return replace(report, settings=settings, index=samples.positions[:number].tolist(), threat_model=threat)
 
 
 class _BatchResult(NamedTuple):
