@@ -26,6 +26,7 @@ _CLASS_COLORS = (
 )
 _WIDTH = 4.8  # of a figure with one panel: a phone can show it without making the text too small
 _MAX_TICKS = 6
+_MAX_NAME = 24
 _MAX_MARKERS = 20
 
 
@@ -211,7 +212,7 @@ def boundary_curve(curve: BoundaryCurve, has_pixels: bool = False) -> "Figure":
 
 def decision_space_figure(space: "DecisionSpace", columns: int = 2) -> "Figure":
     """Draw two-dimensional embeddings of clean and adversarial samples, coloured by true class."""
-    figure, axes = _grid(2, 4.4, 3.8, columns, shared="all")
+    figure, axes = _grid(2, 4.2, 3.8, columns, shared="all")
     labels = np.array(space.labels)
     classes = np.unique(labels)
     panels = {"clean samples": space.clean, f"under {space.attack}": space.adversarial}
@@ -247,7 +248,11 @@ def _write_budgets(axis: "Axes", has_pixels: bool, norm: str | None) -> str:
 
 
 def _text(name: str) -> str:
-    """Escape dollar signs, which start a formula, and a leading underscore, which hides a name from legends."""
+    """Escape dollar signs, which start a formula, and a leading underscore, which hides a name from legends.
+
+    Of a long name, which would leave no room for the curves, the middle is left out.
+    """
+    name = name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME // 2]}...{name[-_MAX_NAME // 3 :]}"
     escaped = name.replace("$", "\\$")
     return f" {escaped}" if name.startswith("_") else escaped
 

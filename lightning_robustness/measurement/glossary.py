@@ -20,6 +20,7 @@ def glossary(names: Iterable[str]) -> Table:
         ...
 
     """
+    names = list(names)
     known = [key for key in KEYS if any(_belongs(name, key) for name in names)]
     rows = [[key.name, key.glossary, key.unit, key.direction] for key in known if key.role != "bookkeeping"]
     return Table("Terms", ["key", "meaning", "unit", "more robust"], rows, folded=True)

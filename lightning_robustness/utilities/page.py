@@ -50,7 +50,8 @@ details { margin: 0 0 1rem; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { color: var(--faint); font-weight: 600; }
-th.number, td.number { text-align: right; overflow-wrap: normal; }
+th.number, td.number { text-align: right; }
+td.number { overflow-wrap: normal; }
 tbody tr:nth-child(even) { background: var(--stripe); }
 ul.notes { padding: .75rem 1rem .75rem 2.2rem; background: var(--stripe); border-left: 4px solid var(--accent); }
 table + p { margin: .4rem 0 0; color: var(--faint); font-size: .92rem; }
@@ -64,7 +65,7 @@ footer { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line);
   table.wide, table.wide tbody, table.wide tr { display: block; }
   table.wide thead { display: none; }
   table.wide tr { padding: .4rem 0; border-bottom: 1px solid var(--line); }
-  table.wide td { display: inline-block; padding: 0 1rem 0 0; border: 0; text-align: left; }
+  table.wide td { display: inline-block; padding: 0 1rem 0 0; border: 0; text-align: left; overflow-wrap: anywhere; }
   table.wide td:first-child { display: block; font-weight: 600; text-align: left; }
   table.wide td:empty { display: none; }
   table.wide td::before { content: attr(data-name) " "; color: var(--faint); }
