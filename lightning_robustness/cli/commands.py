@@ -15,7 +15,7 @@ from lightning_robustness.cli.parser import OWN_OPTIONS
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
 from lightning_robustness.evaluation.checkpoint import load_data, load_model
 from lightning_robustness.evaluation.class_path import Target, load_object
-from lightning_robustness.evaluation.comparison_checks import check_prior
+from lightning_robustness.evaluation.comparison_checks import check_budget, check_prior
 from lightning_robustness.evaluation.report import Report, read_json
 from lightning_robustness.evaluation.sweep_plan import plan_sweep
 from lightning_robustness.measurement.attack_names import name_attacks
@@ -65,6 +65,7 @@ def _compare(checked: _Checked, options: Any) -> int:
         options.eps = [_budget(eps) for eps in options.eps]
         plan_sweep(options.attacks, options.eps, options.input_space)
         check_prior(options.prior, options.balance)
+        options.budget = None if options.budget is None else check_budget(_budget(options.budget), options.eps)
         _check_settings(options)
         models: dict[str, nn.Module | RobustnessReport] = {}
         for entry in options.models:
@@ -75,7 +76,7 @@ def _compare(checked: _Checked, options: Any) -> int:
             if options.data is None and isinstance(model, nn.Module):
                 raise ValueError(f"Expected `--data` to evaluate the model {name!r} on but got none.")
         loader = None if options.data is None else _load_data(options)
-        settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "head")
+        settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "budget", "head")
     report = compare(models, loader, **settings)
     report.provenance |= _origin(options)
     for name, _, source in (entry.partition("=") for entry in options.models):

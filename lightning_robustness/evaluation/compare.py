@@ -3,7 +3,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_robustness.evaluation.comparison_checks import UNCLASSIFIED, check_prior, check_reports
+from lightning_robustness.evaluation.comparison_checks import UNCLASSIFIED, check_budget, check_prior, check_reports
 from lightning_robustness.evaluation.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
@@ -75,6 +75,8 @@ def compare(
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)
     options = {"attacks": (), "eps": eps[len(eps) // 2], "sweep_attacks": attacks, "sweep_eps": eps, **options}
+    if modules:
+        check_budget(budget, eps)
     if reports:
         check_reports(reports, *((list(plan[0]), eps) if modules else ()))
         options["num_classes"] = next(iter(reports.values())).num_classes

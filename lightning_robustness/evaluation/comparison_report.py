@@ -8,7 +8,12 @@ from typing_extensions import Self, override
 
 from lightning_robustness.evaluation import figures
 from lightning_robustness.evaluation.cmmr import CompositeScores, composite_scores
-from lightning_robustness.evaluation.comparison_checks import check_prior, check_reports, compared_settings
+from lightning_robustness.evaluation.comparison_checks import (
+    check_budget,
+    check_prior,
+    check_reports,
+    compared_settings,
+)
 from lightning_robustness.evaluation.correlation import kendall, kendall_w, pearson, spearman
 from lightning_robustness.evaluation.report import Report
 from lightning_robustness.evaluation.report_fields import check_fields
@@ -84,10 +89,7 @@ class ComparisonReport(Report):
         self._sweeps = check_reports(self.reports)
         first = next(iter(self._sweeps.values()))
         self.attacks, self.eps = first.attacks, first.eps
-        self.budget = first.middle if self.budget is None else self.budget
-        if self.budget not in self.eps:
-            listed = ", ".join(map(write_budget, self.eps))
-            raise ValueError(f"Expected `budget` to be one of the sweep, {listed}, but got {self.budget!r}.")
+        self.budget = check_budget(self.budget, self.eps)
         self.robust_accuracy = {name: self._robust(name).value for name in self.reports}
         result = self._score()
         self.scores = dict(zip(self.reports, result.scores.tolist(), strict=True))
