@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.history import History
 from lightning_robustness.callbacks.monitor_run import MonitorRun
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
+from lightning_robustness.callbacks.run_page import run_page
 from lightning_robustness.callbacks.run_summary import RunSummary
 from lightning_robustness.callbacks.sharding import warn_of_sharding
 from lightning_robustness.callbacks.trainer_access import (
@@ -210,6 +212,18 @@ class RobustnessMonitor(Callback):
     def plot(self) -> "Figure":
         """Draw the curves of ``history``, with matplotlib, which the extra ``plot`` brings."""
         return history_figure(self.history, self.settings.prefix)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return ``history`` as a self-contained page, and write it to a file if a path is given.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        page = run_page(self.history, self.settings, self.plot()).to_html()
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
 
     def summary(self) -> RunSummary:
         """Summarise ``history``: the most robust epoch, and those that the attack-free values would have picked."""
