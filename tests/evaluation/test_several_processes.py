@@ -71,6 +71,7 @@ def errors_of(rank):
 
 
 MESSAGES = {
+    "slow attack": "ValueError: the third cable is loose",
     "attack": "ValueError: the third cable is loose",
     "batch": "OSError: the disk is full",
     "sweep": "OSError: the disk is full",
@@ -90,8 +91,10 @@ def test_a_process_that_fails_ends_all_with_its_error(two_processes, expected):
     assert first["errors"].keys() == second["errors"].keys() == MESSAGES.keys()
     for name, message in MESSAGES.items():
         assert second["errors"][name].startswith(message), name
-        own = f"RuntimeError: Process 1 of 2 failed. {message}" if name in ("attack", "batch", "sweep") else message
+        is_local = name in ("slow attack", "attack", "batch", "sweep")
+        own = f"RuntimeError: Process 1 of 2 failed. {message}" if is_local else message
         assert first["errors"][name].startswith(own), name
+    assert first["calls"] < 19  # it did not attack all of its samples first
 
 
 def test_an_interrupt_of_one_process_ends_the_part_in_all(two_processes, expected):
