@@ -8,6 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRa
 
 from lightning_robustness.evaluation.collecting import collect
 from lightning_robustness.evaluation.shares import take_share
+from lightning_robustness.utilities.loader_state import kept_generators
 
 MODEL = nn.Linear(1, 2)
 
@@ -68,7 +69,8 @@ def test_shares_together_are_the_loader(name, number):
         assert torch.equal(torch.get_rng_state(), state)
         assert own.share.total == len(whole)
         assert not own.is_assumed
-        share = [x for x, _ in own.loader]
+        with kept_generators(own.loader):
+            share = [x for x, _ in own.loader]
         values += share
         positions.append(own.share.indices(0, sum(map(len, share))))
     assert torch.equal(torch.cat([whole[:0], *values]), whole)
