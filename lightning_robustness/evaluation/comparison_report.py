@@ -234,9 +234,9 @@ class ComparisonReport(Report):
     @override
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         reports = {name: RobustnessReport._from_fields(report) for name, report in fields["reports"].items()}
-        names = ("balance", "missing", "left_out")
-        failed = dict(fields.get("failed", {}))  # reports of earlier versions do not have it
-        return check_fields(cls(reports, dict(fields["prior"]), *(fields[name] for name in names), failed))
+        own = {name: fields[name] for name in ("balance", "missing", "left_out")}
+        own["failed"] = fields.get("failed", {})  # reports of earlier versions do not have it
+        return check_fields(cls(reports, dict(fields["prior"]), **own))
 
     def _settings(self) -> list[list[str]]:
         budgets = ", ".join(f"{eps:g}" for eps in self.eps)

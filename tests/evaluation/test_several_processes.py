@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from lightning_robustness.evaluation import processes
+from lightning_robustness.evaluation.processes import Processes
 from tests.evaluation.distributed_evaluation import make_errors, make_reports
 
 ROOT = Path(__file__).parents[2]
@@ -105,3 +109,18 @@ def test_an_interrupt_of_one_process_ends_the_part_in_all(two_processes, expecte
     assert first["interrupted"]["rates"] == {}
     # Within DistributedDataParallel, whose own forward would wait for the others
     assert first["ddp"] == second["ddp"] == pytest.approx(expected["everything"]["metrics"]["rdi"])
+
+
+def start_alone(rank):
+    if rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processes, "_PATIENCE", timedelta(seconds=0.5))
+            message = "all 2 processes to evaluate together but process 1 did not start within 0.5 seconds"
+            with pytest.raises(RuntimeError, match=message):
+                Processes()
+    dist.barrier()
+    return Processes().gather(rank)
+
+
+def test_a_process_that_is_alone_says_so(two_processes):
+    assert two_processes(start_alone) == [[0, 1], [0, 1]]
