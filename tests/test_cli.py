@@ -15,6 +15,7 @@ from lightning_robustness import __version__, cli
 from lightning_robustness.attacks import get_attack
 from lightning_robustness.cli import commands
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, evaluate, sweep
+from lightning_robustness.utilities.input_space import InputSpace
 from tests.evaluation.checkpoint_models import Composed, Data, Net, ValidationData
 from tests.evaluation.reports import make_full_report, make_report, make_sweep
 
@@ -108,6 +109,15 @@ def test_functions_by_their_paths(checkpoint):
     x, y = Data().test_dataloader().dataset.tensors
     accuracy = (checkpoint(2 * x.flip(1)).argmax(dim=1) == y).float().mean().item()
     assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+
+
+def test_embeddings_by_the_path_of_their_function(checkpoint):
+    arguments = ["--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, "--attacks", "fgsm", "--json", "x.json"]
+    assert cli.main(["sweep", *arguments, "--eps", "0.1", "--samples", "40", "--embed_fn", f"{HERE}:halve"]) == 0
+    x, y = Data().test_dataloader().dataset.tensors
+    expected = sweep(checkpoint, [(x / 2, y)], ["fgsm"], [0.1], InputSpace(low=None, high=None), progress=False)
+    assert SweepReport.from_json("x.json").values["accuracy"] == expected.values["accuracy"]
+    assert SweepReport.from_json("x.json").clean_accuracy == expected.clean_accuracy
 
 
 @pytest.fixture

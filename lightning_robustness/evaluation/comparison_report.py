@@ -318,12 +318,11 @@ class ComparisonReport(Report):
     @override
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         reports = {name: RobustnessReport._from_fields(report) for name, report in fields["reports"].items()}
-        names = ("balance", "missing", "left_out")
-        # Reports of earlier versions do not have the last three
-        later = {"budget": fields.get("budget")} | {
-            name: dict(fields.get(name, {})) for name in ("failed", "provenance")
-        }
-        return check_fields(cls(reports, dict(fields["prior"]), *(fields[name] for name in names), **later))
+        own = {name: fields[name] for name in ("balance", "missing", "left_out")}
+        # Reports of earlier versions do not have these
+        own |= {"failed": fields.get("failed", {}), "budget": fields.get("budget")}
+        own |= {"provenance": fields.get("provenance", {})}
+        return check_fields(cls(reports, dict(fields["prior"]), **own))
 
     def _explain_weights(self) -> str:
         ordered = sorted(self.weights.items(), key=lambda item: -item[1])

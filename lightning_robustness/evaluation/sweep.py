@@ -107,7 +107,7 @@ def sweep(
     plan = plan_sweep(attacks, eps, space)
     processes, model = Processes(), unwrap(model)
     records = Records(resume, processes)
-    facts = {
+    facts: dict[str, Any] = {
         "function": "sweep",
         "attacks": plan[0],
         "eps": eps,
