@@ -117,5 +117,5 @@ def _check_untargeted(attack: Callable[..., Any]) -> Callable[..., Any]:
 
 def _default_name(attack: AttackLike) -> str:
     if isinstance(attack, str):
-        return "cascade" if attack == WORST else attack.removeprefix("torchattacks:").lower()
+        return "cascade" if attack == WORST else attack.removeprefix("torchattacks:").replace(":", "_").lower()
     return str(getattr(attack, "name", getattr(attack, "__name__", type(attack).__name__))).lower()
