@@ -209,7 +209,7 @@ class RobustnessMonitor(Callback):
 
     def summary(self) -> RunSummary:
         """Summarise ``history``: the most robust epoch, and those that the attack-free values would have picked."""
-        return RunSummary.of(self.history)
+        return RunSummary.of(self.history, self.settings.input_space)
 
     @override
     def state_dict(self) -> dict[str, Any]:
