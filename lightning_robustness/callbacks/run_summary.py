@@ -2,10 +2,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from typing_extensions import Self
 
-from lightning_robustness.functional.attack_success_rate import wilson_interval
+from lightning_robustness.callbacks.intervals import accuracy_interval
 from lightning_robustness.measurement.distance_text import describe_distance
 from lightning_robustness.measurement.keys import attack_free_metrics
 from lightning_robustness.measurement.trust import (
@@ -79,9 +78,8 @@ class RunSummary:
             return cls(None, 0, 0.0, (0.0, 1.0), 0, {}, [], seconds)
         best = pick(attacked, reference)
         number, accuracy = best["samples_attacks"], best[reference]
-        low, high = wilson_interval(torch.tensor(accuracy * number), torch.tensor(number))
         masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
-        interval, choices = (low.item(), high.item()), _choices(history, reference)
+        interval, choices = accuracy_interval(accuracy, number), _choices(history, reference)
         boundary = describe_distance(best["boundary"], input_space) if "boundary" in best else None
         epoch, masked_epochs = int(best["epoch"]), list(masked)
         return cls(reference, epoch, accuracy, interval, int(number), choices, masked_epochs, seconds, boundary)
