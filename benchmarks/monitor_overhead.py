@@ -1,9 +1,9 @@
-"""What RobustnessMonitor costs: a validation epoch, a whole fit, and RDI against the attack that it stands for.
+"""Cost of RobustnessMonitor: a validation epoch, whole fits, and RDI against the attack that it stands for.
 
-Everything is measured in one run and printed as ratios: medians of repetitions, both sides in turn. Takes about nine
+Everything is measured in one run and printed as ratios: medians of repetitions, both sides in turn. Takes about fifteen
 minutes on two cores: ``python benchmarks/monitor_overhead.py --data DIRECTORY``, where the directory holds the four
 files of Fashion-MNIST (without ``--data``, torchvision downloads them, where it is installed). With ``--repetitions 1``
-it takes a third of that.
+it takes a third of that, and ``--part 3`` runs the third part alone.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import lightning as L
 import torch
@@ -187,33 +188,60 @@ def whole_fit(repetitions: int, directory: str | None, num_samples: int) -> None
         "\n3. Five epochs with everything on, a small network on Fashion-MNIST, "
         f"{len(train)} images to train on and {len(validation)} to validate"
     )
+    compare_fits("fit", repetitions, lambda: small_network(num_classes=10), train, validation, 128, RobustnessMonitor)
+
+
+def whole_fit_of_resnet18(repetitions: int, directory: str | None) -> None:
+    """Five epochs of a ResNet-18, on a hundredth of the images of CIFAR-10 and with a hundredth of all samples."""
+    images, labels = load_fashion_mnist(directory, train=True)
+    images = nn.functional.pad(images[:600], (2, 2, 2, 2)).expand(-1, 3, -1, -1).contiguous()
+    train, validation = TensorDataset(images[:500], labels[:500]), TensorDataset(images[500:], labels[500:600])
+    monitor = partial(RobustnessMonitor, attack_samples=5, fim_samples=3)
+    print(
+        "\n4. Five epochs with everything on, a ResNet-18 on Fashion-MNIST at 32x32 in three channels, 500 images to "
+        "train on and\n   100 to validate, 5 attacked and 3 for the Fisher information: each a hundredth of CIFAR-10 "
+        "and of the defaults"
+    )
+    compare_fits("resnet18_fit", repetitions, lambda: resnet18(num_classes=10), train, validation, 50, monitor)
+
+
+def compare_fits(
+    name: str,
+    repetitions: int,
+    make_network: Callable[[], nn.Module],
+    train: TensorDataset,
+    validation: TensorDataset,
+    batch_size: int,
+    make_monitor: Callable[[], RobustnessMonitor],
+) -> None:
+    """Print the ratio of fits of five epochs with and without the monitor, and the shares of its parts."""
     histories: list[list[dict[str, float]]] = []
 
     def fit(monitor: RobustnessMonitor | None) -> float:
         torch.manual_seed(0)
-        model = Classifier(small_network(num_classes=10))
+        model = Classifier(make_network())
         with tempfile.TemporaryDirectory() as logs:
             trainer = make_trainer(logs, [] if monitor is None else [monitor], max_epochs=5)
             start = time.perf_counter()
             trainer.fit(
                 model,
-                DataLoader(train, batch_size=128, shuffle=True),
-                DataLoader(validation, batch_size=128),
+                DataLoader(train, batch_size=batch_size, shuffle=True),
+                DataLoader(validation, batch_size=batch_size),
             )
             duration = time.perf_counter() - start
         if monitor is not None:
             histories.append(monitor.history)
         return duration
 
-    times = in_turn({"without": lambda: fit(None), "with": lambda: fit(RobustnessMonitor())}, repetitions, "fits")
-    record(fit=print_ratio(times))
+    times = in_turn({"without": lambda: fit(None), "with": lambda: fit(make_monitor())}, repetitions, "fits")
+    record(**{name: print_ratio(times)})
     total = statistics.median(times["with"])
     for key in sorted({key for row in histories[0] for key in row if "seconds/" in key}):
         part = key.partition("seconds/")[2]
         sums = [sum(row.get(key, 0.0) for row in history) for history in histories]
         calls = sum(key in row for row in histories[0])
         share = statistics.median(sums) / total
-        record(**{f"fit_{part}": share})
+        record(**{f"{name}_{part}": share})
         print(f"   {part:9s} {share * total:6.2f} s in {calls} epochs: {share:6.2%} of the fit")
 
 
@@ -221,11 +249,17 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="directory with Fashion-MNIST's idx files")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--part", type=int, choices=range(1, 5), action="append", help="a part to run; by default all")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    validation_epoch(3 * arguments.repetitions, num_samples=320)
-    rdi_against_pgd(arguments.repetitions, num_samples=32)
-    whole_fit(arguments.repetitions, arguments.data, num_samples=60_000)
+    parts = {
+        1: lambda: validation_epoch(3 * arguments.repetitions, num_samples=320),
+        2: lambda: rdi_against_pgd(arguments.repetitions, num_samples=32),
+        3: lambda: whole_fit(arguments.repetitions, arguments.data, num_samples=60_000),
+        4: lambda: whole_fit_of_resnet18(arguments.repetitions, arguments.data),
+    }
+    for part in arguments.part or parts:
+        parts[part]()

@@ -88,6 +88,8 @@ class Measurement:
         attacks = by_preset | {
             "cw": get_attack("cw", preset=self.dataset, initial_steps=0),
             "cw_search": get_attack("cw", preset=self.dataset),
+            "pgd_fisher": get_attack("pgd", preset="fisher"),
+            "cw_fisher": get_attack("cw", preset="fisher", initial_steps=0),
             "pgd_l2": PGD(norm="l2", eps=L2_EPS, steps=40),
             "fgsm": get_attack("fgsm", eps=self.eps),
             "pgd20": PGD(eps=self.eps, steps=20),

@@ -70,7 +70,8 @@ def evaluate(
         dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+            published attack. C&W by name takes 20 gradients and Square 100 queries; pass ``CW()`` or
+            ``Square()`` for more.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].

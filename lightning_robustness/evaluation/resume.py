@@ -15,6 +15,8 @@ from torch import Tensor
 from lightning_robustness.evaluation.processes import Processes
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
+_UNFINISHED = ".unfinished"
+
 
 class Chunk(NamedTuple):
     """Results of a part for some samples.
@@ -68,8 +70,10 @@ class Records:
         if self._folder is None:
             return
         with self._processes.step():
+            self._folder.mkdir(parents=True, exist_ok=True)  # in each process: machines may not share it
             if self._processes.rank == 0:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                for path in self._folder.glob(f"*{_UNFINISHED}"):
+                    path.unlink()
                 _compare(self._folder, "settings", facts)
                 self._read(self._folder)
         found = {part: torch.cat([chunk.positions for chunk in chunks]) for part, chunks in self._chunks.items()}
@@ -171,7 +175,7 @@ def _slug(name: str) -> str:
 
 def _write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Write a file completely or not at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=_UNFINISHED)
     try:
         with os.fdopen(descriptor, "wb") as file:
             write(file)

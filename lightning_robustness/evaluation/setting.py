@@ -48,7 +48,8 @@ def open_setting(model: nn.Module, processes: Processes, records: Records, facts
             "seed before the model is made."
         )
     described = {name: _describe(value) for name, value in facts.items()}
-    records.open({"model": type(model).__name__, "weights": weights, "torch": torch.__version__, **described})
+    own = {"model": type(model).__name__, "forward": _describe(model.forward), "weights": weights}
+    records.open({**own, "torch": torch.__version__, **described})
 
 
 def _check_whole(model: nn.Module) -> None:
