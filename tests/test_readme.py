@@ -67,3 +67,10 @@ def test_links_of_the_readme_are_absolute():
 def test_the_address_of_the_repository_is_that_of_the_package(name):
     found = re.findall(r"https://github\.com/[\w-]*lightning-robustness/[\w-]+", (ROOT / name).read_text())
     assert set(found) == {repository()}
+
+
+def test_the_readme_lists_every_example():
+    scripts = {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.py")}
+    runnable = {path for path in scripts if 'if __name__ == "__main__":' in (ROOT / path).read_text()}
+    listed = re.findall(r"/blob/main/(examples/[\w/]+\.py)\)", (ROOT / "README.md").read_text())
+    assert set(listed) == runnable

@@ -64,7 +64,7 @@ def test_the_distributions(tmp_path):
     with tarfile.open(source) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     expected = {
-        str(path.relative_to(tmp_path / "source"))
+        path.relative_to(tmp_path / "source").as_posix()
         for folder in (".github", "benchmarks", "docs", "examples", "lightning_robustness", "tests")
         for path in (tmp_path / "source" / folder).rglob("*")
     }
@@ -73,5 +73,5 @@ def test_the_distributions(tmp_path):
 
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    package = {str(path.relative_to(ROOT)) for path in (ROOT / "lightning_robustness").rglob("*.py")}
+    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lightning_robustness").rglob("*.py")}
     assert {name for name in names if ".dist-info/" not in name} == package | {"lightning_robustness/py.typed"}

@@ -16,7 +16,7 @@ def test_every_page_is_in_the_navigation():
     navigation = re.search(r"^nav:\n((?: .*\n)+)", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE).group(1)
     pages = re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE)
     assert len(set(pages)) == len(pages)
-    assert set(pages) == {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert set(pages) == {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
 
 
 def test_every_public_name_is_in_the_reference():

@@ -1,4 +1,4 @@
-"""Record embeddings and logits during passes that somebody else runs."""
+"""Record embeddings and logits during passes that the caller runs."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,7 +29,7 @@ class HeadCall(NamedTuple):
 
 
 class HeadTap:
-    """Record the embedding and the logits of a forward pass that somebody else runs, without one of its own.
+    """Record the embedding and the logits of a forward pass that the caller runs, without one of its own.
 
     Between ``attach`` and ``detach``, forward hooks record what enters the head and what the sources of the logits
     return. ``listen`` announces a batch, and the first pass on that batch counts: hooks on all modules find the
@@ -178,7 +178,7 @@ def hookable_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def read_embedding(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Copy what enters a layer, averaged over positions; None if that is no tensor of numbers with features."""
+    """Copy what enters a layer, averaged over positions; None unless it is a tensor of numbers with features."""
     entered = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if entered is None or entered.ndim < 2 or not entered.is_floating_point():
         return None

@@ -1,4 +1,4 @@
-"""How the logits of a network come about: the modules that compute them, and what enters the last layer."""
+"""Route from inputs to logits: the modules that compute the logits, and the input of the last layer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Route(NamedTuple):
-    """How the logits come about.
+    """Route from inputs to logits.
 
     Args:
         head: Name of the last layer, whose input is the embedding; None if there is no such layer, or more than one.
@@ -297,7 +297,7 @@ def _is_inside(name: str, outer: str) -> bool:
 
 
 def _reached(model: nn.Module, layers: list[Call], logits: Tensor) -> tuple[list[Call], bool]:
-    """Go back from the logits to the first layers on all ways, and see whether there is a matrix in between."""
+    """Go back from the logits to the first layers on all paths, and see whether there is a matrix in between."""
     owners = {node: index for index, call in enumerate(layers) for node in call.nodes}
     matrices = {parameter for parameter in model.parameters() if parameter.ndim > 1}
     todo, seen, reached, is_function = [logits.grad_fn], set(), set(), False
