@@ -20,6 +20,7 @@ import torch
 import torchattacks
 from fashion_mnist import load_fashion_mnist
 from networks import small_network
+from timing import record
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
@@ -108,8 +109,8 @@ def fit(data: TensorDataset, step: Step, *callbacks: L.Callback) -> float:
     return stopwatch.seconds
 
 
-def compare(title: str, sides: dict[str, Callable[[], float]], repetitions: int, reference: str) -> None:
-    """Measure all sides in turn, and print their seconds and their ratios to one of them."""
+def compare(title: str, sides: dict[str, Callable[[], float]], repetitions: int, reference: str) -> dict[str, float]:
+    """Measure all sides in turn; print their seconds and return their ratios to one of them."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in tqdm(range(repetitions), desc=title, leave=False):
         for name in list(sides)[:: -1 if number % 2 else 1]:  # there and back, so that none is always behind the same
@@ -118,6 +119,7 @@ def compare(title: str, sides: dict[str, Callable[[], float]], repetitions: int,
     print(f"\n{title}\n   {'':34s} seconds   / {reference}")
     for name, median in medians.items():
         print(f"   {name:34s} {median:7.2f}  {median / medians[reference]:6.3f}", flush=True)
+    return {name: median / medians[reference] for name, median in medians.items()}
 
 
 def against(data: TensorDataset, name: str, steps: int, alpha: float, repetitions: int) -> None:
@@ -141,7 +143,15 @@ def against(data: TensorDataset, name: str, steps: int, alpha: float, repetition
         "training_step by hand": lambda: fit(data, by_hand),
         "training_step with torchattacks": lambda: fit(data, by_torchattacks),
     }
-    compare(f"{name}: {steps} steps, an epoch of {len(data):,} images", sides, repetitions, "loop by hand")
+    title = f"{name}: {steps} steps, an epoch of {len(data):,} images"
+    ratios = compare(title, sides, repetitions, "loop by hand")
+    record(
+        **{
+            f"{name}_callback": ratios["callback"],
+            f"{name}_active": ratios["callback, all_steps=False"],
+            f"{name}_torchattacks": ratios["training_step with torchattacks"],
+        }
+    )
 
 
 def others(data: TensorDataset, repetitions: int) -> None:
@@ -173,12 +183,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="directory with Fashion-MNIST's idx files")
     parser.add_argument("--repetitions", type=int, default=8)
+    parser.add_argument("--parts", nargs="+", default=["pgd", "fast", "others"], help="which parts to run")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     images, labels = load_fashion_mnist(arguments.data, train=True)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, torchattacks {torchattacks.__version__}")
     part, larger_part = (TensorDataset(images[:number], labels[:number]) for number in (6400, 25600))
-    against(part, "PGD", steps=7, alpha=EPS / 4, repetitions=arguments.repetitions)
-    against(larger_part, "fast", steps=1, alpha=1.25 * EPS, repetitions=arguments.repetitions)
-    others(part, arguments.repetitions)
+    if "pgd" in arguments.parts:
+        against(part, "PGD", steps=7, alpha=EPS / 4, repetitions=arguments.repetitions)
+    if "fast" in arguments.parts:
+        against(larger_part, "fast", steps=1, alpha=1.25 * EPS, repetitions=arguments.repetitions)
+    if "others" in arguments.parts:
+        others(part, arguments.repetitions)

@@ -18,7 +18,7 @@ BELOW = {
     "callbacks": {"callbacks", "measurement", "metrics", "losses", "attacks", "functional", "utilities"},
 }
 FOREIGN = {
-    "lightning": {"callbacks"},
+    "lightning": {"callbacks", "cli"},
     "pytorch_lightning": {"callbacks"},
     "torchmetrics": {"metrics", "measurement", "evaluation", "callbacks"},
 }

@@ -7,8 +7,8 @@ from lightning_robustness.attacks.cascade import Cascade
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.square import Square
 
-# The strongest verdict that 20 gradients buy
-STRONG_PGD: dict[str, Any] = {"loss": ("cross_entropy", "margin"), "schedule": "shrinking"}
+# The strongest verdict that 16 gradients buy
+STRONG_PGD: dict[str, Any] = {"steps": 8, "loss": ("cross_entropy", "margin"), "schedule": "shrinking"}
 # Budgets where none is given
 _EPS: dict[Norm, float] = {"linf": PGD.eps, "l2": 1.0}
 # Other classes that are attacked one by one, as in AutoAttack, if there are as many

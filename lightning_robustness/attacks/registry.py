@@ -66,8 +66,8 @@ def get_attack(
     Args:
         attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"strong_pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``,
             ``"ddn"``, ``"square"``, ``"siren"``, or a cascade, ``"worst"`` or ``"autoattack"``. ``"pgd"`` is the attack
-            as published, which is weak on robust networks; ``"strong_pgd"`` takes 10 shrinking steps with cross-entropy
-            and 10 with the margin on what is left. ``"torchattacks:NAME"`` is a class of torchattacks. An instance of
+            as published, which is weak on robust networks; ``"strong_pgd"`` takes 8 shrinking steps with cross-entropy
+            and 8 with the margin on what is left. ``"torchattacks:NAME"`` is a class of torchattacks. An instance of
             such a class, or any other callable ``(model, x, y) -> x_adv``, works too, and takes no further arguments.
         eps: Largest distance from the input, in un-normalised units, instead of that of the preset or the default of
             the attack. C&W and DDN have no budget, and take no notice.

@@ -17,10 +17,11 @@ from lightning_robustness.callbacks.history import History
 from lightning_robustness.callbacks.monitor_run import MonitorRun
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
 from lightning_robustness.callbacks.run_summary import RunSummary
+from lightning_robustness.callbacks.sharding import warn_of_sharding
 from lightning_robustness.callbacks.trainer_access import (
     check_order,
-    check_strategy,
     check_validation,
+    is_sharded,
     is_spawned,
     log_step,
     log_to_all,
@@ -29,7 +30,7 @@ from lightning_robustness.callbacks.trainer_access import (
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks, name_final_attack
 from lightning_robustness.measurement.feature_meter import FeatureMeter
-from lightning_robustness.measurement.keys import logged_keys, tag
+from lightning_robustness.measurement.keys import tag
 from lightning_robustness.measurement.trust import measure_trust
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_functions, check_head, check_integer, check_name
@@ -59,7 +60,8 @@ class RobustnessMonitor(Callback):
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+            published attack. C&W by name takes 20 gradients and Square 100 queries; pass ``CW()`` or
+            ``Square()`` for more.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
         attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
@@ -199,8 +201,11 @@ class RobustnessMonitor(Callback):
     @property
     def keys(self) -> list[str]:
         """Keys of the values that say how robust the network is, as they are logged."""
-        names = logged_keys(self.settings.parts, list(self.settings.attacks))
-        return [tag(self.settings.prefix, name) for name in names]
+        return self.settings.keys
+
+    def keys_under(self, trainer: Trainer) -> list[str]:
+        """Return those of the ``keys`` that are logged with the strategy of a Trainer."""
+        return self._settings_for(trainer).keys
 
     def plot(self) -> "Figure":
         """Draw the curves of ``history``, with matplotlib, which the extra ``plot`` brings."""
@@ -222,7 +227,6 @@ class RobustnessMonitor(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        check_strategy(trainer, self)
         self._is_fitting, self.late_keys = stage == "fit", set()
         if self._is_fitting:
             check_validation(trainer)
@@ -230,7 +234,8 @@ class RobustnessMonitor(Callback):
             self._history.begin(anew=trainer.current_epoch == 0)
             if trainer.current_epoch == 0:
                 self._schedule.reset()
-        self._run = MonitorRun(self.settings, trainer, pl_module)
+        warn_of_sharding(trainer, self.settings)
+        self._run = MonitorRun(self._settings_for(trainer), trainer, pl_module)
 
     @override
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -300,8 +305,8 @@ class RobustnessMonitor(Callback):
             run.show_summary(summary.lines())
 
     def _attack_at_the_end(self, run: MonitorRun, trainer: Trainer) -> None:
-        missing = self._schedule.missing(trainer)
-        if not (missing or self.settings.final) or not run.has_sample:
+        missing = [name for name in self._schedule.missing(trainer) if name in run.settings.attacks]
+        if not (missing or run.settings.final) or not run.has_sample:
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
         values = run.faults.compute(f"left epoch {run.epoch} out", partial(run.attack_at_the_end, missing))
@@ -326,8 +331,11 @@ class RobustnessMonitor(Callback):
             self._run.close_epoch()
         self._run = None
 
+    def _settings_for(self, trainer: Trainer) -> MonitorSettings:
+        return self.settings.without_gradients() if is_sharded(trainer) else self.settings
+
     def _evaluate(self, run: MonitorRun, trainer: Trainer) -> dict[str, float]:
-        attacks = self._schedule.due(trainer)
+        attacks = [name for name in self._schedule.due(trainer) if name in run.settings.attacks]
         values = run.end_epoch(attacks)
         return {"skipped": 1.0} if values is None else self._remember(run, trainer, values, attacks)
 

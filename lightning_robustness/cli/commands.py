@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from lightning_robustness.attacks.budget import check_budgets
+from lightning_robustness.cli.devices import launched, make_fabric
 from lightning_robustness.cli.parser import OWN_OPTIONS
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
 from lightning_robustness.evaluation.checkpoint import load_data, load_model
@@ -36,11 +37,11 @@ def _evaluate(checked: _Checked, options: Any) -> int:
         if options.sweep_eps:
             plan_sweep(options.sweep_attacks, options.sweep_eps, options.input_space)
         _check_settings(options)
-        model, loader = _load_model(options), _load_data(options)
+        fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
         settings = _settings(evaluate, options, "attacks", "eps", "sweep_attacks", "sweep_eps", "head")
-    report = evaluate(model, loader, **settings)
-    _write(report, options)
-    return 0 if report.interrupted is None else 130
+    with launched(fabric, options, [model]) as is_first:
+        report = evaluate(model, loader, device=options.device, **settings)
+    return _finish(report, options, is_first, is_interrupted=report.interrupted is not None)
 
 
 def _sweep(checked: _Checked, options: Any) -> int:
@@ -49,11 +50,11 @@ def _sweep(checked: _Checked, options: Any) -> int:
         options.eps = [_budget(eps) for eps in options.eps]
         plan_sweep(options.attacks, options.eps, options.input_space)
         _check_settings(options, least_samples=1)
-        model, loader = _load_model(options), _load_data(options)
+        fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
         settings = _settings(sweep, options, "attacks", "eps")
-    report = sweep(model, loader, **settings)
-    _write(report, options)
-    return 130 if report.interrupted else 0
+    with launched(fabric, options, [model]) as is_first:
+        report = sweep(model, loader, device=options.device, **settings)
+    return _finish(report, options, is_first, is_interrupted=report.interrupted)
 
 
 def _compare(checked: _Checked, options: Any) -> int:
@@ -63,6 +64,7 @@ def _compare(checked: _Checked, options: Any) -> int:
         plan_sweep(options.attacks, options.eps, options.input_space)
         check_prior(options.prior, options.balance)
         _check_settings(options)
+        fabric = make_fabric(options)
         models: dict[str, nn.Module | RobustnessReport] = {}
         for entry in options.models:
             name, model = _named_model(entry, options)
@@ -73,9 +75,9 @@ def _compare(checked: _Checked, options: Any) -> int:
                 raise ValueError(f"Expected `--data` to evaluate the model {name!r} on but got none.")
         loader = None if options.data is None else _load_data(options)
         settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "head")
-    report = compare(models, loader, **settings)
-    _write(report, options)
-    return 130 if report.missing else 0
+    with launched(fabric, options, models.values()) as is_first:
+        report = compare(models, loader, device=options.device, **settings)
+    return _finish(report, options, is_first, is_interrupted=bool(report.missing), is_failed=bool(report.failed))
 
 
 def _report(checked: _Checked, options: Any) -> int:
@@ -122,8 +124,8 @@ def _with_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
 
 def _settings(function: Callable[..., Any], options: Any, *own: str) -> dict[str, Any]:
     names = [name for name in inspect.signature(function).parameters if name not in OWN_OPTIONS]
-    functions = {name: _load_function(name, options[name]) for name in ("forward_fn", "batch_fn")}
-    return {name: options[name] for name in (*names, *own, "input_space", "device")} | functions
+    functions = {name: _load_function(name, options[name]) for name in ("forward_fn", "embed_fn", "batch_fn")}
+    return {name: options[name] for name in (*names, *own, "input_space")} | functions
 
 
 def _load_function(name: str, path: str | None) -> Callable[..., Any] | None:
@@ -161,6 +163,14 @@ def _check_output(options: Any) -> None:
             raise ValueError(f"Expected a file in a directory that exists but got {path}.")
     if options.html is not None:
         new_figure(1, 1)  # fails without matplotlib
+
+
+def _finish(report: Report, options: Any, is_first: bool, is_interrupted: bool = False, is_failed: bool = False) -> int:
+    """Write a report and return the exit code; processes other than the first have nothing to say."""
+    if not is_first:
+        return 0
+    _write(report, options)
+    return 130 if is_interrupted else int(is_failed)
 
 
 def _write(report: Report, options: Any) -> None:

@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Arguments of the command, by default those of the shell.
 
     Returns:
-        Exit code: 0 on success, 1 if the evaluation failed, 130 if it was interrupted; results so far are then printed
-        and written. Wrong arguments raise ``SystemExit`` with code 2.
+        Exit code: 0 on success, 1 if a model could not be evaluated, 130 if the run was interrupted; results of other
+        models, or so far, are then printed and written. Wrong arguments raise ``SystemExit`` with code 2.
 
     """
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -11,11 +11,19 @@ from lightning_robustness import __version__
 _BUDGET = float | str
 # A path of a class or function, or a mapping of LightningCLI
 _TARGET = dict[str, Any] | str
+# Options of Fabric: their names, types and help
+_DEVICE_OPTIONS = (
+    ("devices", int | str | None, "Number of devices, a list such as 0,1 or auto, with one process each"),
+    ("num_nodes", int | None, "Number of machines"),
+    ("accelerator", str | None, "Kind of device, such as cpu or cuda"),
+    ("strategy", str | None, "How to start processes, such as ddp"),
+    ("precision", int | str | None, "Precision of the model, such as bf16-mixed"),
+)
 # Arguments that are added by hand rather than from the signatures of the functions
 OWN_OPTIONS = frozenset(
     {
         *("model", "dataloader", "attacks", "eps", "input_space", "head", "device", "sweep_eps", "sweep_attacks"),
-        *("forward_fn", "batch_fn"),
+        *("forward_fn", "embed_fn", "batch_fn"),
     }
 )
 
@@ -27,7 +35,7 @@ def make_parser(arguments: Sequence[str]) -> Any:
     parser = ArgumentParser(
         prog="lightning-robustness",
         description="Measure how robust trained classifiers are against adversarial examples.",
-        epilog="Exit codes: 0 done, 1 the evaluation failed, 2 wrong arguments, 130 interrupted.",
+        epilog="Exit codes: 0 done, 1 a model could not be evaluated, 2 wrong arguments, 130 interrupted.",
         version=__version__,
     )
     parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
@@ -160,8 +168,11 @@ def _add_settings(parser: Any, function: Callable[..., Any]) -> None:
     from lightning_robustness.utilities.input_space import InputSpace
 
     parser.add_argument("--device", type=str | None, default=None, help="Where to run, such as cuda.")
+    for name, kind, help_text in _DEVICE_OPTIONS:
+        parser.add_argument(f"--{name}", type=kind, default=None, help=f"{help_text}, as in Lightning's Fabric.")
     for name, help_text in {
         "forward_fn": "Function that takes the model and inputs and returns logits: package.module:function.",
+        "embed_fn": "Function that takes the model and inputs, such as tokens, and returns embeddings to perturb.",
         "batch_fn": "Function that takes a batch and returns inputs and labels: package.module:function.",
     }.items():
         parser.add_argument(f"--{name}", type=str | None, default=None, help=help_text)

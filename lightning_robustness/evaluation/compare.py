@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -6,6 +7,8 @@ from torch import nn
 from lightning_robustness.evaluation.comparison_checks import UNCLASSIFIED, check_prior, check_reports
 from lightning_robustness.evaluation.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.evaluate import evaluate
+from lightning_robustness.evaluation.processes import Processes
+from lightning_robustness.evaluation.resume import check_folder, subfolder
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
 from lightning_robustness.measurement.attack_names import AttackLike, list_attacks
@@ -19,14 +22,16 @@ def compare(
     eps: Sequence[float] = SWEEP_EPS,
     prior: Mapping[str, float] | None = None,
     balance: float = 0.0,
+    resume: str | Path | None = None,
     **options: Any,
 ) -> ComparisonReport:
     """Compare models by CMMR, adversarial accuracy and attack-free metrics.
 
     Each model is swept over all attacks and budgets, and its attack-free metrics are measured. CMMR weighs accuracy and
     image quality by how much they vary (their entropy) and averages over attacks and budgets; see
-    :func:`~lightning_robustness.evaluation.cmmr.composite_scores`. A model that was
-    evaluated before can be given as its report, if that has a sweep.
+    :func:`~lightning_robustness.evaluation.cmmr.composite_scores`. A model that was evaluated before can be given as
+    its report, if that has a sweep. In an initialised process group, all processes must call it; each measures its
+    share of the samples, and all of them return the same report.
 
     Args:
         models: Models, or reports of them, by name.
@@ -35,12 +40,15 @@ def compare(
         eps: Budgets of the sweep, increasing, in un-normalised units.
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
         balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.
+        resume: Folder for what is finished, model by model and batch by batch. With the same folder a run that was
+            interrupted or killed goes on where it was, in any number of processes.
         options: Further arguments of :func:`~lightning_robustness.evaluation.evaluate`, such as ``input_space``,
             ``samples`` or ``device``.
 
     Returns:
         The comparison, of the finished models only if the run is interrupted. A model that classifies no sample
-        correctly is left out, with a warning.
+        correctly is left out, with a warning. So is one that cannot be measured, whose error is in ``failed`` of the
+        report; if no model can be, the first error is raised.
 
     Raises:
         TypeError: If an entry is neither a model nor a report, or there is no loader to iterate once per model.
@@ -69,31 +77,51 @@ def compare(
     eps = read_budgets(eps)
     plan = plan_sweep(attacks, eps, options.get("input_space"))
     check_prior(prior or {}, balance)
+    check_folder(resume)
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)
     options = {"attacks": (), "eps": eps[len(eps) // 2], "sweep_attacks": attacks, "sweep_eps": eps, **options}
     if reports:
         check_reports(reports, *((list(plan[0]), eps) if modules else ()))
         options["num_classes"] = next(iter(reports.values())).num_classes
-    left_out = []
+    left_out, errors = [], dict[str, Exception]()
     for name, model in modules.items():
-        report = evaluate(model, dataloader, **options)  # type: ignore[arg-type]
-        if report.interrupted is not None or report.sweep is None:
-            break
-        if not report.sweep.clean_accuracy > 0:
-            left_out.append(name)
-            rank_zero_warn(f"{UNCLASSIFIED.format(repr(name))} It is left out.")
+        try:
+            report = evaluate(model, dataloader, resume=subfolder(resume, name), **options)  # type: ignore[arg-type]
+            if report.interrupted is not None or report.sweep is None:
+                break
+            if not report.sweep.clean_accuracy > 0:
+                left_out.append(name)
+                rank_zero_warn(f"{UNCLASSIFIED.format(repr(name))} It is left out.")
+                continue
+            check_reports(reports | {name: report})
+        except Exception as error:  # what was measured of other models is not lost
+            errors[name] = error
+            rank_zero_warn(f"{name!r} could not be measured and is left out. {type(error).__name__}: {error}")
             continue
         reports[name] = report
-        check_reports(reports)
         options["num_classes"] = report.num_classes  # a mismatch must surface before the next sweep
-    missing = [name for name in modules if name not in reports and name not in left_out]
-    if not reports and missing:
-        raise KeyboardInterrupt
-    if not reports and left_out:
-        raise ValueError(UNCLASSIFIED.format(", ".join(map(repr, left_out))))
+    missing = [name for name in modules if name not in {*reports, *left_out, *errors}]
+    if not reports:
+        _raise(errors, missing, left_out)
     ordered = {name: reports[name] for name in models if name in reports}
-    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out)
+    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out, _describe(errors))
+
+
+def _describe(errors: Mapping[str, Exception]) -> dict[str, str]:
+    """Describe errors in the words of the first process, so that reports are the same in all of them."""
+    described = {name: f"{type(error).__name__}: {error}" for name, error in errors.items()}
+    return Processes().gather(described)[0]
+
+
+def _raise(errors: Mapping[str, Exception], missing: Sequence[str], left_out: Sequence[str]) -> None:
+    """Say why there is nothing to compare."""
+    if errors:
+        raise next(iter(errors.values()))
+    if missing:
+        raise KeyboardInterrupt
+    if left_out:
+        raise ValueError(UNCLASSIFIED.format(", ".join(map(repr, left_out))))
 
 
 def _check_modules(models: Mapping[str, Any], dataloader: Iterable[Any] | None) -> dict[str, nn.Module]:

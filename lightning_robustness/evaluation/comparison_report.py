@@ -42,6 +42,7 @@ class ComparisonReport(Report):
         balance: Share of the weight that no metric gets.
         missing: Models that an interrupted run did not reach.
         left_out: Models that classify no sample correctly, so that there is nothing to attack.
+        failed: Errors of models that could not be measured.
 
     Attributes:
         scores: CMMR of each model, higher is more robust.
@@ -68,6 +69,7 @@ class ComparisonReport(Report):
     balance: float = 0.0
     missing: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
     title = "Robustness of several models"
 
@@ -99,6 +101,7 @@ class ComparisonReport(Report):
     def notes(self) -> list[str]:
         notes = [f"The run was interrupted: no results for {', '.join(self.missing)}."] if self.missing else []
         notes += [f"{name} is left out: it classifies no sample correctly." for name in self.left_out]
+        notes += [f"{name} is left out: it could not be measured. {error}" for name, error in self.failed.items()]
         for what, by_model in compared_settings(self._sweeps).items():
             if len(set(by_model.values())) > 1:
                 listed = "; ".join(f"{value} ({name})" for name, value in by_model.items())
@@ -222,6 +225,7 @@ class ComparisonReport(Report):
             "balance": self.balance,
             "missing": self.missing,
             "left_out": self.left_out,
+            "failed": self.failed,
             **{name: getattr(self, name) for name in computed},
             "reports": {name: report.to_dict() for name, report in self.reports.items()},
         }
@@ -231,7 +235,8 @@ class ComparisonReport(Report):
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         reports = {name: RobustnessReport._from_fields(report) for name, report in fields["reports"].items()}
         names = ("balance", "missing", "left_out")
-        return check_fields(cls(reports, dict(fields["prior"]), *(fields[name] for name in names)))
+        failed = dict(fields.get("failed", {}))  # reports of earlier versions do not have it
+        return check_fields(cls(reports, dict(fields["prior"]), *(fields[name] for name in names), failed))
 
     def _settings(self) -> list[list[str]]:
         budgets = ", ".join(f"{eps:g}" for eps in self.eps)

@@ -57,17 +57,29 @@ class DecisionSpace:
         return cls(**fields)
 
 
+def embed_batch(subject: Subject, tap: HeadTap | None, attack: Callable[..., Any], batch: Samples) -> dict[str, Tensor]:
+    """Attack a batch and return its labels and the inputs of the classifier head, before and after."""
+    if tap is None:
+        raise ValueError("Expected a classifier head to take embeddings from but there is none.")
+    x, y, positions = batch.x, batch.labels(), batch.positions
+    x_adv = run(subject.forward, attack, x, y, subject.input_space, subject.seed, positions=positions).x_adv
+    clean, adversarial = (_embedding(tap, subject.forward, inputs) for inputs in (x, x_adv))
+    return {"labels": y, "clean": clean, "adversarial": adversarial}
+
+
 def project(
-    subject: Subject,
-    tap: HeadTap,
-    samples: Samples,
-    attack: Callable[..., Any],
-    name: str,
-    method: Projection = "pca",
+    rows: Mapping[str, Tensor], subject: Subject, attack: Callable[..., Any], name: str, method: Projection = "pca"
 ) -> DecisionSpace:
-    """Attack samples and project the inputs of the classifier head, before and after, to the plane.
+    """Project the inputs of the classifier head, before and after an attack, to the plane.
 
     Both are projected together: by PCA, or by scikit-learn's t-SNE, which the ROBY paper uses.
+
+    Args:
+        rows: What ``embed_batch`` returned, of all samples.
+        subject: The model.
+        attack: The attack.
+        name: Its name.
+        method: How to project.
 
     Raises:
         ModuleNotFoundError: If scikit-learn is not installed, for t-SNE.
@@ -75,17 +87,11 @@ def project(
 
     """
     reduce = get_projection(method, subject.seed)
-    embeddings, adversarial, forward = [], [], subject.forward
-    for batch in subject.batches(samples, "decision space"):
-        x, y, positions = batch.x, batch.labels(), batch.positions
-        x_adv = run(forward, attack, x, y, subject.input_space, subject.seed, positions=positions).x_adv
-        embeddings.append(_embedding(tap, forward, x))
-        adversarial.append(_embedding(tap, forward, x_adv))
-    points, number = reduce(torch.cat([*embeddings, *adversarial])), len(samples.x)
+    points, number = reduce(torch.cat([rows["clean"], rows["adversarial"]])), len(rows["labels"])
     budget = budget_of(attack, subject.input_space)
     title = name if budget is None else f"{name}, $\\epsilon$ = {budget.eps:.3g}"
     label = {"pca": "PCA", "tsne": "t-SNE"}[method]
-    return DecisionSpace(label, title, samples.labels().tolist(), points[:number].tolist(), points[number:].tolist())
+    return DecisionSpace(label, title, rows["labels"].tolist(), points[:number].tolist(), points[number:].tolist())
 
 
 def _embedding(tap: HeadTap, forward: Callable[..., Any], x: Tensor) -> Tensor:

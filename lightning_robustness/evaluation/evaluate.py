@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,8 +9,12 @@ from torch import nn
 from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.evaluation.decision_space import Projection, get_projection
 from lightning_robustness.evaluation.evaluation_run import EvaluationRun, Part
-from lightning_robustness.evaluation.loading import check_setting, on_device
+from lightning_robustness.evaluation.feature_pass import FeaturePass, FeatureSettings
+from lightning_robustness.evaluation.loading import check_loader, on_device
+from lightning_robustness.evaluation.processes import Processes
+from lightning_robustness.evaluation.resume import Records, check_folder
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
+from lightning_robustness.evaluation.setting import open_setting, unwrap
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, AttackLike, name_attacks
@@ -47,20 +52,26 @@ def evaluate(
     mode: Mode = "auto",
     per_sample: bool = False,
     progress: bool = True,
+    resume: str | Path | None = None,
 ) -> RobustnessReport:
     """Measure how robust a trained model is, with and without attacks.
 
     The numbers are those that ``RobustnessMonitor`` logs for the same weights, data and settings: RDI and ROBY of all
     samples, Fisher information and attacks of a fixed sample that is spread over the loader. The model, its gradients
-    and modes, and all random states are afterwards what they were. It is meant for a single process: in a distributed
-    run, use the monitor.
+    and modes, and all random states are afterwards what they were.
+
+    In an initialised process group, all processes must call it. Each then measures its share of the samples, and all of
+    them return the report of a single process. An ordinary loader over a map-style data set is enough; one that
+    shuffles does so with ``seed``. A loader that divides the samples itself, by a ``DistributedSampler`` or as an
+    iterable data set, is taken as it is. An error in one process ends all of them.
 
     Args:
         model: The trained model, any module that returns logits.
         dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+            published attack. C&W by name takes 20 gradients and Square 100 queries; pass ``CW()`` or
+            ``Square()`` for more.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
@@ -89,16 +100,19 @@ def evaluate(
         mode: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
         per_sample: Whether to keep the results of each sample.
-        progress: Whether to show progress bars.
+        progress: Whether to show progress bars, in the first process.
+        resume: Folder for what is finished, batch by batch. With the same folder a run that was interrupted or killed
+            goes on where it was, in any number of processes.
 
     Returns:
         The report; of what was finished if the run is interrupted.
 
     Raises:
-        RuntimeError: If there are several processes.
+        RuntimeError: If another process failed.
         TypeError: If the model is not a module, or the loader something else.
-        ValueError: If the loader is empty, or has no labels although there are attacks; if the head cannot be found; or
-            an argument is out of range.
+        ValueError: If the loader is empty, or has no labels although there are attacks; if the head cannot be found; an
+            argument is out of range; processes have different weights or orders of the loader, or sharded parameters;
+            or results in the folder are of other weights, data or settings.
 
     Example:
         >>> import torch
@@ -112,7 +126,8 @@ def evaluate(
 
     """
     check_module(model, "in which the head can be found")
-    check_setting(dataloader)
+    check_loader(dataloader)
+    check_folder(resume)
     check_functions(forward_fn, batch_fn, embed_fn)
     check_head(head)
     check_device(device)
@@ -133,12 +148,23 @@ def evaluate(
     check_budgets(named.values(), space)
     plan = plan_sweep(sweep_attacks, budgets, space) if budgets else []
     settings = describe_settings(named, attack_samples, meters, mode, space, seed) | {"torch": torch.__version__}
+    processes, model = Processes(), unwrap(model)
+    records = Records(resume, processes)
+    facts = {"function": "evaluate", "attack_samples": attack_samples, "num_classes": num_classes, "head": head}
+    facts |= {"forward_fn": forward_fn, "embed_fn": embed_fn, "batch_fn": batch_fn, "sweep_eps": budgets}
+    facts |= {"sweep_attacks": plan[:1], "decision_space": decision_space and (decision_space, eps)}
+    open_setting(model, processes, records, settings | facts)
     forward = model if forward_fn is None else partial(forward_fn, model)
-    with on_device(model, device) as place:
+    with processes.together(on_device(model, device)) as place:
         embed = None if embed_fn is None else partial(embed_fn, model)
-        subject = Subject(forward, space, place, batch_size, seed, progress, embed=embed)
-        run = EvaluationRun(model, subject, meters, named, attack_samples if named or needs_attacks else 0)
-        parts = [Part("the features", partial(run.measure_features, dataloader, batch_fn, head, num_classes, mode))]
+        shown = progress and processes.rank == 0
+        subject = Subject(forward, space, place, batch_size, seed, shown, embed=embed)
+        attacked = attack_samples if named or needs_attacks else 0
+        sizes = [attacked, *(meter.size for meter in meters)]
+        wanted = FeatureSettings(batch_fn, head, num_classes, mode, max(1, *sizes), bool(attacked), any(sizes))
+        features = FeaturePass(model, subject, wanted, processes, records)
+        run = EvaluationRun(model, features, named, attacked, space, processes, records)
+        parts = [Part("the features", partial(run.measure_features, dataloader))]
         parts += [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
         parts += [Part(f"the attack {name}", partial(run.attack, name)) for name in named]
         if plan:
@@ -147,4 +173,4 @@ def evaluate(
             project = partial(run.project, name_attacks(["pgd"], eps, as_published=True), decision_space)
             parts.append(Part("the decision space", project))
         run.measure(parts)
-    return run.report(settings, per_sample)
+        return run.report(settings, per_sample)

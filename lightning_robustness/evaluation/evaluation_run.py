@@ -1,32 +1,27 @@
 """An evaluation under way, part by part."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
-from time import perf_counter
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from lightning_robustness.evaluation.decision_space import DecisionSpace, Projection, project
-from lightning_robustness.evaluation.loading import EMPTY, iterate
+from lightning_robustness.evaluation.chunks import gather_rows, measure_chunks
+from lightning_robustness.evaluation.decision_space import DecisionSpace, Projection, embed_batch, project
+from lightning_robustness.evaluation.feature_pass import FeaturePass
+from lightning_robustness.evaluation.processes import Processes
+from lightning_robustness.evaluation.resume import Records
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.sweep import sweep_samples
 from lightning_robustness.evaluation.sweep_report import SweepReport
+from lightning_robustness.evaluation.sweep_samples import sweep_samples
 from lightning_robustness.measurement.attack_meter import AttackMeter
-from lightning_robustness.measurement.feature_meter import FeatureMeter
-from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import inspect_model, open_inputs, warn_of_unused_layers
-from lightning_robustness.measurement.meter import SampleMeter
+from lightning_robustness.measurement.attack_outcome import AttackOutcome
+from lightning_robustness.measurement.meter import SampleMeter, without_update_warning
 from lightning_robustness.measurement.subject import Samples, Subject
-from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.batch import require_labels
-from lightning_robustness.utilities.extra_inputs import find_extra_inputs
-from lightning_robustness.utilities.loader_share import loader_share
-from lightning_robustness.utilities.logits import pick_entry
-from lightning_robustness.utilities.logits_route import Route
+from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
-from lightning_robustness.utilities.sample import SpreadSample
 
 
 class Part(NamedTuple):
@@ -39,32 +34,36 @@ class Part(NamedTuple):
 class EvaluationRun:
     """An evaluation under way: each part adds to what there is, and the report is made of that.
 
+    Every part runs in all processes: each measures its share, and then has the results of all.
+
     Args:
         model: The model.
-        subject: What computes its logits, and how to go through samples.
-        meters: Meters of the sample.
+        features: The pass over all samples.
         attacks: Attacks by name.
         attack_samples: Number of samples to attack.
+        input_space: Range and normalisation of the inputs.
+        processes: The processes that evaluate together.
+        records: Finished results.
 
     """
 
     def __init__(
         self,
         model: nn.Module,
-        subject: Subject,
-        meters: Sequence[SampleMeter],
+        features: FeaturePass,
         attacks: Mapping[str, Callable[..., Any]],
         attack_samples: int,
+        input_space: InputSpace,
+        processes: Processes,
+        records: Records,
     ) -> None:
-        self._model, self._subject, self._meters = model, subject, meters
-        self._attacks = AttackMeter(attacks, subject.input_space, num_examples=0)
+        self._model, self._features, self._processes, self._records = model, features, processes, records
+        self._attacks = AttackMeter(attacks, input_space, num_examples=0, gathers=False)
         self._attack_samples = attack_samples
-        self._route: Route | None = None
-        self._is_discrete = False
-        self._sample: FixedSample | None = None
         self._seconds: dict[str, float] = {}
-        self._features: FeatureMeter | None = None
         self._measured: list[SampleMeter] = []
+        self._positions: dict[str, Tensor] = {}
+        self._attacked = torch.zeros(0, dtype=torch.long)
         self._sweep: SweepReport | None = None
         self._decision_space: DecisionSpace | None = None
         self._interrupted: str | None = None
@@ -81,81 +80,53 @@ class EvaluationRun:
                 )
                 return
 
-    def measure_features(
-        self,
-        dataloader: Iterable[Any],
-        batch_fn: Callable[..., Any] | None,
-        head: str | nn.Module | None,
-        num_classes: int | None,
-        mode: Mode,
-    ) -> None:
+    def measure_features(self, dataloader: Iterable[Any]) -> None:
         """Go through the loader: RDI, ROBY and accuracy of all samples, and the sample for the other parts."""
-        start, subject = perf_counter(), self._subject
-        size = max(1, self._attack_samples, *(meter.size for meter in self._meters))
-        sample = SpreadSample(size, loader_share(dataloader).total, subject.seed)
-        with closing(iterate(self._model, dataloader, batch_fn, sample, subject.seed, subject.progress)) as batches:
-            for x, y, name, extras in batches:
-                if self._attack_samples:
-                    require_labels(y, "attacks", otherwise="measure without them: `attacks=()`")
-                x, y = x.to(subject.device), None if y is None else y.to(subject.device)
-                if self._route is None:
-                    route = self._inspect(x, y, name, extras, head, num_classes)
-                    meter = FeatureMeter(route.num_classes, mode, subject.device, route.head is not None)
-                    tap, subject = route.tap(self._model), self._subject
-                if subject.extra is not None:
-                    subject.extra.values = extras
-                meter.update(tap.run(subject.from_loader, x), y)
-                self._features = meter  # only now is there something to report
-                self._seconds["features"] = perf_counter() - start
-        if self._features is None:
-            raise ValueError(EMPTY)
-        self._sample = FixedSample(sample, names=() if subject.extra is None else subject.extra.names)
-
-    def _inspect(
-        self,
-        x: Tensor,
-        y: Tensor | None,
-        name: str | None,
-        extras: Mapping[str, Tensor],
-        head: str | nn.Module | None,
-        num_classes: int | None,
-    ) -> Route:
-        subject = self._subject
-        extra = find_extra_inputs(subject.forward, "inputs_embeds" if subject.embed else name, extras)
-        if extra is not None:
-            extra.values = {key: value[:2] for key, value in extras.items()}
-            subject = replace(subject, forward=extra.bind(subject.forward), extra=extra)
-        loaded = replace(subject, forward=subject.from_loader)
-        self._route = inspect_model(self._model, loaded, x, y, head, num_classes)
-        if self._subject.forward is self._model:  # without a `forward_fn`
-            warn_of_unused_layers(self._model, self._route)
-        self._subject = replace(subject, forward=pick_entry(subject.forward, self._route.entry))
-        if self._attack_samples or any(meter.size for meter in self._meters):
-            self._is_discrete = open_inputs(subject, x, extras) is None
-        return self._route
+        self._features.run(dataloader)
 
     def measure_sample(self, meter: SampleMeter) -> None:
         """Measure a part of the sample without attacks."""
-        if self._is_discrete:
+        if self._features.is_discrete:
             return
+        subject, samples = self._features.subject, self._take(meter.size)
+        meter.to(subject.device)
+        measure = partial(_measure_batch, copy.deepcopy(meter), subject)
+        finished = measure_chunks(
+            self._processes, self._records, meter.name, subject, samples, measure, meter.title, meter.batch_size
+        )
+        for chunk in finished.chunks:
+            meter.add(chunk.values)
+        meter.seconds += finished.seconds
+        positions = [chunk.positions for chunk in finished.chunks]
+        self._positions[meter.name] = torch.cat([torch.zeros(0, dtype=torch.long), *positions])
         self._measured.append(meter)
-        meter.update(self._subject, self._take(meter.size))
+        if finished.is_interrupted:
+            raise KeyboardInterrupt
 
     def attack(self, name: str) -> None:
         """Run one of the attacks."""
-        if self._is_discrete:
+        if self._features.is_discrete:
             return
-        try:
-            self._attacks.update(name, self._subject, self._take(self._attack_samples))
-        except KeyboardInterrupt:
-            self._attacks.drop(name)  # the worst of some is not the worst of all
-            raise
+        subject, samples = self._features.subject, self._take(self._attack_samples)
+
+        def measure(batch: Samples) -> dict[str, Tensor]:
+            return self._attacks.measure(name, subject, batch)._asdict()
+
+        part, title = f"attack {name}", f"{name} attack"
+        finished = measure_chunks(self._processes, self._records, part, subject, samples, measure, title)
+        if finished.is_interrupted:
+            raise KeyboardInterrupt  # the worst of some samples is not the worst of all
+        rows = gather_rows(self._processes, finished)
+        outcome = AttackOutcome(**rows.values) if rows.values else AttackOutcome.empty(torch.device("cpu"))
+        self._attacks.add(name, outcome, rows.seconds)
+        self._attacked = rows.positions
 
     def sweep(self, plan: Sequence[Mapping[str, Callable[..., Any]]], eps: Sequence[float]) -> None:
         """Attack with increasing budgets."""
-        if self._is_discrete:
+        if self._features.is_discrete:
             return
-        sweep = sweep_samples(self._subject, self._take(self._attack_samples), plan, eps)
+        subject, samples = self._features.subject, self._take(self._attack_samples)
+        sweep = sweep_samples(subject, samples, plan, eps, self._processes, self._records)
         self._sweep = sweep if sweep.samples else None
         self._seconds["sweep"] = sum(sweep.seconds.values())
         if sweep.interrupted:
@@ -163,32 +134,41 @@ class EvaluationRun:
 
     def project(self, attacks: Mapping[str, Callable[..., Any]], method: Projection) -> None:
         """Project embeddings of clean and adversarial samples."""
-        start, route = perf_counter(), self._found()
-        if route.head is None or self._is_discrete:
+        if self._features.head is None or self._features.is_discrete:
             return  # a warning has said that there are no embeddings, or no attacks
         ((name, attack),) = attacks.items()
-        tap = route.tap(self._model)
-        samples = self._take(self._attack_samples)
-        self._decision_space = project(self._subject, tap, samples, attack, name, method)
-        self._seconds["decision_space"] = perf_counter() - start
+        subject, samples = self._features.subject, self._take(self._attack_samples)
+        route = self._features.route
+        measure = partial(embed_batch, subject, None if route is None else route.tap(self._model), attack)
+        title = "decision space"
+        finished = measure_chunks(self._processes, self._records, title, subject, samples, measure, title)
+        if finished.is_interrupted:
+            raise KeyboardInterrupt
+        rows = gather_rows(self._processes, finished)
+        with self._processes.step():
+            self._decision_space = project(rows.values, subject, attack, name, method)
+        self._seconds["decision_space"] = rows.seconds
 
     def report(self, settings: dict[str, str], per_sample: bool) -> RobustnessReport:
-        """Make a report of what there is."""
-        metrics = {} if self._features is None else self._features.compute()
-        for meter in self._measured:
-            metrics |= meter.compute()
-            self._seconds[meter.name] = meter.seconds
+        """Make a report of what there is, the same in all processes."""
+        features = self._features
+        metrics = dict(features.values or {})
+        seconds = {} if features.values is None else {"features": features.seconds}
+        with without_update_warning():
+            for meter in self._measured:
+                metrics |= meter.compute()
+                seconds[meter.name] = meter.seconds
         metrics |= self._attacks.compute()
-        self._seconds |= self._attacks.seconds
-        metrics |= {f"seconds/{name}": value for name, value in self._seconds.items()}
-        has_features = self._features is not None
+        seconds |= self._seconds | self._attacks.seconds
+        slowest = self._processes.gather(seconds)
+        metrics |= {f"seconds/{name}": max(own[name] for own in slowest) for name in seconds}
         return RobustnessReport(
             model=type(self._model).__name__,
-            num_classes=self._route.num_classes if self._route is not None else 0,
+            num_classes=features.num_classes,
             metrics=metrics,
             rates=self._attacks.rates,
             signs=self._attacks.signs,
-            settings={**({"head": self._found().head or "none"} if has_features else {}), **settings},
+            settings={**({"head": features.head or "none"} if features.values is not None else {}), **settings},
             interrupted=self._interrupted,
             per_sample=self._per_sample() if per_sample else None,
             sweep=self._sweep if per_sample or self._sweep is None else self._sweep.without_samples(),
@@ -196,26 +176,29 @@ class EvaluationRun:
             boundary=next((curve for meter in self._measured if (curve := meter.curve()) is not None), None),
         )
 
-    def _found(self) -> Route:
-        if self._route is None:
-            raise RuntimeError("The features have to be measured first.")
-        return self._route
-
     def _take(self, size: int) -> Samples:
-        if self._sample is None:
+        if self._features.sample is None:
             raise RuntimeError("The features have to be measured first.")
-        return self._sample.take(size)
+        return self._features.sample.take(size)
 
     def _per_sample(self) -> dict[str, list[Any]]:
         columns: dict[str, list[Any]] = {}
         for meter in self._measured:
+            positions = torch.cat(self._processes.gather(self._positions[meter.name]))
+            order = positions.argsort()
             for name, values in meter.per_sample().items():
-                columns |= {f"{name}_index": self._take(meter.size).positions[: len(values)].tolist(), name: values}
+                columns |= {f"{name}_index": positions[order].tolist(), name: torch.tensor(values)[order].tolist()}
         outcomes = self._attacks.outcomes
         if outcomes:
             first = next(iter(outcomes.values()))
-            columns |= {"index": self._take(self._attack_samples).positions.tolist()}
-            columns |= {"y": first.y.tolist(), "preds": first.preds.tolist()}
+            columns |= {"index": self._attacked.tolist(), "y": first.y.tolist(), "preds": first.preds.tolist()}
         for name, outcome in outcomes.items():
             columns |= {f"{part}/{name}": getattr(outcome, part).tolist() for part in ("adv_preds", "l2", "linf")}
         return columns
+
+
+def _measure_batch(meter: SampleMeter, subject: Subject, batch: Samples) -> dict[str, Tensor]:
+    """Measure a batch with a copy of a meter that has not measured anything."""
+    own = copy.deepcopy(meter)
+    own.measure(subject, batch)
+    return own.state()

@@ -33,6 +33,7 @@ class AttackMeter:
         attacks: Attacks by name.
         input_space: Range and normalisation of the inputs, which budgets are in the units of.
         num_examples: Number of adversarial inputs of each attack to keep, of those that succeeded; None for all inputs.
+        gathers: Whether ``compute`` gathers the outcomes of all processes; not where each process has all of them.
 
     Attributes:
         seconds: Time that each attack took.
@@ -44,9 +45,14 @@ class AttackMeter:
     """
 
     def __init__(
-        self, attacks: Mapping[str, Callable[..., Any]], input_space: InputSpace, num_examples: int | None = 8
+        self,
+        attacks: Mapping[str, Callable[..., Any]],
+        input_space: InputSpace,
+        num_examples: int | None = 8,
+        gathers: bool = True,
     ) -> None:
         self._attacks = attacks
+        self._gathers = gathers
         self._input_space = input_space
         self._num_examples = num_examples
         self._outcomes: dict[str, AttackOutcome] = {}
@@ -61,8 +67,7 @@ class AttackMeter:
         start = perf_counter()
         outcomes, examples = [AttackOutcome.empty(subject.device)], list[Examples]()
         for batch in subject.batches(samples, f"{name} attack"):
-            x, y, attack = batch.x, batch.labels(), self._attacks[name]
-            result = run(subject.forward, attack, x, y, self._input_space, subject.seed, positions=batch.positions)
+            x, y, result = batch.x, batch.labels(), self._run(name, subject, batch)
             outcomes.append(AttackOutcome.of(result, y))
             examples.append(self._pick(result, x, y, sum(len(picked.y) for picked in examples)))
         self._outcomes[name] = AttackOutcome.concatenate(outcomes)
@@ -70,6 +75,14 @@ class AttackMeter:
         if examples:
             self.examples[name] = Examples(*(torch.cat(parts) for parts in zip(*examples, strict=True)))
         self.seconds[name] = perf_counter() - start
+
+    def measure(self, name: str, subject: Subject, batch: Samples) -> AttackOutcome:
+        """Return the effect of one of the attacks on a batch, as ``Subject.batches`` gives it, for ``add``."""
+        return AttackOutcome.of(self._run(name, subject, batch), batch.labels())
+
+    def add(self, name: str, outcome: AttackOutcome, seconds: float) -> None:
+        """Add the effect of one of the attacks on samples, and the time that it took."""
+        self._outcomes[name], self.seconds[name] = outcome, seconds
 
     def drop(self, name: str) -> None:
         """Leave an attack out, because it failed in some process."""
@@ -79,7 +92,9 @@ class AttackMeter:
 
     def compute(self) -> dict[str, float]:
         """Return the values over all samples of all processes; keep outcomes, rates and signs."""
-        self.outcomes = {name: outcome.gather() for name, outcome in self._outcomes.items()}
+        self.outcomes = {
+            name: outcome.gather() if self._gathers else outcome for name, outcome in self._outcomes.items()
+        }
         self.signs = self._find_signs()
         values: dict[str, float] = {}
         for name, outcome in {**self.outcomes, **self._worst()}.items():
@@ -124,6 +139,10 @@ class AttackMeter:
             for name, outcome in self.outcomes.items()
         ]
         return signs_of(tallies, tolerance=0.01)
+
+    def _run(self, name: str, subject: Subject, batch: Samples) -> AttackResult:
+        attack, y = self._attacks[name], batch.labels()
+        return run(subject.forward, attack, batch.x, y, self._input_space, subject.seed, positions=batch.positions)
 
     def _pick(self, result: AttackResult, x: Tensor, y: Tensor, num_picked: int) -> Examples:
         rows = torch.arange(len(x), device=x.device)

@@ -1,3 +1,7 @@
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_robustness.measurement.keys import Part
@@ -21,18 +25,27 @@ class CleverMeter(SampleMeter):
     name: Part = "clever"
     title = "CLEVER"
     label = "CLEVER"
+    batch_size = 1  # so that the progress bar moves
 
     def __init__(self, size: int, radius: float, input_space: InputSpace, seed: int) -> None:
         super().__init__(size)
         self._metric = CleverScore(radius, input_space=input_space, seed=seed)
 
     @override
-    def update(self, subject: Subject, samples: Samples) -> None:
-        self._metric.to(subject.device)
-        with self.running():
-            # One at a time, so that the progress bar moves
-            for batch in subject.batches(samples, self.title, batch_size=1):
-                self._metric.update(subject.forward, batch.x)
+    def to(self, device: torch.device) -> None:
+        self._metric.to(device)
+
+    @override
+    def measure(self, subject: Subject, batch: Samples) -> None:
+        self._metric.update(subject.forward, batch.x)
+
+    @override
+    def state(self) -> dict[str, Tensor]:
+        return dict(self._metric.metric_state)  # type: ignore[arg-type]
+
+    @override
+    def add(self, state: Mapping[str, Tensor]) -> None:
+        self._metric.merge_state({name: value.to(self._metric.device) for name, value in state.items()})
 
     @override
     def compute(self) -> dict[str, float]:

@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -16,6 +18,7 @@ from lightning_robustness.utilities.precision import accumulation_dtype
 # The norms of saturated samples are so small that they would stretch the axis of a histogram
 _SMALLEST_LAMBDA = 1e-12
 _NOT_MEASURED = torch.nan  # a distance, which may be infinite but is never NaN
+_ROWS = "rows"
 _COMPONENTS = {"fim": "mean", "fim_inverse": "inverse", "fim_geometric": "geometric", "lipschitz": "lipschitz"}
 
 
@@ -60,15 +63,26 @@ class FisherMeter(SampleMeter):
         self.values = self.distances = torch.zeros(0)
 
     @override
-    def update(self, subject: Subject, samples: Samples) -> None:
-        self._metric.to(subject.device)
-        with self.running():
-            for batch in subject.batches(samples, self.title):
-                self._metric.update(subject.forward, batch.x, batch.y)
-                values, distances = self._metric.last_values, self._metric.last_boundary
-                distances = torch.full_like(values, _NOT_MEASURED) if distances is None else distances
-                has_label = torch.full_like(values, float(batch.y is not None))
-                self._rows.append(torch.stack([values, distances, has_label], dim=1))
+    def to(self, device: torch.device) -> None:
+        self._metric.to(device)
+
+    @override
+    def measure(self, subject: Subject, batch: Samples) -> None:
+        self._metric.update(subject.forward, batch.x, batch.y)
+        values, distances = self._metric.last_values, self._metric.last_boundary
+        distances = torch.full_like(values, _NOT_MEASURED) if distances is None else distances
+        has_label = torch.full_like(values, float(batch.y is not None))
+        self._rows.append(torch.stack([values, distances, has_label], dim=1))
+
+    @override
+    def state(self) -> dict[str, Tensor]:
+        return {_ROWS: torch.cat(self._rows), **self._metric.metric_state}  # type: ignore[dict-item]
+
+    @override
+    def add(self, state: Mapping[str, Tensor]) -> None:
+        state = {name: value.to(self._metric.device) for name, value in state.items()}
+        self._rows.append(state.pop(_ROWS))
+        self._metric.merge_state(state)
 
     @override
     def compute(self) -> dict[str, float]:

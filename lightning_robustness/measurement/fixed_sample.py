@@ -38,12 +38,6 @@ class FixedSample:
         return self._select(torch.as_tensor(self._sample.rows(math.ceil(size / self._num_parts))))
 
     def _select(self, rows: Tensor) -> Samples:
-        x, y, positions, extras = self._all
-        if extras is not None or not isinstance(x, Tensor):
+        if self._all.extras is not None or not isinstance(self._all.x, Tensor):
             rows = torch.tensor(sorted(rows.tolist(), key=self._all.group), dtype=torch.long)
-        return Samples(
-            x[rows] if isinstance(x, Tensor) else [x[row] for row in rows],
-            None if y is None else y[rows],
-            positions[rows],
-            None if extras is None else [extras[row] for row in rows],
-        )
+        return self._all.select(rows)

@@ -4,8 +4,9 @@ A meter takes its share of the samples in ``update``, in every process, and retu
 ``compute``. Only ``compute`` talks to the other processes.
 """
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -45,20 +46,41 @@ class SampleMeter(Stopwatch, ABC):
         name: Name of the part, as in ``seconds/<name>``.
         title: Its name in tables and progress bars.
         label: Its name within a sentence.
+        batch_size: Number of samples to measure at a time, if not that of the subject.
 
     """
 
     name: Part
     title: str
     label: str
+    batch_size: int | None = None
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
-    @abstractmethod
     def update(self, subject: Subject, samples: Samples) -> None:
         """Measure samples."""
+        self.to(subject.device)
+        with self.running():
+            for batch in subject.batches(samples, self.title, self.batch_size):
+                self.measure(subject, batch)
+
+    @abstractmethod
+    def to(self, device: torch.device) -> None:
+        """Keep what is measured on a device, the same kind in all processes, also in one without samples."""
+
+    @abstractmethod
+    def measure(self, subject: Subject, batch: Samples) -> None:
+        """Measure a batch, as ``Subject.batches`` gives it."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Return what was measured, for ``add``."""
+
+    @abstractmethod
+    def add(self, state: Mapping[str, Tensor]) -> None:
+        """Add what another meter with the same settings measured."""
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
@@ -82,6 +104,14 @@ class SampleMeter(Stopwatch, ABC):
 
     def rehearse(self, subject: Subject, samples: Samples) -> None:
         """Check on a few samples that the model can be measured; the meter must not be used afterwards."""
+
+
+@contextmanager
+def without_update_warning() -> Iterator[None]:
+    """Let metrics compute that got their state from elsewhere, or in a process without samples."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*called before the ``update`` method")
+        yield
 
 
 def gather(rows: Tensor) -> Tensor:

@@ -46,6 +46,15 @@ class Samples(NamedTuple):
         )
         return tuple(self.x[row].shape), *entries
 
+    def select(self, rows: Tensor) -> "Samples":
+        """Return some of the samples, by their rows."""
+        return Samples(
+            self.x[rows] if isinstance(self.x, Tensor) else [self.x[row] for row in rows],
+            None if self.y is None else self.y[rows],
+            self.positions[rows],
+            None if self.extras is None else [self.extras[row] for row in rows],
+        )
+
     def labels(self) -> Tensor:
         """Return the labels, which attacks need.
 

@@ -182,7 +182,7 @@ def read_embedding(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     entered = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if entered is None or entered.ndim < 2 or not entered.is_floating_point():
         return None
-    return _pool(module, entered)
+    return pool(module, entered)
 
 
 def read_logits(module: nn.Module, output: Any, transform: str, entry: int | None, num_samples: int) -> Tensor | None:
@@ -201,18 +201,18 @@ def read_logits(module: nn.Module, output: Any, transform: str, entry: int | Non
     found = find_logits(output, entry)
     if found is None or not found.is_floating_point():
         return None
-    found = _pool(module, found) if found.ndim > 2 else found.detach().clone()
-    classes = as_classes(found, num_samples)
+    classes = as_classes(pool(module, found), num_samples)
     return None if classes is None else TRANSFORMS[transform](classes)
 
 
-def _pool(module: nn.Module, value: Tensor) -> Tensor:
-    """Average over positions, which come after the channels of images and signals but before the features of tokens.
+def pool(module: nn.Module, value: Tensor) -> Tensor:
+    """Copy a value, averaged over positions.
 
-    A linear map commutes with the mean, so the pooled logits are those of the pooled embedding.
+    These come after the channels of images and signals but before the features of tokens. A linear map commutes with
+    the mean, so the pooled logits are those of the pooled embedding.
     """
     value = value.detach()
-    if value.ndim == 2:
+    if value.ndim <= 2:
         return value.clone()
     channels_first = any(isinstance(part, _CONVOLUTIONS) for part in module.modules()) or (
         value.ndim > 3 and not isinstance(module, nn.Linear)

@@ -14,16 +14,18 @@ class LoaderShare(NamedTuple):
             it is not known in advance.
         num_replicas: Number of processes among which a distributed sampler divides the samples.
         rank: Index of this process among them.
+        first: Index of the first sample of all, where this process has a block of the data set.
 
     """
 
     total: int | None
     num_replicas: int = 1
     rank: int = 0
+    first: int = 0
 
     def indices(self, start: int, number: int) -> np.ndarray:
         """Return the indices in the data set of this process's samples from ``start`` on, without repeats."""
-        indices = (start + np.arange(number)) * self.num_replicas + self.rank
+        indices = self.first + (start + np.arange(number)) * self.num_replicas + self.rank
         return indices if self.total is None or self.num_replicas == 1 else indices[indices < self.total]
 
 

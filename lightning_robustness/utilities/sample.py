@@ -68,6 +68,7 @@ class SpreadSample:
         self._y: list[Tensor] = []
         self._extras: list[dict[str, Tensor]] = []
         self._has_labels: bool | None = None
+        self._everywhere: np.ndarray | None = None
         self._nothing: tuple[Tensor, Tensor | None] = torch.zeros(0, 0), None
 
     def add(self, indices: np.ndarray, x: Tensor, y: Tensor | None, extras: Mapping[str, Tensor] | None = None) -> None:
@@ -104,10 +105,19 @@ class SpreadSample:
         """Indices in the data set of the rows kept so far."""
         return self._indices
 
+    def share_with(self, indices: np.ndarray) -> None:
+        """Make this the share of a sample over several processes, given the indices that all of them kept.
+
+        Only then do the shares have the size of the sample together, if the number of samples was unknown.
+        """
+        self._everywhere = indices
+
     def rows(self, size: int) -> np.ndarray:
         """Select a smaller sample, as evenly spread, from the rows kept so far."""
         if self._chosen is None:
-            return np.sort(np.argsort(_key(self._indices, self._seed), kind="stable")[:size])
+            everywhere = self._indices if self._everywhere is None else self._everywhere
+            smallest = everywhere[np.argsort(_key(everywhere, self._seed), kind="stable")[:size]]
+            return np.flatnonzero(np.isin(self._indices, smallest))
         chosen = self._chosen[spread_indices(size, len(self._chosen), self._seed)]
         return np.flatnonzero(np.isin(self._indices, chosen))
 

@@ -51,7 +51,7 @@ def test_presets_of_gradient_attacks(preset):
     assert get_attack("mifgsm", preset=preset) == PGD(**settings, start="clean", momentum=1.0)
     assert get_attack("fgsm", preset=preset) == PGD(eps=settings["eps"], steps=1, start="clean")
     assert get_attack("pgd_l2", preset=preset) == PGD(eps=1.0, steps=settings["steps"], norm="l2")
-    strong = PGD(eps=settings["eps"], loss=("cross_entropy", "margin"), schedule="shrinking")
+    strong = PGD(eps=settings["eps"], steps=8, loss=("cross_entropy", "margin"), schedule="shrinking")
     assert get_attack("strong_pgd", preset=preset) == strong
 
 

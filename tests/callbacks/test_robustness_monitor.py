@@ -994,14 +994,6 @@ def test_a_loader_that_is_not_there(tmp_path):
         make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
 
 
-@pytest.mark.parametrize("name", ["FSDPStrategy", "ModelParallelStrategy"])
-def test_sharded_strategies_are_refused(tmp_path, name):
-    trainer = make_trainer(tmp_path, monitor := small_monitor())
-    trainer.strategy.__class__ = type(name, (type(trainer.strategy),), {})
-    with pytest.raises(MisconfigurationException, match=f"{name} shards its parameters"):
-        monitor.setup(trainer, Classifier(), "validate")
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

@@ -53,10 +53,34 @@ def test_prior_and_balance_are_handed_on():
 def test_different_numbers_of_classes_are_found_before_the_sweep(digits, digits_network):
     loader = [(digits[0][:20], digits[1][:20])]
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
-    with pytest.raises(
-        ValueError, match="Expected 10 classes, as `num_classes` or the models before say, but the model has"
-    ):
-        compare({"a": digits_network, "b": other}, loader, ["fgsm"], [0.1], progress=False)
+    with pytest.warns(UserWarning, match="'b' could not be measured and is left out. ValueError: Expected 10 classes"):
+        report = compare({"a": digits_network, "b": other}, loader, ["fgsm"], [0.1, 0.2], progress=False)
+    assert list(report.reports) == ["a"]
+    expected = "ValueError: Expected 10 classes, as `num_classes` or the models before say, but the model has 12."
+    assert report.failed == {"b": expected}
+    assert f"b is left out: it could not be measured. {expected}" in report.notes
+    assert type(report).from_dict(report.to_dict()).failed == report.failed
+
+
+class Broken(nn.Module):
+    def forward(self, x):
+        raise RuntimeError("the weights are on another planet")
+
+
+def test_a_model_that_fails_does_not_lose_the_others(digits, digits_network):
+    loader, options = [(digits[0][:20], digits[1][:20])], {"attacks": ["fgsm"], "eps": [0.1, 0.2], "progress": False}
+    models = {"first": Broken(), "second": digits_network, "third": Broken()}
+    with pytest.warns(UserWarning, match="'(first|third)' could not be measured and is left out"):
+        report = compare(models, loader, **options)
+    assert report.scores == compare({"second": digits_network}, loader, **options).scores
+    assert list(report.failed) == ["first", "third"]
+    assert report.missing == report.left_out == []
+
+
+@pytest.mark.filterwarnings("ignore:'.*' could not be measured")
+def test_models_that_all_fail_raise_the_first_error():
+    with pytest.raises(Exception, match="the weights are on another planet"):
+        compare({"a": Broken(), "b": Broken()}, [(torch.rand(4, 64), torch.zeros(4).long())], progress=False)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +130,7 @@ class Untouchable(nn.Module):
         raise AssertionError("a model was run")
 
 
+@pytest.mark.filterwarnings("ignore:.* could not be measured")
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -144,10 +169,9 @@ def test_classes_of_a_report_are_those_of_the_models(digits, digits_network):
     loader, options = [(digits[0][:20], digits[1][:20])], {"attacks": ["fgsm"], "eps": [0.1, 0.2], "progress": False}
     saved = compare({"a": digits_network}, loader, **options).reports["a"]
     saved.num_classes = 12
-    with pytest.raises(
-        ValueError, match="Expected 12 classes, as `num_classes` or the models before say, but the model has"
-    ):
-        compare({"a": digits_network, "b": saved}, loader, **options)
+    with pytest.warns(UserWarning, match="'a' could not be measured and is left out. ValueError: Expected 12 classes"):
+        report = compare({"a": digits_network, "b": saved}, loader, **options)
+    assert list(report.reports) == ["b"]
 
 
 def test_model_that_is_always_wrong_is_left_out(digits, digits_network):

@@ -6,7 +6,7 @@ from sklearn.decomposition import PCA
 from torch import nn
 
 from lightning_robustness.attacks import PGD
-from lightning_robustness.evaluation.decision_space import DecisionSpace, project
+from lightning_robustness.evaluation.decision_space import DecisionSpace, embed_batch, project
 from lightning_robustness.utilities.head import HeadTap
 from tests.measurement.subjects import samples, subject
 
@@ -20,9 +20,17 @@ def still(model, x, y):
     return x
 
 
+def embed_and_project(measured, model, data, attack, name, **options):
+    """Embed batch by batch and project all together, as ``evaluate`` does."""
+    tap = HeadTap(model, "1")
+    batches = [embed_batch(measured, tap, attack, batch) for batch in measured.batches(data, "")]
+    rows = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    return project(rows, measured, attack, name, **options)
+
+
 def test_pca_equals_that_of_scikit_learn():
     model, x, y = embedding_model(), torch.rand(30, 5), torch.arange(30) % 3
-    space = project(subject(model, batch_size=7), HeadTap(model, "1"), samples(x, y), still, "none")
+    space = embed_and_project(subject(model, batch_size=7), model, samples(x, y), still, "none")
     assert space.method == "PCA"
     assert space.attack == "none"
     assert space.labels == y.tolist()
@@ -34,7 +42,7 @@ def test_pca_equals_that_of_scikit_learn():
 def test_adversarial_samples_are_projected_with_the_clean_ones():
     model, x = embedding_model(), torch.rand(20, 5)
     y = model(x).argmax(1)
-    space = project(subject(model), HeadTap(model, "1"), samples(x, y), PGD(eps=0.3, start="clean"), "pgd")
+    space = embed_and_project(subject(model), model, samples(x, y), PGD(eps=0.3, start="clean"), "pgd")
     assert space.attack == "pgd, $\\epsilon$ = 0.3"
     x_adv = PGD(eps=0.3, start="clean")(model, x, y)
     expected = torch.tensor(PCA(2).fit_transform(torch.cat([x, x_adv]).numpy()))
@@ -44,7 +52,7 @@ def test_adversarial_samples_are_projected_with_the_clean_ones():
 def test_one_dimensional_embeddings_get_a_second_dimension():
     model = nn.Sequential(nn.Identity(), nn.Linear(1, 2))
     x = torch.tensor([[0.0], [0.5], [1.0]])
-    space = project(subject(model), HeadTap(model, "1"), samples(x, torch.zeros(3, dtype=torch.long)), still, "none")
+    space = embed_and_project(subject(model), model, samples(x, torch.zeros(3, dtype=torch.long)), still, "none")
     torch.testing.assert_close(torch.tensor(space.clean), torch.tensor([[-0.5, 0.0], [0.0, 0.0], [0.5, 0.0]]))
 
 
@@ -52,7 +60,7 @@ def test_tsne_keeps_neighbours_together():
     torch.manual_seed(0)
     model, y = embedding_model(), torch.arange(20) % 2
     x = 0.05 * torch.rand(20, 5) + 0.9 * y.unsqueeze(1)
-    space = project(subject(model), HeadTap(model, "1"), samples(x, y), still, "none", method="tsne")
+    space = embed_and_project(subject(model), model, samples(x, y), still, "none", method="tsne")
     assert space.method == "t-SNE"
     points = torch.tensor(space.clean)
     distances = torch.cdist(points, points) + 1e9 * torch.eye(20)
@@ -70,4 +78,6 @@ def test_scikit_learn_is_optional(monkeypatch):
     with pytest.raises(
         ModuleNotFoundError, match="Expected scikit-learn to be installed for t-SNE but it was not found"
     ):
-        project(subject(model), HeadTap(model, "1"), samples(torch.rand(2, 5)), still, "none", method="tsne")
+        embed_and_project(
+            subject(model), model, samples(torch.rand(2, 5), torch.arange(2)), still, "none", method="tsne"
+        )

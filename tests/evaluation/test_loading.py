@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_robustness.evaluation import evaluate, sweep
-from lightning_robustness.evaluation.loading import check_setting, collect, on_device
+from lightning_robustness.evaluation.collecting import collect
+from lightning_robustness.evaluation.loading import check_loader, on_device
 from lightning_robustness.utilities.loader_share import loader_share
 
 MODEL = nn.Linear(1, 2)
@@ -138,20 +138,9 @@ class DataModule:
 )
 def test_what_is_no_loader(loader, message):
     with pytest.raises(TypeError, match=message):
-        check_setting(loader)
+        check_loader(loader)
 
 
 @pytest.mark.parametrize("loader", [[], iter([]), Stream(), DataLoader(dataset(3))])
 def test_what_is_a_loader(loader):
-    assert check_setting(loader) is None
-
-
-def _fail_in_a_process(rank, function):
-    with pytest.raises(RuntimeError, match="Expected a single process but this is one of 2"):
-        function(MODEL, [(torch.rand(2, 1), torch.zeros(2, dtype=torch.long))])
-    return rank
-
-
-@pytest.mark.parametrize("function", [evaluate, sweep])
-def test_several_processes(two_processes, function):
-    assert two_processes(_fail_in_a_process, function) == [0, 1]
+    assert check_loader(loader) is None

@@ -1,0 +1,113 @@
+"""Collect the sample that is attacked, in all processes."""
+
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from lightning_robustness.evaluation.fingerprint import DataFingerprint, hash_tensor
+from lightning_robustness.evaluation.loading import EMPTY, iterate
+from lightning_robustness.evaluation.processes import Processes
+from lightning_robustness.evaluation.resume import Records
+from lightning_robustness.evaluation.shares import OwnShare, take_share
+from lightning_robustness.measurement.fixed_sample import FixedSample
+from lightning_robustness.measurement.subject import Samples
+from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
+from lightning_robustness.utilities.sample import SpreadSample
+
+
+def collect(
+    model: nn.Module,
+    dataloader: Iterable[Any],
+    batch_fn: Callable[..., Any] | None,
+    size: int | None,
+    seed: int,
+    progress: bool,
+    forward: Callable[..., Any] | None = None,
+    input_name: str | None = None,
+    processes: Processes | None = None,
+    records: Records | None = None,
+) -> tuple[Samples, ExtraInputs | None]:
+    """Collect a sample with labels that is spread over a loader.
+
+    Args:
+        model: The model, which is not run.
+        dataloader: The loader.
+        batch_fn: Callable that takes a batch and returns inputs and labels.
+        size: Number of samples over all processes; None for all.
+        seed: Seed of the choice.
+        progress: Whether to show a progress bar.
+        forward: Callable that takes the inputs, by default the model.
+        input_name: Name of its inputs, by default their name in the batch.
+        processes: The processes that evaluate together; by default this one.
+        records: Finished results, whose data is checked.
+
+    Returns:
+        The share of this process, and how ``forward`` takes other entries of a batch, if it does.
+
+    Raises:
+        KeyboardInterrupt: If a process is interrupted.
+        RuntimeError: If another process failed.
+        ValueError: If the loader is empty or has no labels.
+
+    """
+    processes = processes or Processes()
+    records = records or Records(None, processes)
+    own, fingerprint = take_share(model, dataloader, processes, seed), DataFingerprint()
+    sample = SpreadSample(2**62 if size is None else size, own.share.total, seed)
+    extra, checksum, names = None, None, ()
+    with processes.step(), closing(iterate(model, own, batch_fn, sample, seed, progress)) as batches:
+        for number, batch in enumerate(batches):
+            processes.poll()
+            if number == 0:
+                checksum = hash_tensor(batch.x)
+                extra = find_extra_inputs(forward or model, input_name or batch.name, batch.extras)
+                names = () if extra is None else extra.names
+            if records.is_kept:
+                fingerprint.add_labels(batch.positions, batch.y)
+    check_shares(own, processes.gather(checksum))
+    fixed = fix_sample(processes, own, sample, names)
+    if not sum(processes.gather(len(fixed.samples.x))):
+        raise ValueError(EMPTY)
+    with processes.step():
+        samples = fixed.samples._replace(y=fixed.samples.labels())
+        fingerprint.add_inputs(samples if records.is_kept else samples.select(samples.positions[:0]))
+    records.check(DataFingerprint.describe(processes.gather(fingerprint)))
+    return samples, extra
+
+
+def fix_sample(processes: Processes, own: OwnShare, sample: SpreadSample, names: Iterable[str]) -> FixedSample:
+    """Return the share of a sample, which has its size over all processes.
+
+    Args:
+        processes: The processes that evaluate together.
+        own: The share of the loader that it was collected from.
+        sample: The sample that this process collected.
+        names: Names of the other entries of a batch that the model takes.
+
+    """
+    if own.share.total is None and processes.number > 1:
+        sample.share_with(np.concatenate(processes.gather(sample.indices)))
+    return FixedSample(sample, names=names)
+
+
+def check_shares(own: OwnShare, checksums: Iterable[int | None]) -> None:
+    """Check that processes have different samples, where nothing says so.
+
+    Args:
+        own: The share of this process.
+        checksums: Checksums of the first batch of each process; None in one without samples.
+
+    Raises:
+        ValueError: If all of them start with the same batch.
+
+    """
+    found = [checksum for checksum in checksums if checksum is not None]
+    if own.is_assumed and len(found) > 1 and len(set(found)) == 1:
+        raise ValueError(
+            "Expected a share of the data in each process but all of them start with the same batch. Pass a DataLoader "
+            "over a map-style data set, of which each process takes its share, or an iterable that gives each process "
+            "its own."
+        )

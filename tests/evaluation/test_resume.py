@@ -1,0 +1,170 @@
+import math
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_robustness.attacks import PGD
+from lightning_robustness.evaluation import compare, evaluate, sweep
+from tests.evaluation.distributed_evaluation import EPS, evaluate_all, make_data, make_network, without_times
+from tests.evaluation.test_several_processes import assert_same
+
+ROOT = Path(__file__).parents[2]
+
+
+def evaluate_again(rank, folder):
+    return without_times(evaluate_all(resume=folder))
+
+
+def test_killed_in_the_middle_of_a_sweep(tmp_path, two_processes):
+    folder, copy = tmp_path / "results", tmp_path / "copy"
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.evaluation.killed_evaluation", str(folder)], cwd=ROOT, timeout=300, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.suffix for path in folder.glob("*.unfinished")] == [".unfinished"]
+    written = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.suffix != ".unfinished"}
+    assert sum(path.name.startswith("sweep") for path in written) == 2
+    shutil.copytree(folder, copy)
+    expected = without_times(evaluate_all())
+    assert without_times(evaluate_all(resume=folder)) == expected
+    assert all(path.stat().st_mtime_ns == time for path, time in written.items())  # nothing was measured twice
+    assert sum(path.name.startswith("sweep") for path in folder.iterdir()) == 5
+    assert not list(folder.glob("*.unfinished"))
+    first, second = two_processes(evaluate_again, copy)  # each takes its share of what is left
+    assert first == second
+    assert_same(first, expected)
+
+
+class Passes:
+    """Forward passes until an error; not in the module, whose attributes are restored."""
+
+    left = math.inf
+
+
+class Flaky(nn.Module):
+    """Interrupts or fails after a number of forward passes."""
+
+    def __init__(self, error=KeyboardInterrupt):
+        super().__init__()
+        self.network = make_network()
+        self.error = error
+
+    def forward(self, x):
+        Passes.left -= 1
+        if Passes.left < 0:
+            raise self.error("enough")
+        return self.network(x)
+
+
+def sweep_of(model, **options):
+    loader = DataLoader(make_data(), batch_size=8)
+    return sweep(model, loader, ["pgd"], [0.01, EPS], batch_size=6, progress=False, per_sample=True, **options)
+
+
+def test_interrupted_sweep_goes_on(tmp_path, monkeypatch):
+    model = Flaky()
+    expected = without_times(sweep_of(model))
+    monkeypatch.setattr(Passes, "left", 60)
+    with pytest.warns(UserWarning, match="The sweep was interrupted: its report covers 6 of 37 samples"):
+        assert sweep_of(model, resume=tmp_path).samples == 6
+    Passes.left = math.inf
+    assert without_times(sweep_of(model, resume=str(tmp_path))) == expected
+    Passes.left = 0  # everything is finished
+    assert without_times(sweep_of(model, resume=tmp_path)) == expected
+
+
+def evaluate_some(folder, model=None, data=None, **options):
+    model, data = model or make_network(), data or make_data()
+    options = {"attacks": {"pgd": PGD(eps=EPS, steps=2)}, "samples": 12, **options}
+    return evaluate(model, DataLoader(data, batch_size=8), progress=False, resume=folder, **options)
+
+
+def changed_data(**changes):
+    x, y = (tensor.clone() for tensor in make_data()[:])
+    if "label" in changes:
+        y[20] = changes["label"] + y[20]
+    if "shift" in changes:
+        x += changes["shift"]
+    return TensorDataset(x, y % 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": make_network(1)}, "weights: [0-9a-f]{16} there, [0-9a-f]{16} here"),
+        (
+            {"attacks": {"pgd": PGD(eps=EPS, steps=3)}},
+            "attacks: pgd: .*steps=2.* there, pgd: .*steps=3.* here",
+        ),
+        ({"seed": 3}, "seed: 0 there, 3 here"),
+        ({"forward_fn": lambda model, x: model(x)}, "forward_fn: None there, .*<lambda> here"),
+        ({"data": changed_data(label=1)}, r"differ. labels: [0-9a-f]{16} there, [0-9a-f]{16} here. Go on with what"),
+        ({"data": changed_data(shift=1e-6)}, r"differ. inputs: [0-9a-f]{16} there, [0-9a-f]{16} here. Go on with what"),
+        ({"data": make_data(36)}, "number of samples: 37 there, 36 here; labels:"),
+    ],
+)
+def test_results_of_something_else_are_refused(tmp_path, changes, message):
+    evaluate_some(tmp_path)
+    expected = "Expected results of the same model, data and settings in .* but they differ. "
+    with pytest.raises(ValueError, match=expected + f".*{message}" if "differ" not in message else message):
+        evaluate_some(tmp_path, **changes)
+
+
+def test_results_of_another_function_are_refused(tmp_path):
+    evaluate_some(tmp_path)
+    with pytest.raises(ValueError, match="function: evaluate there, sweep here"):
+        sweep_of(make_network(), resume=tmp_path)
+
+
+def test_batches_may_have_another_size(tmp_path):
+    expected = without_times(evaluate_some(tmp_path, batch_size=5))
+    assert without_times(evaluate_some(tmp_path, batch_size=3)) == expected
+
+
+def test_damaged_files_are_measured_again(tmp_path):
+    expected = without_times(evaluate_some(tmp_path, batch_size=5))
+    damaged = sorted(tmp_path.glob("attack*.pt"))[1]
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="cannot be read, so its results are computed again"):
+        assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"Expected the settings of an evaluation in .* but it cannot be read"):
+        evaluate_some(tmp_path)
+
+
+def test_files_hold_no_pickled_objects(tmp_path):
+    evaluate_some(tmp_path)
+    for path in tmp_path.glob("*.pt"):
+        assert torch.load(path, weights_only=True).keys() == {"positions", "seconds", "values"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".pt", ".json"}
+
+
+def test_what_is_no_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"Expected argument `resume` to be the path of a folder but .*file is a file"):
+        evaluate_some(tmp_path / "file")
+    with pytest.raises(TypeError, match="Expected argument `resume` to be the path of a folder but got int"):
+        evaluate_some(3)
+
+
+def test_comparison_goes_on_with_the_model_that_failed(tmp_path, monkeypatch):
+    options = {"attacks": ["fgsm", "pgd"], "eps": [0.01, EPS], "samples": 12, "progress": False}
+    models, loader = {"a/1": make_network(), "a_1": Flaky(RuntimeError)}, DataLoader(make_data(), batch_size=8)
+    expected = without_times(compare(models, loader, **options))
+    monkeypatch.setattr(Passes, "left", 20)
+    with pytest.warns(UserWarning, match="'a_1' could not be measured and is left out. RuntimeError: enough"):
+        partial = compare(models, loader, resume=tmp_path, **options)
+    assert list(partial.reports) == ["a/1"]
+    assert partial.failed == {"a_1": "RuntimeError: enough"}
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.*")}
+    Passes.left = math.inf
+    assert without_times(compare(models, loader, resume=tmp_path, **options)) == expected
+    assert len({path.parent for path in written}) == 2  # one for each model, however alike their names
+    assert all(path.stat().st_mtime_ns == time for path, time in written.items())

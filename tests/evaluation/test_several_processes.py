@@ -1,0 +1,104 @@
+"""Reports of several processes are those of one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation.distributed_evaluation import make_errors, make_reports
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore:.* could not be measured")
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return make_reports()
+
+
+def assert_same(actual, expected, place=""):
+    """Compare results as read from JSON; decimals to 1e-9 of their size, everything else exactly."""
+    assert type(actual) is type(expected), place
+    if isinstance(expected, dict):
+        assert list(actual) == list(expected), place
+        for key in expected:
+            assert_same(actual[key], expected[key], f"{place}/{key}")
+    elif isinstance(expected, list):
+        assert len(actual) == len(expected), place
+        for index, (entry, other) in enumerate(zip(actual, expected, strict=True)):
+            assert_same(entry, other, f"{place}[{index}]")
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12), place
+    else:
+        assert actual == expected, place
+
+
+def reports_of(rank):
+    return make_reports()
+
+
+def test_two_processes(two_processes, expected):
+    first, second = two_processes(reports_of)
+    assert first == second
+    assert_same(first, expected)
+    # The results are neither trivial nor of the first process alone
+    everything = expected["everything"]
+    assert 0 < everything["rates"]["pgd"]["adv_acc"] < 1
+    assert 0 < everything["rates"]["square"]["asr"] < 1
+    assert everything["metrics"]["samples"] == 37
+    assert len(everything["per_sample"]["index"]) == 23
+    assert everything["per_sample"]["index"] == sorted(set(everything["per_sample"]["index"]))
+    assert len(everything["decision_space"]["clean"]) == 23
+    assert expected["divided"]["index"] == list(range(37))
+    assert expected["few"]["sweep"]["samples"] == 2
+    assert list(expected["comparison"]["failed"]) == ["b"]
+
+
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_torchrun(tmp_path, expected, number):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
+    script = ["-m", "tests.evaluation.distributed_evaluation", str(tmp_path)]
+    subprocess.run([*command, *script], cwd=ROOT, check=True, timeout=300)
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(number)]
+    assert all(result == results[0] for result in results)
+    assert_same(results[0], expected)
+
+
+def errors_of(rank):
+    return make_errors()
+
+
+MESSAGES = {
+    "attack": "ValueError: the third cable is loose",
+    "batch": "OSError: the disk is full",
+    "sweep": "OSError: the disk is full",
+    "weights": "ValueError: Expected the same weights in all processes but they differ. Load the same checkpoint",
+    "order": "ValueError: Expected the loader to go through the data in the same order in all processes but the",
+    "sampler": "ValueError: Expected a DistributedSampler for 2 processes but it divides the samples among 7. Pass",
+    "same": "ValueError: Expected a share of the data in each process but all of them start with the same batch.",
+    "same sweep": "ValueError: Expected a share of the data in each process but all of them start with the same",
+    "empty": "ValueError: Expected a loader with at least one sample but it is empty.",
+    "wrapped": "ValueError: Expected a model that each process can use by itself but got DistributedDataParallel",
+    "sharded": "ValueError: Expected a model that is whole in each process but the parameters of Sequential are",
+}
+
+
+def test_a_process_that_fails_ends_all_with_its_error(two_processes, expected):
+    first, second = two_processes(errors_of)
+    assert first["errors"].keys() == second["errors"].keys() == MESSAGES.keys()
+    for name, message in MESSAGES.items():
+        assert second["errors"][name].startswith(message), name
+        own = f"RuntimeError: Process 1 of 2 failed. {message}" if name in ("attack", "batch", "sweep") else message
+        assert first["errors"][name].startswith(own), name
+
+
+def test_an_interrupt_of_one_process_ends_the_part_in_all(two_processes, expected):
+    first, second = two_processes(errors_of)
+    assert first["interrupted"] == second["interrupted"]
+    assert first["interrupted"]["interrupted"] == "the attack stop"
+    assert first["interrupted"]["acc"] == pytest.approx(expected["everything"]["metrics"]["acc"])
+    assert first["interrupted"]["rates"] == {}
+    # Within DistributedDataParallel, whose own forward would wait for the others
+    assert first["ddp"] == second["ddp"] == pytest.approx(expected["everything"]["metrics"]["rdi"])
