@@ -6,12 +6,23 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
-from lightning_robustness.evaluation import processes
+from lightning_robustness.attacks import PGD
+from lightning_robustness.evaluation import evaluate, processes
 from lightning_robustness.evaluation.processes import Processes
-from tests.evaluation.distributed_evaluation import make_errors, make_reports
+from tests.callbacks.distributed_fit import as_torchrun_would
+from tests.evaluation.distributed_evaluation import (
+    EPS,
+    make_data,
+    make_errors,
+    make_network,
+    make_reports,
+    without_times,
+)
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:.* could not be measured")
@@ -124,3 +135,51 @@ def start_alone(rank):
 
 def test_a_process_that_is_alone_says_so(two_processes):
     assert two_processes(start_alone) == [[0, 1], [0, 1]]
+
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = make_network()
+
+    def forward(self, x):
+        return self.network(x)
+
+    def test_step(self, batch):
+        return None
+
+
+class EvaluateInTest(L.Callback):
+    def on_test_epoch_end(self, trainer, pl_module):
+        self.report = evaluate_with(pl_module, trainer.test_dataloaders)
+
+
+def evaluate_with(model, loader):
+    options = {"sweep_eps": [EPS], "sweep_attacks": ["pgd"], "per_sample": True}
+    report = evaluate(model, loader, {"pgd": PGD(eps=EPS)}, samples=11, progress=False, **options)
+    return without_times(report)
+
+
+def make_loader():
+    return DataLoader(make_data(), batch_size=4)
+
+
+def within_lightning(rank, path):
+    as_torchrun_would(rank)
+    callback = EvaluateInTest()
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "default_root_dir": path}
+    trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", callbacks=[callback], **options)
+    trainer.test(Module(), make_loader(), verbose=False)
+    fabric = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    module, loader = fabric.setup_module(Module()), fabric.setup_dataloaders(make_loader())
+    with pytest.raises(ValueError, match=r"but got DistributedDataParallel inside of .*Pass the module within, such as"):
+        evaluate_with(module, loader)
+    return callback.report, evaluate_with(module.module, loader)
+
+
+def test_within_a_trainer_and_fabric(tmp_path, two_processes):
+    expected = evaluate_with(Module(), make_loader())
+    for reports in two_processes(within_lightning, tmp_path):
+        for report in reports:
+            assert_same(report, expected)
