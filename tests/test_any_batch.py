@@ -226,6 +226,19 @@ def test_padded_batches_are_attacked_sample_by_sample(tmp_path, name):
         assert (y, pred) == (data.y[index], data.preds[index])
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_sweep_takes_the_same_batches(name):
+    kind, form, options, _ = CASES[name]
+    module = kind()
+    data, attacks = Data(module), {"pgd": PGD(alpha=ALPHA, steps=STEPS, start="clean")}
+    curves = sweep(module, data.loader(form), attacks, [EPS / 2, EPS], **options, progress=False)
+    both = {"sweep_eps": [EPS / 2, EPS], "sweep_attacks": attacks, **options}
+    expected = evaluate(module, data.loader(form), (), **both, progress=False).sweep
+    for metric in ("accuracy", "mse"):
+        assert curves.values[metric][0] == pytest.approx(expected.values[metric][0])
+    assert curves.clean_accuracy == expected.clean_accuracy
+
+
 def test_batches_of_different_lengths_without_padding(tmp_path):
     module = Unmasked()
     data = Data(module, lengths=[[2, 2, 2], [5, 5, 5], [1, 1, 1], [5, 5, 5], [3, 3, 3]])

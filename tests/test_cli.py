@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from lightning_robustness import __version__, cli
 from lightning_robustness.attacks import get_attack
 from lightning_robustness.cli import commands
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, evaluate, sweep
+from lightning_robustness.utilities.input_space import InputSpace
 from tests.evaluation.checkpoint_models import Composed, Data, Net, ValidationData
 from tests.evaluation.reports import make_full_report, make_report, make_sweep
 
@@ -107,6 +109,15 @@ def test_functions_by_their_paths(checkpoint):
     x, y = Data().test_dataloader().dataset.tensors
     accuracy = (checkpoint(2 * x.flip(1)).argmax(dim=1) == y).float().mean().item()
     assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+
+
+def test_embeddings_by_the_path_of_their_function(checkpoint):
+    arguments = ["--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, "--attacks", "fgsm", "--json", "x.json"]
+    assert cli.main(["sweep", *arguments, "--eps", "0.1", "--samples", "40", "--embed_fn", f"{HERE}:halve"]) == 0
+    x, y = Data().test_dataloader().dataset.tensors
+    expected = sweep(checkpoint, [(x / 2, y)], ["fgsm"], [0.1], InputSpace(low=None, high=None), progress=False)
+    assert SweepReport.from_json("x.json").values["accuracy"] == expected.values["accuracy"]
+    assert SweepReport.from_json("x.json").clean_accuracy == expected.clean_accuracy
 
 
 @pytest.fixture
@@ -526,3 +537,38 @@ def test_help_and_version_import_nothing_heavy():
         command = [sys.executable, "-c", code, option]
         result = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert (result.returncode, result.stderr) == (0, "set()")
+
+
+def test_reports_know_checkpoint_and_command(checkpoint):
+    expected = hashlib.sha256(Path("net.pt").read_bytes()).hexdigest()
+    model = ["--model", f"{HERE}:Net", "--checkpoint", str(Path("net.pt").absolute())]
+    options = ["--attacks", "fgsm", "--samples", "8", "--seed", "3", "--fim_samples", "0"]
+    assert cli.main(["evaluate", *model, *DATA, *options, "--json", "x.json"]) == 0
+    provenance = RobustnessReport.from_json("x.json").provenance
+    assert (provenance["checkpoint"], provenance["checkpoint SHA-256"]) == ("net.pt", expected)
+    assert (provenance["data module"], provenance["seed"]) == (f"{HERE}:Data, test", "3")
+    assert provenance["command"].startswith(
+        f"lightning-robustness evaluate --model {HERE}:Net --checkpoint net.pt --data"
+    )
+    assert str(Path.cwd()) not in Path("x.json").read_text()
+    sweep = ["--attacks", "fgsm", "--eps", "0.1", "0.2", "--samples", "8"]
+    assert cli.main(["sweep", "--model", f"{HERE}:make_net", *DATA, *sweep, "--json", "s.json"]) == 0
+    provenance = SweepReport.from_json("s.json").provenance
+    assert provenance["checkpoint"] == "none"
+    assert provenance["command"].startswith("lightning-robustness sweep")
+
+
+@pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")
+def test_compare_sorts_at_a_budget(checkpoint, capsys):
+    models = ["--models", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net", *DATA, "--samples", "8"]
+    options = ["--attacks", "fgsm", "--eps", "2/255", "4/255", "8/255"]
+    assert cli.main(["compare", *models, *options, "--budget", "8/255", "--json", "c.json", "--html", "c.html"]) == 0
+    report = ComparisonReport.from_json("c.json")
+    assert report.budget == 8 / 255
+    assert report.reports["loaded"].provenance["checkpoint"] == "net.pt"
+    assert report.reports["fresh"].provenance["checkpoint"] == "none"
+    assert hashlib.sha256(Path("net.pt").read_bytes()).hexdigest() in Path("c.html").read_text()
+    assert "robust at 8/255" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["compare", *models, *options, "--budget", "16/255"])
+    assert "Expected argument `budget` to be one of the sweep, 2/255, 4/255, 8/255" in capsys.readouterr().err

@@ -42,9 +42,10 @@ def autoattack(
 ) -> Cascade:
     """Make the standard ensemble of AutoAttack (Croce and Hein, 2020) from the attacks here.
 
-    100 adaptive steps with cross-entropy, as many against each of the nine highest rivals of the label, and Square with
+    100 adaptive steps with cross-entropy, 40 against each of the nine highest rivals of the label, and Square with
     5,000 queries. Instead of DLR, its loss is the margin, whose direction does not depend on the scale of the logits
-    either. The minimum-norm attack FAB is left out.
+    either. 100 steps against each rival and the minimum-norm attack FAB, as published, are left out: they found nothing
+    more and took half of the time.
 
     Args:
         eps: Largest distance from the input; by default 8/255, in the l2 norm 1.
@@ -54,7 +55,7 @@ def autoattack(
 
     """
     shared = _shared(eps, norm, targeted, all_steps)
-    return _cascade(PGD(steps=100, schedule="adaptive", **shared), _against_rivals(100, shared), Square(**shared))
+    return _cascade(PGD(steps=100, schedule="adaptive", **shared), _against_rivals(40, shared), Square(**shared))
 
 
 def _shared(eps: float | None, norm: Norm, targeted: bool, all_steps: bool) -> dict[str, Any]:

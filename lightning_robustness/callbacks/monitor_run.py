@@ -13,7 +13,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lightning_robustness.attacks import budget_of
 from lightning_robustness.callbacks.board import Board
+from lightning_robustness.callbacks.class_names import find_class_names
+from lightning_robustness.callbacks.embedding_points import EmbeddingPoints
 from lightning_robustness.callbacks.faults import Faults
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
 from lightning_robustness.callbacks.step_route import StepRoute
@@ -27,7 +30,7 @@ from lightning_robustness.callbacks.trainer_access import (
     logged_in_this_epoch,
 )
 from lightning_robustness.callbacks.validation_watch import ValidationWatch
-from lightning_robustness.measurement.attack_meter import AttackMeter
+from lightning_robustness.measurement.attack_meter import AttackMeter, Examples
 from lightning_robustness.measurement.attack_names import FINAL
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.feature_meter import FeatureMeter
@@ -200,8 +203,18 @@ class MonitorRun:
     def show_summary(self, lines: Iterable[tuple[str, str]]) -> None:
         """Hand the summary of the run to the loggers that take texts."""
         if self._board is not None:
-            show = partial(self._board.show_text, "summary", ("title", "text"), lines, log_step(self._trainer))
+            step = log_step(self._trainer)
+            self.faults.tolerate("pictures could not be logged", partial(self._board.draw_waiting, step))
+            show = partial(self._board.show_text, "summary", ("title", "text"), lines, step)
             self.faults.tolerate("the summary could not be logged", show)
+
+    def show_history(self, history: Sequence[Mapping[str, float]]) -> float:
+        """Hand the picture of the run to the loggers; return the seconds that it took."""
+        start = perf_counter()
+        if self._board is not None:
+            show = partial(self._board.show_run, history, log_step(self._trainer))
+            self.faults.tolerate("the picture of the run could not be logged", show)
+        return perf_counter() - start
 
     def _inspect(self, x: Tensor, y: Tensor | None, name: str | None, extras: Mapping[str, Tensor]) -> Route:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""
@@ -339,32 +352,41 @@ class MonitorRun:
         step, settings = log_step(self._trainer), self.settings
         try:
             if self._board is None:
-                self._board = Board(self._trainer.loggers, self.prefix, settings.log_figures)
+                names = None
+                with suppress(Exception):  # a data set may fail to say; numbers will do
+                    names = find_class_names(self._trainer, settings.dataloader_idx, self._route.num_classes)
+                self._board = Board(self._trainer.loggers, self.prefix, settings.log_figures, names)
                 head = f"{self._route.head!r} of {type(self._module).__name__}"
                 described = settings.describe() | {"head": f"{head}, {self._route.num_classes} classes"}
-                self._board.open(described, list(settings.attacks), step, settings.parts)
+                budgets = {name: budget_of(a, settings.input_space) for name, a in settings.attacks.items()}
+                self._board.open(described, budgets, step, settings.parts)
             self._board.show(
                 step,
+                epoch=self.epoch,
+                input_space=settings.input_space,
                 histograms=histograms,
                 examples=attacks.examples,
+                outcomes=attacks.outcomes,
                 signs=attacks.signs,
-                input_space=settings.input_space,
-                epoch=self.epoch,
                 curve=curve,
             )
             if settings.log_embeddings and self._sample is not None and self._route.head is not None:
-                self._embed(self._board, self._sample, self._route.tap(self._module), step)
+                self._embed(self._board, self._sample, self._route.tap(self._module), attacks.examples, step)
         except Exception as error:
             self.faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
 
-    def _embed(self, board: Board, sample: FixedSample, tap: HeadTap, step: int) -> None:
+    def _embed(
+        self, board: Board, sample: FixedSample, tap: HeadTap, examples: Mapping[str, Examples], step: int
+    ) -> None:
         subject = self._subject(self._module.device)
-        calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(sample.samples, "embeddings")]
+        points = EmbeddingPoints.of(sample.samples, {} if self._extra is not None or subject.embed else examples)
+        x, y, *_ = points.samples
+        calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(points.samples, "embeddings")]
         embedding = torch.cat([call.embedding for call in calls if call.embedding is not None]).cpu()
         preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
-        x, y, *_ = sample.samples
         x = x if isinstance(x, Tensor) else torch.zeros(len(x), 1)  # without pictures, for inputs of several shapes
-        board.embed(step, embedding, preds if y is None else y, preds, x, self.settings.input_space)
+        labels, space = preds if y is None else y, self.settings.input_space
+        board.embed(step, embedding, labels, preds, x, space, points.kinds, points.following)
 
 
 def _announced(route: Route) -> Route:

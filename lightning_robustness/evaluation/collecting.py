@@ -57,7 +57,7 @@ def collect(
     records = records or Records(None, processes)
     own, fingerprint = take_share(model, dataloader, processes, seed), DataFingerprint()
     sample = SpreadSample(2**62 if size is None else size, own.share.total, seed)
-    extra, checksum, names = None, None, ()
+    extra, checksum, names = None, None, tuple[str, ...]()
     with processes.step(), closing(iterate(model, own, batch_fn, sample, seed, progress)) as batches:
         for number, batch in enumerate(batches):
             processes.poll()

@@ -16,8 +16,9 @@ def fingerprint_weights(model: nn.Module) -> str:
     """Return a hash of all parameters and buffers, with their names."""
     digest = hashlib.blake2b(digest_size=_SIZE)
     for name, value in (*model.named_parameters(), *model.named_buffers()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(f"{name} {value.dtype}".encode())
         if not isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
+            digest.update(f" {tuple(value.shape)}".encode())
             digest.update(_bytes(value))
     return digest.hexdigest()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torch.distributed import distributed_c10d
 T = TypeVar("T")
 
 _PREFIX = "lightning_robustness"
+# The time that NCCL has by default, after which it ends the processes without a reason
+_PATIENCE = timedelta(minutes=10)
 
 
 class _OtherProcessStopped(Exception):  # noqa: N818
@@ -21,6 +24,10 @@ class Processes:
 
     Work is done in steps. In a step each process works by itself; at its end all of them learn whether one failed, and
     only then do they exchange results. So no process waits for the results of one that has none.
+
+    Raises:
+        RuntimeError: If a process does not take part.
+
     """
 
     def __init__(self) -> None:
@@ -32,7 +39,23 @@ class Processes:
         if self.number > 1:
             # The group has no public access to its key-value store, which can be asked without waiting for the others
             self._store = distributed_c10d._get_default_store()
-            self._call = self._store.add(f"{_PREFIX}/calls/{self.rank}", 1)
+            self._call = self._store.add(self._calls, 1)
+            self._meet()
+
+    def _meet(self) -> None:
+        """Wait until all processes are here, since one that never comes would otherwise be waited for much longer."""
+        keys = [f"{_PREFIX}/{self._call}/here/{rank}" for rank in range(self.number)]
+        self._store.set(keys[self.rank], "")
+        try:
+            self._store.wait(keys, _PATIENCE)
+        except RuntimeError as error:
+            self._store.add(self._calls, -1)
+            missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+            raise RuntimeError(
+                f"Expected all {self.number} processes to evaluate together but process {', '.join(missing)} did not "
+                f"start within {_PATIENCE.total_seconds():g} seconds. Call the function in every process, not in the "
+                "first alone."
+            ) from error
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, in the order of their ranks.
@@ -105,6 +128,10 @@ class Processes:
             raise RuntimeError(f"Process {failed[0][0]} of {self.number} failed. {failed[0][1]}{others}")
         if any(is_stopped for is_stopped, _ in found):
             raise KeyboardInterrupt
+
+    @property
+    def _calls(self) -> str:
+        return f"{_PREFIX}/calls/{self.rank}"
 
     @property
     def _key(self) -> str:

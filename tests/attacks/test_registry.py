@@ -95,7 +95,7 @@ def test_worst_is_a_cascade():
 def test_autoattack_is_the_standard_ensemble():
     settings = {"eps": 0.5, "norm": "l2"}
     first = PGD(**settings, steps=100, schedule="adaptive")
-    second = PGD(**settings, steps=100, schedule="adaptive", loss="rivals", restarts=9)
+    second = PGD(**settings, steps=40, schedule="adaptive", loss="rivals", restarts=9)
     assert get_attack("autoattack", **settings).attacks == (first, second, Square(**settings))
 
 

@@ -32,6 +32,11 @@ class Interrupted(Net):
         return super().forward(x)
 
 
+class Unusable(Net):
+    def forward(self, x):
+        raise RuntimeError("out of order")
+
+
 class NeedsArgument(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -164,3 +169,7 @@ def swap(batch):
 
 def double(model, x):
     return model(2 * x)
+
+
+def halve(model, x):
+    return 0.5 * x

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -119,7 +120,7 @@ def without_times(report):
 
     def clean(value):
         if isinstance(value, dict):
-            return {key: clean(entry) for key, entry in value.items() if "seconds" not in key}
+            return {key: clean(entry) for key, entry in value.items() if "seconds" not in key and key != "date"}
         return [clean(entry) for entry in value] if isinstance(value, list) else value
 
     return clean(json.loads(report.to_json()))
@@ -169,7 +170,15 @@ def make_errors():
         report = evaluate(make_network(), loader, {"stop": fail_on(last, KeyboardInterrupt)}, **options)
         return {"interrupted": report.interrupted, "acc": report.metrics["acc"], "rates": report.rates}
 
+    calls = []
+
+    def slow_or_broken(model, x, y):
+        calls.append(len(x))
+        time.sleep(0.2)
+        return fail_on(last)(model, x, y)
+
     cases = {
+        "slow attack": lambda: evaluate(make_network(), loader, {"bad": slow_or_broken}, batch_size=1, **options),
         "attack": lambda: evaluate(make_network(), loader, {"bad": fail_on(last)}, **options),
         "batch": lambda: evaluate(make_network(), loader, (), batch_fn=broken_batch, **options),
         "sweep": lambda: sweep(make_network(), loader, ["pgd"], [0.1], batch_fn=broken_batch, progress=False),
@@ -184,7 +193,7 @@ def make_errors():
     }
     errors = {name: _text_of(function) for name, function in cases.items()}
     ddp = evaluate(nn.parallel.DistributedDataParallel(make_network()), loader, (), **options)
-    return {"errors": errors, "interrupted": interrupted(), "ddp": ddp.metrics["rdi"]}
+    return {"errors": errors, "interrupted": interrupted(), "ddp": ddp.metrics["rdi"], "calls": len(calls)}
 
 
 if __name__ == "__main__":

@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from lightning_robustness.evaluation import processes
+from lightning_robustness.evaluation.processes import Processes
 from tests.evaluation.distributed_evaluation import make_errors, make_reports
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +75,7 @@ def errors_of(rank):
 
 
 MESSAGES = {
+    "slow attack": "ValueError: the third cable is loose",
     "attack": "ValueError: the third cable is loose",
     "batch": "OSError: the disk is full",
     "sweep": "OSError: the disk is full",
@@ -90,8 +95,10 @@ def test_a_process_that_fails_ends_all_with_its_error(two_processes, expected):
     assert first["errors"].keys() == second["errors"].keys() == MESSAGES.keys()
     for name, message in MESSAGES.items():
         assert second["errors"][name].startswith(message), name
-        own = f"RuntimeError: Process 1 of 2 failed. {message}" if name in ("attack", "batch", "sweep") else message
+        is_local = name in ("slow attack", "attack", "batch", "sweep")
+        own = f"RuntimeError: Process 1 of 2 failed. {message}" if is_local else message
         assert first["errors"][name].startswith(own), name
+    assert first["calls"] < 19  # it did not attack all of its samples first
 
 
 def test_an_interrupt_of_one_process_ends_the_part_in_all(two_processes, expected):
@@ -102,3 +109,18 @@ def test_an_interrupt_of_one_process_ends_the_part_in_all(two_processes, expecte
     assert first["interrupted"]["rates"] == {}
     # Within DistributedDataParallel, whose own forward would wait for the others
     assert first["ddp"] == second["ddp"] == pytest.approx(expected["everything"]["metrics"]["rdi"])
+
+
+def start_alone(rank):
+    if rank == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(processes, "_PATIENCE", timedelta(seconds=0.5))
+            message = "all 2 processes to evaluate together but process 1 did not start within 0.5 seconds"
+            with pytest.raises(RuntimeError, match=message):
+                Processes()
+    dist.barrier()
+    return Processes().gather(rank)
+
+
+def test_a_process_that_is_alone_says_so(two_processes):
+    assert two_processes(start_alone) == [[0, 1], [0, 1]]

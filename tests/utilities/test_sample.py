@@ -221,3 +221,15 @@ def test_a_batch_of_one():
     sample.add(np.array([0]), torch.ones(1, 2), torch.tensor([1]))
     assert sample.collect()[0].tolist() == [[1.0, 1.0]]
     assert sample.rows(1).tolist() == [0]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_shares_of_a_stream_are_the_sample_of_the_whole(number):
+    whole = stream(SpreadSample(7, None, 1), range(50))
+    shares = [stream(SpreadSample(7, None, 1), range(rank, 50, number), [3]) for rank in range(number)]
+    everywhere = np.concatenate([share.indices for share in shares])
+    for share in shares:
+        share.share_with(everywhere)
+    smaller = [share.indices[share.rows(4)] for share in shares]
+    assert sorted(np.concatenate(smaller)) == whole.indices[whole.rows(4)].tolist()
+    assert sorted(index for share in shares for index in collected(share)) == list(collected(whole))

@@ -1,0 +1,156 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from lightning_robustness import cli
+from lightning_robustness.attacks import PGD
+from lightning_robustness.cli.devices import convert
+from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport
+from tests.evaluation.checkpoint_models import Net
+
+HERE = "tests.evaluation.checkpoint_models"
+ROOT = Path(__file__).parents[2]
+DATA = ["--data", f"{HERE}:Data", "--progress", "false"]
+EVALUATE = ["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, "--eps", "0.1", "--samples", "20"]
+ATTACKS = ["--attacks", "fgsm", "pgd", "--sweep_eps", "0.05", "0.1", "--per_sample", "true"]
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    torch.manual_seed(1)
+    torch.save(Net().state_dict(), "net.pt")
+
+
+def run(*arguments, **options):
+    command = [sys.executable, "-m", "lightning_robustness", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
+
+
+def without_times(path):
+    report = json.loads(Path(path).read_text())
+    report["metrics"] = {name: value for name, value in report["metrics"].items() if "seconds" not in name}
+    del report["sweep"]["seconds"]
+    return report
+
+
+def test_two_devices_give_the_report_of_one():
+    assert cli.main([*EVALUATE, *ATTACKS, "--json", "one.json"]) == 0
+    done = run(*EVALUATE, *ATTACKS, "--json", "two.json", "--devices", "2", "--accelerator", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "Starting with 2 processes" in done.stderr
+    # The first process alone prints
+    assert done.stdout.startswith("Robustness of Net\n")
+    assert done.stdout.count("Robustness of Net") == 1
+    one, two = without_times("one.json"), without_times("two.json")
+    for name in ("rates", "settings", "num_classes", "signs"):
+        assert two[name] == one[name], name
+    assert two["sweep"]["values"]["accuracy"] == one["sweep"]["values"]["accuracy"]
+    assert two["per_sample"]["index"] == one["per_sample"]["index"]
+    assert two["per_sample"]["adv_preds/pgd"] == one["per_sample"]["adv_preds/pgd"]
+    assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_ends_the_command_with_its_error():
+    Path("broken.py").write_text(
+        "import os\n"
+        "def forward(model, x):\n"
+        "    if os.environ.get('LOCAL_RANK') == '1':\n"
+        "        raise OSError('the cable is loose')\n"
+        "    return model(x)\n"
+    )
+    arguments = ["--forward_fn", "broken:forward", "--devices", "2", "--accelerator", "cpu", "--json", "x.json"]
+    done = run(*EVALUATE, "--attacks", "pgd", *arguments)
+    assert done.returncode == 1
+    assert "Process 1 of 2 failed. OSError: the cable is loose" in done.stderr
+    assert done.stdout == ""
+    assert not Path("x.json").exists()
+
+
+def test_one_device_by_fabric():
+    assert cli.main([*EVALUATE, *ATTACKS, "--json", "plain.json"]) == 0
+    options = ["--devices", "1", "--accelerator", "cpu", "--precision", "32-true"]
+    assert cli.main([*EVALUATE, *ATTACKS, *options, "--json", "fabric.json"]) == 0
+    assert without_times("fabric.json") == without_times("plain.json")
+    sweep = ["sweep", *EVALUATE[1:-4], "--attacks", "fgsm", "--eps", "0.05", "0.1", *options]
+    assert cli.main([*sweep, "--json", "sweep.json", "--resume", "folder"]) == 0
+    assert SweepReport.from_json("sweep.json").samples == 40
+    assert list(Path("folder").glob("sweep*.pt"))
+
+
+@pytest.mark.filterwarnings("ignore:'second' could not be measured")
+def test_a_model_that_fails_is_named_and_the_code_says_so(capsys):
+    models = ["--models", f"first={HERE}:Net@net.pt", f"second={HERE}:Unusable"]
+    options = ["--attacks", "fgsm", "--eps", "0.05", "0.1", "--samples", "20", "--json", "x.json"]
+    assert cli.main(["compare", *models, *DATA, *options, "--resume", "folder"]) == 1
+    report = ComparisonReport.from_json("x.json")
+    assert list(report.reports) == ["first"]
+    assert "out of order" in report.failed["second"]
+    assert "second is left out: it could not be measured." in capsys.readouterr().out
+    assert len(list(Path("folder").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--device", "cpu", "--devices", "2"],
+            "Expected either --device or --devices but got both. Leave out --device.",
+        ),
+        (
+            ["--accelerator", "abacus"],
+            "Expected --accelerator as Lightning's Fabric takes them. You selected an invalid",
+        ),
+        (["--strategy", "luck", "--devices", "2"], "Expected --strategy, --devices as Lightning's Fabric takes them."),
+    ],
+)
+def test_wrong_arguments(capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main([*EVALUATE, *arguments])
+    assert exit_info.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_gradients_pass_through_the_precision(precision):
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3)), torch.rand(5, 1, 4, 4)
+    y = model(x).argmax(1)
+    (expected,) = torch.autograd.grad(model(x.requires_grad_()).logsumexp(1).sum(), x)
+    weights = [parameter.detach().double() for parameter in model.parameters()]
+    convert(model, fabric, precision)
+    dtype = {"bf16-mixed": torch.float32, "bf16-true": torch.bfloat16, "64-true": torch.float64}[precision]
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    for parameter, before in zip(model.parameters(), weights, strict=True):
+        torch.testing.assert_close(parameter.detach().double(), before, atol=2e-3, rtol=0)
+    logits = model(x)
+    assert logits.dtype == (torch.float64 if precision == "64-true" else torch.bfloat16)
+    (gradient,) = torch.autograd.grad(logits.logsumexp(1).sum(), x)
+    assert gradient.dtype == torch.float32
+    tolerance = 1e-6 if precision == "64-true" else 0.02
+    torch.testing.assert_close(gradient, expected, atol=tolerance * float(expected.abs().max()), rtol=0)
+    # Perturbations are in single precision: more than bfloat16 can tell apart
+    x_adv = PGD(eps=0.01, steps=3)(model, x.detach(), y)
+    assert x_adv.dtype == torch.float32
+    assert (x_adv - x).abs().max().item() == pytest.approx(0.01, rel=1e-4)
+
+
+def test_half_precision_has_a_warning():
+    fabric = Fabric(accelerator="cpu", devices=1, precision="16-true")
+    with pytest.warns(UserWarning, match="In precision '16-true', small gradients are rounded to zero, so attacks on"):
+        convert(nn.Linear(2, 2), fabric, "16-true")
+
+
+def test_the_report_is_read_again():
+    assert cli.main([*EVALUATE, "--attacks", "--json", "x.json", "--precision", "bf16-true", "--devices", "1"]) == 0
+    assert RobustnessReport.from_json("x.json").metrics["samples"] == 40
