@@ -65,7 +65,7 @@ class AdversarialTraining(TrainingStepCallback):
         steps: Number of steps; by default, that of the attack.
         alpha: Size of a step; by default, that of the attack.
         mode: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
-            drawn at random each time; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
+            drawn at random; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
             the size, in which labels and everything else that has one entry per sample are repeated.
         ratio: Share of adversarial inputs in mode ``"mix"``.
         loss: ``"trades"`` or ``"mart"`` to train on that loss, instead of the one that ``training_step`` computes on
