@@ -1,6 +1,7 @@
 """Correlations of a metric with robust accuracy over networks, with bootstrap intervals."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -55,8 +56,13 @@ def partial_spearman(x: Tensor, y: Tensor, given: Tensor) -> Tensor:
     return torch.where(spread > 1e-6, (xy - xz * yz) / spread, torch.nan)
 
 
-def agreement(coefficient: Callable[..., Tensor], *series: list[float]) -> Agreement:
+def agreement(coefficient: Callable[..., Tensor], *series: Sequence[float]) -> Agreement:
     """A coefficient of some series, with its interval."""
+    return _agreement(coefficient, *map(tuple, series))
+
+
+@cache
+def _agreement(coefficient: Callable[..., Tensor], *series: tuple[float, ...]) -> Agreement:
     values = torch.tensor(series, dtype=torch.float64)
     number = values.shape[1]
     chosen = torch.randint(number, (RESAMPLES, number), generator=torch.Generator().manual_seed(0))
