@@ -1,15 +1,29 @@
 """Pages and docstrings made fit for mkdocs: a hook of mkdocs, and an extension of griffe, which reads docstrings."""
 
+import ast
 import re
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import griffe
 
 
 def on_page_markdown(markdown: str, config: dict[str, Any], **_: object) -> str:
-    """Point links that leave ``docs``, which work in the repository, to the repository."""
+    """Point links that leave ``docs`` to the repository, and put the names of a package where it stands in braces."""
+    markdown = re.sub(
+        r"\{\{ ([\w.]+) \}\}", lambda match: "\n\n".join(f"::: {name}" for name in public(match[1])), markdown
+    )
     return re.sub(r"\]\(\.\./(?!\.)", f"]({config['repo_url']}/blob/main/", markdown)
+
+
+def public(package: str) -> list[str]:
+    """List what a package exports, each where it is defined: a function may have the name of its module."""
+    root = Path(__file__).parent.parent
+    tree = ast.parse((root / package.replace(".", "/") / "__init__.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
+    return sorted(names, key=lambda name: name.rpartition(".")[2].lower())
 
 
 class RstMarkup(griffe.Extension):

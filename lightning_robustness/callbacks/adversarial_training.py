@@ -49,17 +49,13 @@ class AdversarialTraining(TrainingStepCallback):
 
     At the end of each epoch it logs, as ``<prefix>/<key>``:
 
-    ================  ==================================================================================================
-    key               value
-    ================  ==================================================================================================
-    ``loss``          mean of the loss that ``training_step`` returns, on the batches that it got
-    ``acc``           robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
-    ``broken``        share of the inputs classified correctly there that the attack broke
-    ``eps``           budget of the attack, where it has one
-    ``clipped``       share of the inputs with values outside of the range, which were clipped for the attack
-    ``acc_pgd``       for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
-    ``overfitting``   for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
-    ================  ==================================================================================================
+    - ``loss``: mean of the loss that ``training_step`` returns, on the batches that it got
+    - ``acc``: robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
+    - ``broken``: share of the inputs classified correctly there that the attack broke
+    - ``eps``: budget of the attack, where it has one
+    - ``clipped``: share of the inputs with values outside the range, which were clipped for the attack
+    - ``acc_pgd``: for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
+    - ``overfitting``: for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
 
     Args:
         attack: Name of an attack (``"pgd"`` as Madry et al. train; ``"fast"``: one step of 1.25 eps from a random
@@ -70,7 +66,7 @@ class AdversarialTraining(TrainingStepCallback):
         steps: Number of steps; by default, that of the attack.
         alpha: Size of a step; by default, that of the attack.
         mode: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
-            drawn anew each time; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
+            drawn at random; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
             the size, in which labels and everything else that has one entry per sample are repeated.
         ratio: Share of adversarial inputs in mode ``"mix"``.
         loss: ``"trades"`` or ``"mart"`` to train on that loss, instead of the one that ``training_step`` computes on
