@@ -50,7 +50,7 @@ def rdi(figure: Any, everything: list[Results]) -> None:
             axis.tick_params(axis="x", rotation=30)
             axis.grid(alpha=0.3)
     for row in axes:
-        row[0].legend(fontsize=8)
+        row[0].legend(fontsize=8, loc="lower left")
 
 
 def roby(figure: Any, everything: list[Results]) -> None:

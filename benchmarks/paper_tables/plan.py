@@ -13,7 +13,7 @@ from lightning_robustness.attacks import CW
 EPS = {"mnist": 0.1, "fashion-mnist": 0.1, "cifar10": 8 / 255}
 # The architecture that is trained in all ways, and over several seeds
 BASE = "alexnet"
-CONVOLUTIONAL = ("alexnet", "vgg", "resnet", "resnet-deep", "densenet", "mobilenet", "vit")
+CONVOLUTIONAL = ("alexnet", "vit", "resnet", "vgg", "resnet-deep", "densenet", "mobilenet")
 SEEDS = (0, 1, 2)
 STEPS = 5
 
@@ -62,7 +62,7 @@ def plan() -> list[Network]:
     """List all networks, those first that most tables need."""
     networks = [Network(architecture) for architecture in ARCHITECTURES]
     networks += [Network(BASE, training) for training in TRAININGS if training not in ("natural", "cw")]
-    networks += [Network(architecture, "pgd") for architecture in CONVOLUTIONAL]
     networks += [Network(BASE, training, seed) for seed in SEEDS for training in ("natural", "pgd")]
-    networks += [Network("resnet", "cw"), Network("fc-2x500", "pgd")]
+    networks += [Network(architecture, "pgd") for architecture in ("fc-2x500", *CONVOLUTIONAL)]
+    networks.append(Network("resnet", "cw"))
     return list(dict.fromkeys(networks))

@@ -79,6 +79,7 @@ def tables(directory: Path = RESULTS) -> dict[str, Callable[[], str]]:
         "claims": lambda: claims.claims(everything, speech),
         "sizes": lambda: sizes(everything),
         "correlations-summary": lambda: correlations.summary(everything),
+        "early": lambda: correlations.early(everything),
         "directions": lambda: correlations.directions(everything),
         "attack-free": lambda: attack_free.benefit(everything),
         "within-run": attack_free.within_run,
