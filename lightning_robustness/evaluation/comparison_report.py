@@ -314,10 +314,9 @@ class ComparisonReport(Report):
     @override
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         reports = {name: RobustnessReport._from_fields(report) for name, report in fields["reports"].items()}
-        names = ("balance", "missing", "left_out")
-        # Reports of earlier versions do not have the last two
-        later = {"budget": fields.get("budget"), "provenance": dict(fields.get("provenance", {}))}
-        return check_fields(cls(reports, dict(fields["prior"]), *(fields[name] for name in names), **later))
+        own = {name: fields[name] for name in ("balance", "missing", "left_out")}
+        later = {name: fields[name] for name in ("budget", "provenance") if name in fields}  # not in earlier versions
+        return check_fields(cls(reports, dict(fields["prior"]), **own, **later))
 
     def _explain_weights(self) -> str:
         ordered = sorted(self.weights.items(), key=lambda item: -item[1])
