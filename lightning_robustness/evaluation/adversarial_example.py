@@ -62,11 +62,11 @@ def make_examples(name: str, examples: Examples, input_space: InputSpace) -> lis
     x, x_adv = ((part - low) / ((high - low) or 1.0) for part in (x, x_adv))
     delta = x_adv - x
     factor = max(1, int(0.5 / (delta.abs().max().item() or 0.5) + 1e-3))  # 0.1 in float32 still gives 5
-    rows = zip(*(part.tolist() for part in examples[2:]), strict=True)
+    rows = zip(examples.y.tolist(), examples.preds.tolist(), examples.adv_preds.tolist(), strict=True)
     tiles = (x, 0.5 + factor * delta, x_adv)
     return [
-        AdversarialExample(name, *labels, factor, _encode(_join([tile[number] for tile in tiles])))
-        for number, labels in enumerate(rows)
+        AdversarialExample(name, y, before, after, factor, _encode(_join([tile[number] for tile in tiles])))
+        for number, (y, before, after) in enumerate(rows)
     ]
 
 

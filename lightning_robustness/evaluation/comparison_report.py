@@ -319,9 +319,8 @@ class ComparisonReport(Report):
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         reports = {name: RobustnessReport._from_fields(report) for name, report in fields["reports"].items()}
         own = {name: fields[name] for name in ("balance", "missing", "left_out")}
-        # Reports of earlier versions do not have these
-        own |= {"failed": fields.get("failed", {}), "budget": fields.get("budget")}
-        own |= {"provenance": fields.get("provenance", {})}
+        later = ("failed", "budget", "provenance")  # not in reports of earlier versions
+        own |= {name: fields[name] for name in later if name in fields}
         return check_fields(cls(reports, dict(fields["prior"]), **own))
 
     def _explain_weights(self) -> str:

@@ -220,9 +220,9 @@ def decision_space_figure(space: "DecisionSpace", columns: int = 2) -> "Figure":
         for number, label in enumerate(classes):
             rows = np.array(points)[labels == label]
             color, marker = _CLASS_COLORS[number % len(_CLASS_COLORS)], MARKERS[number % len(MARKERS)]
-            axis.scatter(
-                *rows.T, s=14, color=color, marker=marker, linewidths=0, alpha=0.75, label=str(label), rasterized=True
-            )
+            # Thousands of points as shapes would make a page slow
+            look: dict[str, Any] = {"s": 14, "linewidths": 0, "alpha": 0.75, "rasterized": True}
+            axis.scatter(rows[:, 0], rows[:, 1], color=color, marker=marker, label=str(label), **look)
         axis.set(title=title, xticks=[], yticks=[])
     if len(classes) <= 20:
         _share_legend(figure, axes[0], title="true class", markerscale=2)

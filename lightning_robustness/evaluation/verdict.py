@@ -20,10 +20,10 @@ class Share(NamedTuple):
     value: float
     low: float
     high: float
-    count: int
+    samples: int
 
     @classmethod
-    def of(cls, value: float, count: float) -> Self:
+    def of(cls, value: float, samples: float) -> Self:
         """Compute the interval of a share of this many samples.
 
         Example:
@@ -33,13 +33,13 @@ class Share(NamedTuple):
 
         """
         if math.isnan(value):
-            return cls(value, 0.0, 1.0, int(count))
-        trials = torch.tensor(float(count), dtype=torch.float64)
+            return cls(value, 0.0, 1.0, int(samples))
+        trials = torch.tensor(float(samples), dtype=torch.float64)
         low, high = wilson_interval(value * trials, trials)
-        return cls(value, low.item(), high.item(), int(count))
+        return cls(value, low.item(), high.item(), int(samples))
 
     def __str__(self) -> str:
-        return f"({write_interval(self.low, self.high)}, n = {self.count})"
+        return f"({write_interval(self.low, self.high)}, n = {self.samples})"
 
 
 def model_verdict(report: "RobustnessReport") -> str:

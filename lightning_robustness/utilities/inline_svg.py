@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PIXELS_PER_INCH = 96
-_RESOLUTION = 2 * _PIXELS_PER_INCH  # of the parts that are drawn as pixels, such as clouds of points
+_RESOLUTION = 144  # of the parts that are drawn as pixels, such as clouds of points
 # Colours that differ between light and dark pages, and the variables of the style sheet that stand for them
 _VARIABLES = {
     "#000000": "currentColor",

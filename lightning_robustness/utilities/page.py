@@ -43,7 +43,7 @@ details { margin: 0 0 1rem; }
 .top .drawing { width: 34rem; }
 .drawing text { fill: currentColor; font-family: inherit !important; }
 .phone { display: none; }
-.examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%%, 15rem), 1fr)); gap: 1rem; }
+.examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%%, 10.5rem), 1fr)); gap: 1rem; }
 .examples figure { margin: 0; font-size: .85rem; }
 .examples figcaption { font-weight: 400; }
 .examples img { display: block; width: 100%%; image-rendering: pixelated; }
