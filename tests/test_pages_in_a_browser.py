@@ -40,7 +40,7 @@ def test_page_fits_all_screens(pages, name, tmp_path):
     assert (shown.console, shown.requests) == ([], [])
 
 
-@pytest.mark.parametrize("name", ["one model", "a sweep", "several models"])
+@pytest.mark.parametrize("name", ["one model", "a sweep", "several models", "a training run"])
 def test_text_of_figures_can_be_read(pages, name, tmp_path):
     assert min(found["smallest"] for found in show(pages[name], tmp_path).by_width.values()) >= SMALLEST_TEXT
 

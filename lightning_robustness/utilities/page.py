@@ -1,6 +1,7 @@
 """Reports as self-contained HTML pages, with style and figures inside."""
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -164,8 +165,9 @@ class Page:
 
 
 def _keep_together(text: str) -> str:
-    """Break no line between a number and its unit."""
-    return text.replace(" %", "&nbsp;%").replace("n = ", "n&nbsp;=&nbsp;")
+    """Break no line within an interval, or between a number and its unit."""
+    text = text.replace(" %", "&nbsp;%").replace("n = ", "n&nbsp;=&nbsp;")
+    return re.sub(r"(?<=\d)-(?=\d)", "&#8209;", text)  # a hyphen at which no line is broken
 
 
 def _section(title: str, *parts: str) -> str:

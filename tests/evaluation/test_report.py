@@ -57,7 +57,7 @@ def test_reports_of_earlier_versions_can_be_read(report, tmp_path):
 @REPORTS
 def test_text_and_page_begin_with_the_verdict(report):
     assert str(report).startswith(f"{report.verdict}\n\nnorm: ")
-    page = html.unescape(report.to_html()).replace("\u00a0", " ")
+    page = html.unescape(report.to_html()).replace("\u00a0", " ").replace("\u2011", "-")
     assert page.index(report.title, page.index("<h1>")) < page.index(report.verdict) < page.index("<svg")
 
 
