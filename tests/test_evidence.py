@@ -34,7 +34,7 @@ has_results = pytest.mark.skipif(not (ROOT / "docs" / "evidence.md").exists(), r
 def test_the_tables_in_the_docs_are_those_of_the_results():
     printed = dict(re.findall(r"^## (.*?)\n\n(.*?)\n$", run_script("tables.py"), flags=re.M | re.S))
     text = (ROOT / "docs" / "evidence.md").read_text()
-    written = dict(re.findall(r"<!-- (.*?) -->\n(.*?)\n<!-- end -->", text, flags=re.S))
+    written = dict(re.findall(r"<!-- (.*?) -->\n\n(.*?)\n\n<!-- end -->", text, flags=re.S))
     assert sorted(written) == sorted(printed)
     assert [name for name in printed if written[name] != printed[name]] == []
 

@@ -85,7 +85,7 @@ def _rdi_claims(everything: list[Results], speech: dict[str, Any]) -> list[Claim
         for network in results.convolutional()
         if "cost" in network.entry
     ]
-    many = [results.document["classes"]["200"] for results in everything]
+    many = [results.document["classes"]["200"] for results in everything if "classes" in results.document]
     slower = mean(cost["roby"] for cost in many) / mean(cost["rdi"] for cost in many)
     natural = [entry for name, entry in speech["networks"].items() if name.endswith(".natural")]
     siren = {

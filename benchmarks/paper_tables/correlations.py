@@ -4,6 +4,7 @@ from collections.abc import Callable
 from statistics import mean, stdev
 
 from agreement import Agreement, agreement, kendall, partial_spearman, pearson, spearman
+from plan import BASE
 from results import METRICS, Measured, Results
 from table import markdown, number, signed
 
@@ -114,10 +115,17 @@ def early(everything: list[Results]) -> str:
     for metric, finding in EARLY.items():
         row = [f"`{metric}`", finding]
         for results in everything:
-            for group in ("natural", "all"):
-                networks = results.groups()[group]
+            for networks in _compared(results).values():
                 robust = [1 - network.error("pgd20") for network in networks]
                 row.append(agreement(spearman, oriented(networks, metric), robust))
         rows.append(row)
-    header = [f"{results.title}, {group}" for results in everything for group in ("natural", "all")]
+    header = [f"{results.title}, {group}" for results in everything for group in _compared(results)]
     return markdown(["metric", "ordered networks earlier", *header], rows)
+
+
+def _compared(results: Results) -> dict[str, list[Measured]]:
+    same = [network for network in results.networks.values() if network.architecture == BASE]
+    attacked = [network for network in same if not network.training.startswith("free")]
+    groups = {"natural": results.natural(), "all": results.groups()["all"]}
+    groups |= {"one architecture": same, "one architecture, attack-free training left out": attacked}
+    return {f"{name} ({len(networks)})": networks for name, networks in groups.items()}

@@ -17,7 +17,7 @@ def table_1(everything: list[Results]) -> str:
     """Time of RDI and ROBY by the number of classes."""
     rows = []
     for classes, (rdi, roby) in RDI_CLASSES.items():
-        ours = [results.document["classes"][str(classes)] for results in everything]
+        ours = [results.document["classes"][str(classes)] for results in everything if "classes" in results.document]
         times = [mean(costs[name] for costs in ours) for name in ("rdi", "roby")]
         rows.append(
             [
