@@ -49,8 +49,8 @@ def rdi(figure: Any, everything: list[Results]) -> None:
         for axis in (top, bottom):
             axis.tick_params(axis="x", rotation=30)
             axis.grid(alpha=0.3)
-    for row in axes:
-        row[0].legend(fontsize=8, loc="lower left")
+    for row, place in zip(axes, ("upper left", "lower left"), strict=True):
+        row[0].legend(fontsize=8, loc=place)
 
 
 def roby(figure: Any, everything: list[Results]) -> None:

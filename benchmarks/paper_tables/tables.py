@@ -114,7 +114,9 @@ def write(made: dict[str, str], path: Path = DOCUMENT) -> None:
     """Put tables between their markers."""
     text = path.read_text()
     for name, table in made.items():
-        text = re.sub(MARKED.format(name=re.escape(name)), lambda m, t=table: f"{m[1]}\n{t}\n\n{m[3]}", text, flags=re.S)
+        text = re.sub(
+            MARKED.format(name=re.escape(name)), lambda m, t=table: f"{m[1]}\n{t}\n\n{m[3]}", text, flags=re.S
+        )
     path.write_text(text)
 
 
