@@ -18,6 +18,7 @@ from lightning_robustness.evaluation.setting import open_setting, unwrap
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, AttackLike, name_attacks
+from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
@@ -164,12 +165,22 @@ def evaluate(
         features = FeaturePass(model, subject, wanted, processes, records)
         run = EvaluationRun(model, features, named, attacked, space, processes, records)
         parts = [Part("the features", partial(run.measure_features, dataloader))]
-        parts += [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
-        parts += [Part(f"the attack {name}", partial(run.attack, name)) for name in named]
-        if plan:
-            parts.append(Part("the sweep", partial(run.sweep, plan, budgets)))
+        parts += _list_parts(run, meters, named, plan, budgets)
         if decision_space is not None:
             project = partial(run.project, name_attacks(["pgd"], eps, as_published=True), decision_space)
             parts.append(Part("the decision space", project))
         run.measure(parts)
         return run.report(settings, per_sample)
+
+
+def _list_parts(
+    run: EvaluationRun,
+    meters: Iterable[SampleMeter],
+    attacks: Iterable[str],
+    plan: Sequence[Mapping[str, Callable[..., Any]]],
+    budgets: Sequence[float],
+) -> list[Part]:
+    """List the parts that measure numbers of the sample."""
+    parts = [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
+    parts += [Part(f"the attack {name}", partial(run.attack, name)) for name in attacks]
+    return [*parts, Part("the sweep", partial(run.sweep, plan, budgets))] if plan else parts
