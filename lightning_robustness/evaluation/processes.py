@@ -107,7 +107,7 @@ class Processes:
         return [entry[2] for entry in found]
 
     def poll(self) -> None:
-        """Leave the step if another process has failed or was interrupted in it; costs about 0.1 ms."""
+        """Leave the step if another process has failed or was interrupted in it; takes less than 0.1 ms."""
         if self.number > 1 and self._store.check([self._key]):
             raise _OtherProcessStopped
 
