@@ -64,12 +64,12 @@ def test_a_process_that_fails_ends_the_command_with_its_error():
     Path("broken.py").write_text(
         "import os\n"
         "def forward(model, x):\n"
-        "    if os.environ.get('LOCAL_RANK') == '1':\n"
+        "    if os.environ.get('LOCAL_RANK') == '1' and len(x) == 7:\n"
         "        raise OSError('the cable is loose')\n"
         "    return model(x)\n"
     )
     arguments = ["--forward_fn", "broken:forward", "--devices", "2", "--accelerator", "cpu", "--json", "x.json"]
-    done = run(*EVALUATE, "--attacks", "pgd", *arguments)
+    done = run(*EVALUATE, "--attacks", "pgd", "--batch_size", "7", *arguments)
     assert done.returncode == 1
     assert "Process 1 of 2 failed. OSError: the cable is loose" in done.stderr
     assert done.stdout == ""
