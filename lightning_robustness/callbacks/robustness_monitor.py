@@ -64,7 +64,7 @@ class RobustnessMonitor(Callback):
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. C&W by name takes 18 gradients and Square 64 queries; pass ``CW()`` or
+            published attack. C&W by name takes 18 gradients and Square 100 queries; pass ``CW()`` or
             ``Square()`` for more.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
