@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Inches across, and dots per inch: two dots for one of a card of TensorBoard, which is 350 wide
-_WIDTH, _DPI = 3.6, 150
+# Inches across, and dots per inch: a bit more than a card of TensorBoard shows, which is 350 dots wide
+_WIDTH, _DPI = 3.6, 120
 # Space between samples, relative to their size
 _GAP = 0.08
 _NUM_EXAMPLES = 4
@@ -170,11 +170,12 @@ def boundary_figure(curves: Mapping[int, BoundaryCurve]) -> "Figure":
     axis.fill_between(last.eps, last.low, last.high, color=COLORS[0], alpha=0.15, linewidth=0)
     axis.axvline(last.eps[-1] / REACH, color="0.4", linestyle=":", linewidth=1, zorder=0)
     axis.text(last.eps[-1] / REACH, 1.0, " eps", fontsize=8, va="top")
-    axis.set(ylim=(-0.03, 1.03), xlim=(0, last.eps[-1]))
+    axis.set(ylim=(-0.03, 1.03), yticks=[0, 0.25, 0.5, 0.75, 1], xlim=(0, last.eps[-1]))
+    axis.locator_params(axis="x", nbins=5)
     axis.set_xlabel(f"perturbation budget ({last.norm}, units of the input)", fontsize=8)
     axis.tick_params(labelsize=8)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, frameon=False)
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend(fontsize=8, frameon=False, loc="upper right")
     _set_title(figure, f"{get_key('boundary_acc').label}, over budgets")
     return figure
 
