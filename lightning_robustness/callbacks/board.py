@@ -136,7 +136,7 @@ class Board:
         if curve is not None:
             self._curves[epoch] = curve
             self._waiting["boundary_curve"] = partial(boundary_figure, self._curves)
-        if self._attack in outcomes:
+        if self._attack is not None and self._attack in outcomes:
             self._add_class_rates(epoch, self._attack, outcomes[self._attack])
         if self._num_evaluations % DRAW_EVERY == 0:
             self.draw_waiting(step)

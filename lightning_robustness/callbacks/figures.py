@@ -119,9 +119,9 @@ def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure |
 
     """
     figure, position, kept = figure or _empty_history_figure(), _position(history), _kept(history)
-    for owner in (figure, *figure.axes):
-        for artist in (*owner.texts, *getattr(owner, "collections", ()), *owner.lines):
-            artist.remove()
+    before = [[*axis.texts, *axis.collections, *axis.lines] for axis in figure.axes]
+    for artist in (*figure.texts, *(artist for artists in before for artist in artists)):
+        artist.remove()
     accuracy, *others = figure.axes
     _draw_accuracy(accuracy, history, position)
     for axis, name in zip(others, _ATTACK_FREE, strict=True):
@@ -364,7 +364,7 @@ def _draw_accuracy(axis: "Axes", history: Sequence[Evaluation], position: str) -
     if 0 < len(worst) < len([entry for entry in history if any(key in entry for key in attacked)]):
         axis.plot(worst, [0.0] * len(worst), "k^", markersize=4, clip_on=False, label="all attacks")
     if axis.lines:
-        places = {"loc": "lower left", "bbox_to_anchor": (-0.2, 0.99), "ncols": 4}
+        places: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.2, 0.99), "ncols": 4}
         axis.legend(fontsize=8, frameon=False, handlelength=1.6, columnspacing=1.2, labelspacing=0.2, **places)
     else:
         axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)
@@ -390,7 +390,8 @@ def _draw_band(axis: "Axes", history: Sequence[Evaluation], key: str, position: 
     if entries:
         ends = [accuracy_interval(entry[key], entry[number]) for entry in entries]
         places = [entry[position] for entry in entries]
-        axis.fill_between(places, *zip(*ends, strict=True), color=color, alpha=0.15, linewidth=0)
+        lows, highs = zip(*ends, strict=True)
+        axis.fill_between(places, lows, highs, color=color, alpha=0.15, linewidth=0)
 
 
 def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, float]]) -> None:

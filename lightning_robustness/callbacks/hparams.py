@@ -51,7 +51,7 @@ def _tensorboards(trainer: Trainer) -> Iterator[Any]:
 
 def _hyperparameters(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     """Merge the hyperparameters of the module and the data module, as Lightning does."""
-    owners = [pl_module, getattr(trainer, "datamodule", None)]
+    owners: list[Any] = [pl_module, getattr(trainer, "datamodule", None)]
     logged = [dict(owner.hparams_initial) for owner in owners if getattr(owner, "_log_hyperparams", False)]
     # The entry of LightningCLI is its own
     return {name: value for params in logged for name, value in params.items() if name != "_class_path"}

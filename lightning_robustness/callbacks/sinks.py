@@ -119,8 +119,7 @@ class TableSink(Sink):
         """Show values over epochs, not over steps, where the logger has a choice."""
         define = getattr(getattr(self._logger, "experiment", None), "define_metric", None)
         if define is not None:
-            for name in (self._prefix, f"{self._prefix}/*"):
-                define(self._start + name, step_metric=f"{self._start}epoch", step_sync=True)
+            define(f"{self._start}{self._prefix}/*", step_metric=f"{self._start}epoch", step_sync=True)
 
     def image(self, name: str, picture: np.ndarray, step: int) -> None:
         """Show a picture as a panel."""

@@ -463,8 +463,7 @@ def test_weights_and_biases(examples, monkeypatch):
     wandb = SimpleNamespace(Image=lambda image: image, Table=lambda **table: table)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     show_all([Recorder()], examples)
-    options = {"step_metric": "epoch", "step_sync": True}
-    assert defined == [("robustness", options), ("robustness/*", options)]
+    assert defined == [("robustness/*", {"step_metric": "epoch", "step_sync": True})]
     glossary, settings, signs, (step, pictures), (last, run) = logged
     assert glossary[1]["robustness/glossary"]["columns"] == ["key", "meaning"]
     table = {"columns": ["setting", "value"], "data": [["seed", "0"]], "dataframe": None}
