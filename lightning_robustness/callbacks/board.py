@@ -15,15 +15,15 @@ from lightning_robustness.callbacks.figures import (
     as_images,
     boundary_figure,
     class_figure,
-    history_figure,
     perturbation_figure,
-    render,
 )
+from lightning_robustness.callbacks.history_figure import history_figure
 from lightning_robustness.callbacks.sinks import sinks_of
 from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.measurement.attack_outcome import AttackOutcome
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import KEYS, Part, charts, get_key, logged_keys
+from lightning_robustness.utilities.drawing import render
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 

@@ -33,15 +33,15 @@ from lightning_robustness.callbacks.board import Board, describe_eps
 from lightning_robustness.callbacks.figures import (
     boundary_figure,
     class_figure,
-    history_figure,
     perturbation_figure,
-    render,
 )
+from lightning_robustness.callbacks.history_figure import history_figure
 from lightning_robustness.callbacks.sinks import markdown_list
 from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.measurement.attack_outcome import AttackOutcome
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import logged_keys, tag
+from lightning_robustness.utilities.drawing import render
 from lightning_robustness.utilities.input_space import InputSpace
 
 SPACE = InputSpace(mean=0.5, std=0.25)
