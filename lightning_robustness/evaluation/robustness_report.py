@@ -102,7 +102,8 @@ class RobustnessReport(Report):
         value = self.metrics.get(name, math.nan)
         has_pixels = self.threat_model is not None and self.threat_model.has_pixels
         in_linf = self.boundary is not None and self.boundary.norm == "linf"
-        return NumberText(write_distance(value)) if name == "boundary" and has_pixels and in_linf else value
+        is_written = name == "boundary" and has_pixels and in_linf and math.isfinite(value)
+        return NumberText(write_distance(value)) if is_written else value
 
     @override
     def tables(self) -> list[Table]:
