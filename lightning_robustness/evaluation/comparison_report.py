@@ -135,7 +135,7 @@ class ComparisonReport(Report):
     @property
     def _budget_text(self) -> str:
         first = next(iter(self._sweeps.values()))
-        return write_budget(self.budget or 0.0) + (" in l2" if first.norm == "l2" else "")
+        return write_budget(self.budget or 0.0, first.norm)
 
     def _robust(self, name: str) -> Share:
         return self._sweeps[name].robust_accuracy(self.budget)

@@ -95,7 +95,7 @@ class RobustnessReport(Report):
         """Budget of robust accuracy to first order as text; empty if it is unknown."""
         if self.boundary is None:
             return ""
-        return write_budget(self.boundary.budget) + (" in l2" if self.boundary.norm == "l2" else "")
+        return write_budget(self.boundary.budget, self.boundary.norm)
 
     def cell(self, name: str) -> Cell:
         """Return a value for a table: the distance to the boundary of images in steps of 8-bit pixels."""

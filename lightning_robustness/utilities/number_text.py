@@ -31,19 +31,24 @@ def write_interval(low: float, high: float) -> str:
     return f"{100 * low:.{digits}f}-{100 * high:.{digits}f} %"
 
 
-def write_budget(eps: float) -> str:
+def write_budget(eps: float, norm: str | None = None) -> str:
     """Write a perturbation budget, in steps of 8-bit pixels where it is such a fraction and not a short decimal.
+
+    Args:
+        eps: The budget.
+        norm: Its norm; l2 is named, the others go without saying.
 
     Example:
         >>> from lightning_robustness.utilities.number_text import write_budget
-        >>> write_budget(8 / 255), write_budget(0.25 / 255), write_budget(0.11), write_budget(8.0)
-        ('8/255', '0.25/255', '0.11', '8')
+        >>> write_budget(8 / 255), write_budget(0.25 / 255), write_budget(0.11), write_budget(8.0, "l2")
+        ('8/255', '0.25/255', '0.11', '8 in l2')
 
     """
     parts = _PARTS * _STEPS * eps
     is_decimal = math.isclose(eps, round(eps, 3), rel_tol=1e-6)
     is_fraction = 0 < eps < 1 and math.isclose(parts, round(parts), rel_tol=1e-6)
-    return f"{round(parts) / _PARTS:g}/{_STEPS}" if is_fraction and not is_decimal else f"{eps:.4g}"
+    text = f"{round(parts) / _PARTS:g}/{_STEPS}" if is_fraction and not is_decimal else f"{eps:.4g}"
+    return f"{text} in l2" if norm == "l2" else text
 
 
 def write_distance(distance: float, has_pixels: bool = True) -> str:

@@ -27,6 +27,7 @@ from lightning_robustness.utilities.number_text import write_budget, write_dista
 )
 def test_budgets(eps, text):
     assert write_budget(eps) == text
+    assert (write_budget(eps, "linf"), write_budget(eps, "l2")) == (text, f"{text} in l2")
 
 
 @pytest.mark.parametrize("steps", range(1, 255))
