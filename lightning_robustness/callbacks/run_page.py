@@ -1,7 +1,7 @@
 """A training run as a page."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
@@ -9,6 +9,7 @@ from lightning_robustness.callbacks.run_summary import RunSummary
 from lightning_robustness.measurement.glossary import glossary
 from lightning_robustness.measurement.keys import KEYS, Key, get_key
 from lightning_robustness.measurement.threat_model import ThreatModel
+from lightning_robustness.measurement.trust import Evaluation
 from lightning_robustness.utilities.number_text import write_interval, write_share
 from lightning_robustness.utilities.page import Page
 from lightning_robustness.utilities.provenance import describe_run
@@ -17,7 +18,12 @@ from lightning_robustness.utilities.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Evaluation = Mapping[str, float]
+_PARTS = (
+    ("attacks", "Attacks, by epoch"),
+    ("features", "RDI, ROBY and accuracy, by epoch"),
+    ("fim", "Fisher information and distance to the boundary, by epoch"),
+    ("clever", "CLEVER, by epoch"),
+)
 
 
 def run_page(history: Sequence[Evaluation], settings: MonitorSettings, figure: "Figure") -> Page:
@@ -85,14 +91,6 @@ def _tables(
         Table("Time", ["part", "seconds"], [[name, value] for name, value in summary.seconds.items()], folded=True),
         Table("Settings", ["setting", "value"], list(settings.describe().items()), folded=True),
     ]
-
-
-_PARTS = (
-    ("attacks", "Attacks, by epoch"),
-    ("features", "RDI, ROBY and accuracy, by epoch"),
-    ("fim", "Fisher information and distance to the boundary, by epoch"),
-    ("clever", "CLEVER, by epoch"),
-)
 
 
 def _part(name: str) -> str:
