@@ -12,7 +12,6 @@ from typing_extensions import override
 from lightning_robustness.attacks import Attack
 from lightning_robustness.callbacks.history_figure import history_figure
 from lightning_robustness.callbacks.hparams import announce_values, close_table
-from lightning_robustness.callbacks.intervals import interval_values
 from lightning_robustness.callbacks.monitor_run import MonitorRun
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
 from lightning_robustness.callbacks.run_page import run_page
@@ -28,6 +27,7 @@ from lightning_robustness.callbacks.trainer_access import (
 )
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks, name_final_attack
+from lightning_robustness.measurement.intervals import interval_values
 from lightning_robustness.measurement.keys import tag
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_integer

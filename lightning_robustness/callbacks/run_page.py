@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
 from lightning_robustness.callbacks.run_summary import RunSummary
 from lightning_robustness.measurement.glossary import glossary
-from lightning_robustness.measurement.keys import KEYS, Key, get_key
+from lightning_robustness.measurement.keys import KEYS, find_key, get_key
 from lightning_robustness.measurement.threat_model import ThreatModel
 from lightning_robustness.measurement.trust import Evaluation
 from lightning_robustness.utilities.number_text import write_interval, write_share
@@ -94,15 +94,8 @@ def _tables(
 
 
 def _part(name: str) -> str:
-    key = _find(name)
+    key = find_key(name)  # None for epoch and step
     return "" if key is None or key.role == "bookkeeping" else key.part
-
-
-def _find(name: str) -> Key | None:
-    try:
-        return get_key(name)
-    except ValueError:  # epoch, step
-        return None
 
 
 def _history_table(title: str, history: Sequence[Evaluation], names: Sequence[str]) -> Table:
