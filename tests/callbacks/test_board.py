@@ -25,6 +25,7 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
+from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_robustness.attacks import Budget, MaskingSign
@@ -77,7 +78,9 @@ OTHERS = {
 
 
 @pytest.fixture
-def logger(tmp_path):
+def logger(tmp_path, monkeypatch):
+    # Event files of the same second are sorted by this number as text, which puts 10 before 9
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     return TensorBoardLogger(tmp_path, name="run")
 
 
