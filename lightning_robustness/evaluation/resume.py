@@ -144,7 +144,10 @@ def check_folder(resume: Any) -> None:
     if resume is not None and not isinstance(resume, str | Path):
         raise TypeError(f"Expected argument `resume` to be the path of a folder but got {type(resume).__name__}.")
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
-        raise ValueError(f"Expected argument `resume` to be the path of a folder but {resume} is a file.")
+        raise ValueError(
+            f"Expected argument `resume` to be the path of a folder but {resume} is a file. Pass another path, such as "
+            "that of a folder which does not exist yet."
+        )
 
 
 def subfolder(folder: str | Path | None, name: str) -> Path | None:
@@ -161,7 +164,9 @@ def _compare(folder: Path, name: str, facts: Mapping[str, str]) -> None:
     try:
         before = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"Expected the {name} of an evaluation in {path} but it cannot be read: {error}.") from error
+        raise ValueError(
+            f"Expected the {name} of an evaluation in {path} but it cannot be read: {error}. Pass another folder."
+        ) from error
     names = [key for key in {**before, **facts} if before.get(key) != facts.get(key)]
     if names:
         listed = "; ".join(f"{key}: {before.get(key, 'none')} there, {facts.get(key, 'none')} here" for key in names)

@@ -138,7 +138,7 @@ def test_damaged_files_are_measured_again(tmp_path):
     with pytest.warns(UserWarning, match=r"features.values.json cannot be read, so its results are computed again"):
         assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
     (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"Expected the settings of an evaluation in .* but it cannot be read"):
+    with pytest.raises(ValueError, match=r"Expected the settings of an evaluation in .* but it cannot be read.* Pass"):
         evaluate_some(tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_files_hold_no_pickled_objects(tmp_path):
 
 def test_what_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"Expected argument `resume` to be the path of a folder but .*file is a file"):
+    with pytest.raises(ValueError, match=r"`resume` to be the path of a folder but .*file is a file. Pass another"):
         evaluate_some(tmp_path / "file")
     with pytest.raises(TypeError, match="Expected argument `resume` to be the path of a folder but got int"):
         evaluate_some(3)
