@@ -237,7 +237,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="directory with Fashion-MNIST's idx files")
     parser.add_argument("--parts", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="numbers of the parts to run")
-    parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 200, 1000], help="numbers of classes, part 1")
+    parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 200, 1000], help="of part 1")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
