@@ -6,9 +6,13 @@ of repetitions, all sides in turn. The network is so small that a natural step t
 ten minutes on two cores:
 ``python benchmarks/adversarial_training.py --data DIRECTORY``, where the directory holds the four files of
 Fashion-MNIST (without ``--data``, torchvision downloads them, where it is installed). Needs torchattacks.
+
+``--parts one_step`` measures one thing alone, on one thread and random images: the milliseconds of a batch with an
+attack of one step, on the small network and on a ResNet-18. Batches of all sides take turns.
 """
 
 import argparse
+import itertools
 import logging
 import statistics
 import time
@@ -19,7 +23,8 @@ import lightning as L
 import torch
 import torchattacks
 from fashion_mnist import load_fashion_mnist
-from networks import small_network
+from networks import resnet18, small_network
+from timing import record
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
@@ -95,21 +100,25 @@ def fit(data: TensorDataset, step: Step, *callbacks: L.Callback) -> float:
     """Seconds of an epoch in Lightning."""
     torch.manual_seed(0)
     stopwatch = Stopwatch()
-    trainer = L.Trainer(
+    make_trainer(stopwatch, *callbacks).fit(Classifier(step), DataLoader(data, batch_size=128, shuffle=True))
+    return stopwatch.seconds
+
+
+def make_trainer(*callbacks: L.Callback) -> L.Trainer:
+    """A Trainer for one epoch, with nothing that takes time of its own."""
+    return L.Trainer(
         max_epochs=1,
-        callbacks=[stopwatch, *callbacks],
+        callbacks=list(callbacks),
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Classifier(step), DataLoader(data, batch_size=128, shuffle=True))
-    return stopwatch.seconds
 
 
-def compare(title: str, sides: dict[str, Callable[[], float]], repetitions: int, reference: str) -> None:
-    """Measure all sides in turn, and print their seconds and their ratios to one of them."""
+def compare(title: str, sides: dict[str, Callable[[], float]], repetitions: int, reference: str) -> dict[str, float]:
+    """Measure all sides in turn; print their seconds and return their ratios to one of them."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for number in tqdm(range(repetitions), desc=title, leave=False):
         for name in list(sides)[:: -1 if number % 2 else 1]:  # there and back, so that none is always behind the same
@@ -118,6 +127,7 @@ def compare(title: str, sides: dict[str, Callable[[], float]], repetitions: int,
     print(f"\n{title}\n   {'':34s} seconds   / {reference}")
     for name, median in medians.items():
         print(f"   {name:34s} {median:7.2f}  {median / medians[reference]:6.3f}", flush=True)
+    return {name: median / medians[reference] for name, median in medians.items()}
 
 
 def against(data: TensorDataset, name: str, steps: int, alpha: float, repetitions: int) -> None:
@@ -141,7 +151,74 @@ def against(data: TensorDataset, name: str, steps: int, alpha: float, repetition
         "training_step by hand": lambda: fit(data, by_hand),
         "training_step with torchattacks": lambda: fit(data, by_torchattacks),
     }
-    compare(f"{name}: {steps} steps, an epoch of {len(data):,} images", sides, repetitions, "loop by hand")
+    title = f"{name}: {steps} steps, an epoch of {len(data):,} images"
+    ratios = compare(title, sides, repetitions, "loop by hand")
+    record(
+        **{
+            f"{name}_callback": ratios["callback"],
+            f"{name}_active": ratios["callback, all_steps=False"],
+            f"{name}_torchattacks": ratios["training_step with torchattacks"],
+        }
+    )
+
+
+class Marks(L.Callback):
+    """Seconds from the beginning of one batch to that of the next."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.marks: list[float] = []
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: object, idx: int) -> None:
+        self.marks.append(time.process_time())
+
+
+def one_step(name: str, make: Callable[[], nn.Module], shape: tuple[int, ...], batches: int, repetitions: int) -> None:
+    """A batch with an attack of one step: medians, without the batches on which the callback measures something."""
+    data = TensorDataset(torch.rand(batches * shape[0], *shape[1:]), torch.randint(10, (batches * shape[0],)))
+    loader, alpha = DataLoader(data, batch_size=shape[0]), 1.25 * EPS
+
+    def by_hand(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return plain(network, pgd(network, x, y, 1, alpha), y)
+
+    def by_torchattacks(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return plain(network, torchattacks.PGD(network, eps=EPS, alpha=alpha, steps=1)(x, y), y)
+
+    def in_a_loop() -> list[float]:
+        network, marks = make(), []
+        optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+        for x, y in loader:
+            marks.append(time.process_time())
+            loss = by_hand(network, x, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return marks
+
+    def in_lightning(step: Step, *callbacks: L.Callback) -> list[float]:
+        marks, classifier = Marks(), Classifier(step)
+        classifier.network = make()
+        make_trainer(marks, *callbacks).fit(classifier, loader)
+        return marks.marks
+
+    def callback() -> list[float]:
+        attack = PGD(eps=EPS, steps=1, alpha=alpha)
+        return in_lightning(plain, AdversarialTraining(attack, overfitting_samples=0))
+
+    sides: dict[str, Callable[[], list[float]]] = {
+        "loop by hand": in_a_loop,
+        "training_step by hand": lambda: in_lightning(by_hand),
+        "training_step with torchattacks": lambda: in_lightning(by_torchattacks),
+        "callback": callback,
+    }
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for number in tqdm(range(repetitions), desc=name, leave=False):
+        for side in list(sides)[:: -1 if number % 2 else 1]:
+            marks = sides[side]()
+            times[side] += [end - start for start, end in itertools.pairwise(marks[1:])]
+    medians = {side: statistics.median(values) for side, values in times.items()}
+    print(f"\n{name}, {shape[0]} images, one step\n   {'':34s}      ms   / loop by hand")
+    for side, median in medians.items():
+        print(f"   {side:34s} {1000 * median:7.2f}  {median / medians['loop by hand']:6.3f}", flush=True)
 
 
 def others(data: TensorDataset, repetitions: int) -> None:
@@ -173,12 +250,22 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="directory with Fashion-MNIST's idx files")
     parser.add_argument("--repetitions", type=int, default=8)
+    names = ["pgd", "fast", "others", "one_step"]
+    parser.add_argument("--parts", nargs="+", choices=names, default=names, help="which parts to run")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    images, labels = load_fashion_mnist(arguments.data, train=True)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, torchattacks {torchattacks.__version__}")
-    part, larger_part = (TensorDataset(images[:number], labels[:number]) for number in (6400, 25600))
-    against(part, "PGD", steps=7, alpha=EPS / 4, repetitions=arguments.repetitions)
-    against(larger_part, "fast", steps=1, alpha=1.25 * EPS, repetitions=arguments.repetitions)
-    others(part, arguments.repetitions)
+    if {"pgd", "fast", "others"} & set(arguments.parts):
+        images, labels = load_fashion_mnist(arguments.data, train=True)
+        part, larger_part = (TensorDataset(images[:number], labels[:number]) for number in (6400, 25600))
+    if "pgd" in arguments.parts:
+        against(part, "PGD", steps=7, alpha=EPS / 4, repetitions=arguments.repetitions)
+    if "fast" in arguments.parts:
+        against(larger_part, "fast", steps=1, alpha=1.25 * EPS, repetitions=arguments.repetitions)
+    if "others" in arguments.parts:
+        others(part, arguments.repetitions)
+    if "one_step" in arguments.parts:
+        torch.set_num_threads(1)  # CPU time of several threads is not the time that passes
+        one_step("Small network", lambda: small_network(num_classes=10), (128, 1, 28, 28), 40, arguments.repetitions)
+        one_step("ResNet-18", lambda: resnet18(num_classes=10), (16, 3, 32, 32), 5, arguments.repetitions)

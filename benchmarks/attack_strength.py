@@ -6,7 +6,8 @@ as ``lightning-robustness evaluate`` takes them. AutoAttack is twice in the tabl
 parts of torchattacks; and as torchattacks 3.3 has it, with 10. Takes about ten minutes on two cores:
 ``python benchmarks/attack_strength.py --data DIRECTORY --cache DIRECTORY``, where the first directory holds the four
 files of Fashion-MNIST (without ``--data``, torchvision downloads them, where it is installed). Needs torchattacks and
-foolbox.
+foolbox. ``--offset`` takes other test images and ``--seed`` other networks than those that settings were chosen on, and
+``--attack`` some rows of the table only.
 """
 
 import argparse
@@ -118,8 +119,8 @@ def trades(network: nn.Sequential, images: Tensor, labels: Tensor, epochs: int, 
     return network.eval()
 
 
-def trained(cache: Path, data: str | None) -> dict[str, nn.Module]:
-    """Train the networks, or read them from the cache."""
+def trained(cache: Path, data: str | None, seed: int) -> dict[str, nn.Module]:
+    """Train the networks from a seed, or read them from the cache."""
     cache.mkdir(parents=True, exist_ok=True)
     images, labels = load_fashion_mnist(data, train=True)
     few = images[:40_000], labels[:40_000]
@@ -130,8 +131,8 @@ def trained(cache: Path, data: str | None) -> dict[str, nn.Module]:
     }
     networks = {}
     for name, recipe in recipes.items():
-        torch.manual_seed(0)
-        network, path = small_network(num_classes=10), cache / f"{name}.pt"
+        torch.manual_seed(seed)
+        network, path = small_network(num_classes=10), cache / (f"{name}-{seed}.pt" if seed else f"{name}.pt")
         if path.exists():
             network.load_state_dict(torch.load(path, weights_only=True))
         else:
@@ -148,17 +149,21 @@ if __name__ == "__main__":
     parser.add_argument("--model", help="class of the checkpoints, package.module:Class")
     parser.add_argument("--eps", type=float, default=0.1, help="budget for checkpoints")
     parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--offset", type=int, default=0, help="number of test images to leave out at the beginning")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the training")
+    parser.add_argument("--attack", action="append", choices=list(ATTACKS), help="a row of the table; by default all")
     arguments = parser.parse_args()
-    networks = trained(arguments.cache, arguments.data)
+    networks = trained(arguments.cache, arguments.data, arguments.seed)
     for name, _, path in (given.partition("=") for given in arguments.checkpoint):
         networks[name] = load_model(arguments.model, path).eval().requires_grad_(False)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, torchattacks {torchattacks.__version__}")
-    x, y = (part[: arguments.samples] for part in load_fashion_mnist(arguments.data, train=False))
+    rows = slice(arguments.offset, arguments.offset + arguments.samples)
+    x, y = (part[rows] for part in load_fashion_mnist(arguments.data, train=False))
     for name, network in networks.items():
         eps = EPS.get(name, arguments.eps)
         accuracy = (network(x).argmax(1) == y).float().mean()
         print(f"\n{name} network, eps {eps}, {len(x)} samples, clean accuracy {accuracy:.3f}")
         print(f"   {'':30s} accuracy  passes/sample  seconds")
-        for label, make in ATTACKS.items():
-            robust, passes, seconds = measure(network, make(network, eps), x, y)
+        for label in arguments.attack or ATTACKS:
+            robust, passes, seconds = measure(network, ATTACKS[label](network, eps), x, y)
             print(f"   {label:30s} {robust:8.3f}  {passes:13.1f}  {seconds:7.2f}", flush=True)

@@ -16,6 +16,7 @@ import torch
 import torchattacks
 from fashion_mnist import load_fashion_mnist
 from networks import small_network, train
+from timing import record
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -76,7 +77,7 @@ def sides(
     return Side(network, x, y, theirs), Side(network, x, y, lambda x, y: run(network, attack, x, y).x_adv)
 
 
-def pgd(networks: dict[str, nn.Module], x: Tensor, y: Tensor) -> None:
+def pgd(networks: dict[str, nn.Module], x: Tensor, y: Tensor, repetitions: int) -> None:
     """PGD at the setting of the RDI paper, and with a smaller budget."""
     print(f"\n1. PGD, 40 steps of 0.01, {len(x)} samples: torchattacks -> here")
     print(HEADER)
@@ -84,11 +85,14 @@ def pgd(networks: dict[str, nn.Module], x: Tensor, y: Tensor) -> None:
         for name, network in networks.items():
             theirs = torchattacks.PGD(network, eps=eps, alpha=0.01, steps=40)
             pair = sides(network, x, y, theirs, PGD(eps=eps, alpha=0.01, steps=40))
-            compare(*pair, repetitions=5)
+            compare(*pair, repetitions)
             row(name, str(eps), *pair)
+            key = f"pgd_{name}_{round(100 * eps)}"
+            record(**{key: pair[0].seconds / pair[1].seconds})
+            record(**{f"{key}_success": pair[1].success_rate - pair[0].success_rate})
 
 
-def square(networks: dict[str, nn.Module], x: Tensor, y: Tensor) -> None:
+def square(networks: dict[str, nn.Module], x: Tensor, y: Tensor, repetitions: int) -> None:
     """Square at the setting of the RDI paper, and with a smaller budget and fewer queries."""
     print(f"\n2. Square, 5,000 queries for eps 0.3 and 200 for 0.1, {len(x)} samples: torchattacks -> here")
     print(HEADER)
@@ -96,17 +100,20 @@ def square(networks: dict[str, nn.Module], x: Tensor, y: Tensor) -> None:
         for name, network in networks.items():
             theirs = torchattacks.Square(network, eps=eps, n_queries=num_queries)
             pair = sides(network, x, y, theirs, Square(eps=eps, num_queries=num_queries))
-            compare(*pair, repetitions=3)
+            compare(*pair, repetitions)
             row(name, str(eps), *pair)
+            key = f"square_{name}_{round(100 * eps)}"
+            record(**{key: pair[0].seconds / pair[1].seconds})
+            record(**{f"{key}_success": pair[1].success_rate - pair[0].success_rate})
 
 
-def cw(networks: dict[str, nn.Module], x: Tensor, y: Tensor) -> None:
+def cw(networks: dict[str, nn.Module], x: Tensor, y: Tensor, repetitions: int) -> None:
     """C&W at the setting of the RDI paper, and with binary search."""
     print(f"\n3. C&W, 50 steps, lr 0.01, c 1, {len(x)} samples: torchattacks -> here")
     print(HEADER + "      median l2")
     for name, network in networks.items():
         pair = sides(network, x, y, torchattacks.CW(network, c=1, steps=50, lr=0.01), CW(c=1.0, steps=50, lr=0.01))
-        compare(*pair, repetitions=3)
+        compare(*pair, repetitions)
         row(name, "-", *pair, distance=True)
     print(f"\n4. C&W with 5 binary search steps of 50, c from 1, lr 0.01, {len(x)} samples: foolbox -> here,")
     print("   with as many search steps and with the fewest that reach foolbox's success rate")
@@ -118,14 +125,17 @@ def cw(networks: dict[str, nn.Module], x: Tensor, y: Tensor) -> None:
             return reference(foolbox.PyTorchModel(network, bounds=(0, 1), device=x.device), x, y, epsilons=None)[1]
 
         pair = sides(network, x, y, theirs, CW(c=1.0, steps=50, lr=0.01, binary_search_steps=5))
-        compare(*pair, repetitions=2)
+        compare(*pair, repetitions)
+        fastest = pair[1]
         row(name, "5", *pair, distance=True)
         for number in range(1, 5):
             ours = sides(network, x, y, theirs, CW(c=1.0, steps=50, lr=0.01, binary_search_steps=number))[1]
             ours.measure()
             if ours.success_rate >= pair[0].success_rate:
                 row(name, str(number), pair[0], ours, distance=True)
+                fastest = ours
                 break
+        record(**{f"cw_{name}": pair[0].seconds / fastest.seconds})
 
 
 def adversarial(network: nn.Sequential, images: Tensor, labels: Tensor, epochs: int, eps: float) -> nn.Sequential:
@@ -145,6 +155,7 @@ def adversarial(network: nn.Sequential, images: Tensor, labels: Tensor, epochs: 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="directory with Fashion-MNIST's idx files")
+    parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, torchattacks {torchattacks.__version__}")
@@ -157,6 +168,6 @@ if __name__ == "__main__":
     for name, network in networks.items():
         network.requires_grad_(False)
         print(f"accuracy of the {name} network: {(network(images).argmax(1) == labels).float().mean():.3f}")
-    pgd(networks, images[:1000], labels[:1000])
-    square(networks, images[:1000], labels[:1000])
-    cw(networks, images[:300], labels[:300])
+    pgd(networks, images[:1000], labels[:1000], arguments.repetitions)
+    square(networks, images[:1000], labels[:1000], arguments.repetitions)
+    cw(networks, images[:300], labels[:300], arguments.repetitions)

@@ -1,7 +1,7 @@
 """The distance to the decision boundary: its cost, how few rivals are enough, and how it trains.
 
 Everything is measured in one run and printed as ratios, both sides in turn. Takes about ten minutes on two cores:
-``python benchmarks/boundary.py``, or one part of it with ``--part cost``, ``rivals`` or ``training``.
+``python benchmarks/boundary.py``, or one part of it with ``--part cost``, ``rivals``, ``training`` or ``equal``.
 """
 
 import argparse
@@ -102,8 +102,8 @@ def train_many(x: Tensor, y: Tensor, num_classes: int, eps: float) -> nn.Sequent
 Term = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 
 
-def training() -> None:
-    """Robust accuracy of networks trained with each attack-free term, and what it costs."""
+def attack_free_terms() -> dict[str, Term]:
+    """Terms of the loss, by what they are called in the tables."""
     terms: dict[str, Term] = {"natural": lambda network, x, y, logits: logits.new_zeros(())}
     for weight in (0.1, 1.0):
         terms[f"RDI, weight {weight:g}"] = lambda n, x, y, logits, w=weight: w * rdi_loss(logits, y)
@@ -113,19 +113,44 @@ def training() -> None:
         for weight in (0.3, 1.0):
             name = f"boundary, margin {margin:g}, weight {weight:g}"
             terms[name] = lambda n, x, y, logits, m=margin, w=weight: w * boundary_penalty(n, x, y, m)
+    return terms
+
+
+def load_images() -> tuple[Tensor, Tensor]:
+    """Images of digits in [0, 1], and labels."""
+    digits = load_digits()
+    return torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1), torch.tensor(digits.target)
+
+
+def training() -> None:
+    """Robust accuracy of networks trained with each attack-free term, and what it costs."""
     print("\n3. Digits, 10 epochs, means of three seeds: accuracy under PGD with 20 steps on 597 test images")
     print(f"   {'term':33s}  cost  accuracy  eps 0.1  eps 0.2")
-    digits = load_digits()
-    images, labels = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1), torch.tensor(digits.target)
+    images, labels = load_images()
     baseline = None
-    for name, term in terms.items():
+    for name, term in attack_free_terms().items():
         rows = [train_digits(images, labels, term, seed) for seed in range(3)]
         cost_, accuracy, *robust = torch.tensor(rows, dtype=torch.float64).mean(dim=0).tolist()
         baseline = baseline or cost_
         print(f"   {name:33s}  {cost_ / baseline:4.1f}  {accuracy:8.3f}  {robust[0]:7.3f}  {robust[1]:7.3f}")
 
 
-def train_digits(images: Tensor, labels: Tensor, term: Term, seed: int) -> list[float]:
+def equal_cost() -> None:
+    """Robust accuracy of networks trained with each attack-free term for the same time: that of 10 Fisher epochs."""
+    torch.set_num_threads(1)
+    print("\n4. Digits, as long as 10 epochs with the Fisher term take, means of three seeds, one thread")
+    print(f"   {'term':33s}  ms/epoch  epochs  seconds  accuracy  eps 0.1  eps 0.2")
+    (images, labels), terms = load_images(), attack_free_terms()
+    per_epoch = {name: train_digits(images, labels, term, 0, epochs=3)[0] / 3 for name, term in terms.items()}
+    for name, term in terms.items():
+        epochs = round(10 * per_epoch["Fisher, weight 0.3"] / per_epoch[name])
+        rows = [train_digits(images, labels, term, seed, epochs) for seed in range(3)]
+        spent, accuracy, *robust = torch.tensor(rows, dtype=torch.float64).mean(dim=0).tolist()
+        columns = f"{accuracy:8.3f}  {robust[0]:7.3f}  {robust[1]:7.3f}"
+        print(f"   {name:33s}  {1e3 * per_epoch[name]:8.0f}  {epochs:6d}  {spent:7.1f}  {columns}", flush=True)
+
+
+def train_digits(images: Tensor, labels: Tensor, term: Term, seed: int, epochs: int = 10) -> list[float]:
     """Train on the first 1,200 images; return processor seconds, accuracy and robust accuracies."""
     torch.manual_seed(seed)
     network = nn.Sequential(
@@ -133,7 +158,7 @@ def train_digits(images: Tensor, labels: Tensor, term: Term, seed: int) -> list[
         *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10)),
     )
     optimizer, start = torch.optim.Adam(network.parameters(), lr=2e-3), time.process_time()
-    for _ in range(10):
+    for _ in range(epochs):
         for batch in torch.randperm(1200).split(64):
             x, y = images[batch], labels[batch]
             optimizer.zero_grad()
@@ -150,7 +175,7 @@ def train_digits(images: Tensor, labels: Tensor, term: Term, seed: int) -> list[
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=["cost", "rivals", "training"])
+    parser.add_argument("--part", choices=["cost", "rivals", "training", "equal"])
     parser.add_argument("--repetitions", type=int, default=5)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -161,3 +186,5 @@ if __name__ == "__main__":
         rivals()
     if arguments.part in (None, "training"):
         training()
+    if arguments.part in (None, "equal"):
+        equal_cost()

@@ -13,7 +13,7 @@ import torch
 from fashion_mnist import load_fashion_mnist
 from networks import resnet18, small_network, train
 from sklearn.datasets import load_digits
-from timing import seconds
+from timing import record, seconds
 from torch import Tensor
 
 from lightning_robustness.functional import robustness_difference_index, roby
@@ -89,6 +89,7 @@ def against_loops() -> None:
                     value = function(features, preds, num_classes)
                     loops[name] = time.perf_counter() - start
                     torch.testing.assert_close(value, reference(), atol=1e-4, rtol=0)
+                record(**{f"roby_{num_classes}": loops["roby"] / ours["roby"]})
             print(
                 f"{num_classes:8d} {num_samples:8d}  {ours['rdi']:7.4f}  {ours['roby']:7.4f}  "
                 f"{ours['roby'] / ours['rdi']:8.2f}  {loops['rdi'] / ours['rdi']:15.0f}  "
@@ -118,6 +119,7 @@ def against_forward() -> None:
                 metric.update(features, preds)
         update = (time.perf_counter() - start) / 600
         share = update / forward_seconds
+        record(**{f"update_{mode}": share})
         print(f"   {mode:9s}: {1e3 * update:6.2f} ms of {1e3 * forward_seconds:7.1f} ms, {share:.2%}")
 
 

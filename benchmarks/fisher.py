@@ -13,7 +13,7 @@ import sys
 import torch
 from fashion_mnist import load_fashion_mnist
 from networks import resnet18, small_network, train
-from timing import seconds
+from timing import record, seconds
 from torch import Tensor, nn
 
 from lightning_robustness.functional import fisher_spectral_norm
@@ -66,6 +66,7 @@ def cost(repetitions: int) -> None:
             functions[name] = lambda n=network, x=x, options=options: fisher_spectral_norm(n, x, **options)
         times = seconds(functions, repetitions)
         reference = fisher_spectral_norm(network, x, "lanczos", tolerance=1e-12)
+        record(**{f"fisher_{num_classes}": times["auto"] / times["pgd"]})
         print(f"{num_classes:7d}  20-step PGD                     {times['pgd'] / times['forward']:14.1f}")
         for name, options in variants.items():
             parts = fisher_spectral_norm(network, x, **options, return_components=True)
@@ -128,6 +129,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="directory with Fashion-MNIST's idx files")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--parts", type=int, nargs="+", default=[1, 2, 3], help="numbers of the parts to run")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -135,6 +137,9 @@ if __name__ == "__main__":
         print_peak(arguments.peak)
     else:
         print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-        memory()
-        accuracy(arguments.data)
-        cost(arguments.repetitions)
+        if 1 in arguments.parts:
+            memory()
+        if 2 in arguments.parts:
+            accuracy(arguments.data)
+        if 3 in arguments.parts:
+            cost(arguments.repetitions)

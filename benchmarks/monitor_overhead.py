@@ -1,9 +1,9 @@
-"""What RobustnessMonitor costs: a validation epoch, a whole fit, and RDI against the attack that it stands for.
+"""Cost of RobustnessMonitor: a validation epoch, whole fits, and RDI against the attack that it stands for.
 
-Everything is measured in one run and printed as ratios: medians of repetitions, both sides in turn. Takes about nine
+Everything is measured in one run and printed as ratios: medians of repetitions, both sides in turn. Takes about fifteen
 minutes on two cores: ``python benchmarks/monitor_overhead.py --data DIRECTORY``, where the directory holds the four
 files of Fashion-MNIST (without ``--data``, torchvision downloads them, where it is installed). With ``--repetitions 1``
-it takes a third of that.
+it takes a third of that, and ``--part 3`` runs the third part alone.
 """
 
 import argparse
@@ -13,12 +13,13 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import lightning as L
 import torch
 from fashion_mnist import load_fashion_mnist
 from networks import resnet18, small_network
-from timing import seconds
+from timing import record, seconds
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
@@ -92,8 +93,8 @@ def in_turn(sides: dict[str, Callable[[], float]], repetitions: int, what: str) 
     return times
 
 
-def print_ratio(times: dict[str, list[float]]) -> None:
-    """Print the ratio of the second side to the first: of medians, and of the pairs from the lowest to the highest."""
+def print_ratio(times: dict[str, list[float]]) -> float:
+    """Print the ratio of the second side to the first and the range of all pairs; return the ratio of medians."""
     (first, base), (second, other) = times.items()
     ratio = statistics.median(other) / statistics.median(base)
     pairs = sorted(b / a for a, b in zip(base, other, strict=True))
@@ -101,6 +102,7 @@ def print_ratio(times: dict[str, list[float]]) -> None:
         f"   {first} {statistics.median(base):.2f} s, {second} {statistics.median(other):.2f} s: ratio {ratio:.3f} "
         f"({len(pairs)} pairs from {pairs[0]:.3f} to {pairs[-1]:.3f})"
     )
+    return ratio
 
 
 def centered_resnet18(x: Tensor) -> nn.Sequential:
@@ -127,7 +129,7 @@ def validation_epoch(repetitions: int, num_samples: int) -> None:
 
     epoch([])
     sides = {"without": lambda: epoch([]), "with": lambda: epoch([RobustnessMonitor(attacks=(), fim_samples=0)])}
-    print_ratio(in_turn(sides, repetitions, "validation epochs"))
+    record(validation=print_ratio(in_turn(sides, repetitions, "validation epochs")))
 
     x = images[:64]
     tap = find_route(network, x[:2]).tap(network)
@@ -143,6 +145,7 @@ def validation_epoch(repetitions: int, num_samples: int) -> None:
             tap.take()
 
     times = seconds({"forward": forward, "hooks": forward_with_hooks}, 10 * repetitions)
+    record(hooks=times["hooks"] / times["forward"])
     print(f"   forward pass of 64 samples: with the hooks {times['hooks'] / times['forward']:.3f} times as long")
 
 
@@ -168,6 +171,7 @@ def rdi_against_pgd(repetitions: int, num_samples: int) -> None:
     }
     times = seconds(functions, repetitions)
     rdi = times["RDI"] / 20
+    record(pgd_per_rdi=times["all"] / rdi)
     print(f"   RDI {1e3 * rdi:.2f} ms, PGD {times['all']:.2f} s: 1/{times['all'] / rdi:.0f}")
     print(
         f"   PGD that leaves alone what it has broken, as here by default, {times['active']:.2f} s: "
@@ -184,43 +188,78 @@ def whole_fit(repetitions: int, directory: str | None, num_samples: int) -> None
         "\n3. Five epochs with everything on, a small network on Fashion-MNIST, "
         f"{len(train)} images to train on and {len(validation)} to validate"
     )
+    compare_fits("fit", repetitions, lambda: small_network(num_classes=10), train, validation, 128, RobustnessMonitor)
+
+
+def whole_fit_of_resnet18(repetitions: int, directory: str | None) -> None:
+    """Five epochs of a ResNet-18, on a hundredth of the images of CIFAR-10 and with a hundredth of all samples."""
+    images, labels = load_fashion_mnist(directory, train=True)
+    images = nn.functional.pad(images[:600], (2, 2, 2, 2)).expand(-1, 3, -1, -1).contiguous()
+    train, validation = TensorDataset(images[:500], labels[:500]), TensorDataset(images[500:], labels[500:600])
+    monitor = partial(RobustnessMonitor, attack_samples=5, fim_samples=3)
+    print(
+        "\n4. Five epochs with everything on, a ResNet-18 on Fashion-MNIST at 32x32 in three channels, 500 images to "
+        "train on and\n   100 to validate, 5 attacked and 3 for the Fisher information: each a hundredth of CIFAR-10 "
+        "and of the defaults"
+    )
+    compare_fits("resnet18_fit", repetitions, lambda: resnet18(num_classes=10), train, validation, 50, monitor)
+
+
+def compare_fits(
+    name: str,
+    repetitions: int,
+    make_network: Callable[[], nn.Module],
+    train: TensorDataset,
+    validation: TensorDataset,
+    batch_size: int,
+    make_monitor: Callable[[], RobustnessMonitor],
+) -> None:
+    """Print the ratio of fits of five epochs with and without the monitor, and the shares of its parts."""
     histories: list[list[dict[str, float]]] = []
 
     def fit(monitor: RobustnessMonitor | None) -> float:
         torch.manual_seed(0)
-        model = Classifier(small_network(num_classes=10))
+        model = Classifier(make_network())
         with tempfile.TemporaryDirectory() as logs:
             trainer = make_trainer(logs, [] if monitor is None else [monitor], max_epochs=5)
             start = time.perf_counter()
             trainer.fit(
                 model,
-                DataLoader(train, batch_size=128, shuffle=True),
-                DataLoader(validation, batch_size=128),
+                DataLoader(train, batch_size=batch_size, shuffle=True),
+                DataLoader(validation, batch_size=batch_size),
             )
             duration = time.perf_counter() - start
         if monitor is not None:
             histories.append(monitor.history)
         return duration
 
-    times = in_turn({"without": lambda: fit(None), "with": lambda: fit(RobustnessMonitor())}, repetitions, "fits")
-    print_ratio(times)
+    times = in_turn({"without": lambda: fit(None), "with": lambda: fit(make_monitor())}, repetitions, "fits")
+    record(**{name: print_ratio(times)})
     total = statistics.median(times["with"])
-    for key in sorted({key for row in histories[0] for key in row if key.startswith("seconds/")}):
+    for key in sorted({key for row in histories[0] for key in row if "seconds/" in key}):
+        part = key.partition("seconds/")[2]
         sums = [sum(row.get(key, 0.0) for row in history) for history in histories]
         calls = sum(key in row for row in histories[0])
-        part = statistics.median(sums)
-        print(f"   {key.removeprefix('seconds/'):9s} {part:6.2f} s in {calls} epochs: {part / total:6.2%} of the fit")
+        share = statistics.median(sums) / total
+        record(**{f"{name}_{part}": share})
+        print(f"   {part:9s} {share * total:6.2f} s in {calls} epochs: {share:6.2%} of the fit")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="directory with Fashion-MNIST's idx files")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--part", type=int, choices=range(1, 5), action="append", help="a part to run; by default all")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    validation_epoch(3 * arguments.repetitions, num_samples=320)
-    rdi_against_pgd(arguments.repetitions, num_samples=32)
-    whole_fit(arguments.repetitions, arguments.data, num_samples=60_000)
+    parts = {
+        1: lambda: validation_epoch(3 * arguments.repetitions, num_samples=320),
+        2: lambda: rdi_against_pgd(arguments.repetitions, num_samples=32),
+        3: lambda: whole_fit(arguments.repetitions, arguments.data, num_samples=60_000),
+        4: lambda: whole_fit_of_resnet18(arguments.repetitions, arguments.data),
+    }
+    for part in arguments.part or parts:
+        parts[part]()

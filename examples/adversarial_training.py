@@ -14,13 +14,17 @@ import lightning as L
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from quickstart import digits_loaders
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_robustness import AdversarialTraining, AttackFreeRegularization, RobustnessMonitor
+from lightning_robustness import (
+    AdversarialTraining,
+    AttackFreeRegularization,
+    RobustModelCheckpoint,
+    RobustnessMonitor,
+)
 from lightning_robustness.losses import trades_loss
 
 LOGS = "lightning_logs/adversarial_training"
@@ -106,7 +110,7 @@ def train(
     )
     trainer = L.Trainer(
         max_epochs=epochs,
-        callbacks=[*callbacks, monitor, ModelCheckpoint(monitor="robustness/adv_acc/pgd", mode="max")],
+        callbacks=[*callbacks, monitor, RobustModelCheckpoint("robustness/adv_acc/pgd")],
         logger=TensorBoardLogger(LOGS, name="", version=name),
         num_sanity_val_steps=0,
         enable_model_summary=False,

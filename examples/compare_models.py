@@ -44,7 +44,7 @@ def main() -> None:
 
     digits = load_digits()
     images, labels = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1), torch.tensor(digits.target)
-    budgets = {"natural": 0.0, "eps 0.05": 0.05, "eps 0.15": 0.15, "eps 0.25": 0.25}
+    budgets = {"natural": 0.0, "robust 0.05": 0.05, "robust 0.15": 0.15, "robust 0.25": 0.25}
     models = {name: train(images[:1200], labels[:1200], eps, arguments.epochs) for name, eps in budgets.items()}
 
     loader = DataLoader(TensorDataset(images[1200:], labels[1200:]), batch_size=128)

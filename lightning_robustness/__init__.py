@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lightning_robustness.utilities.input_space import InputSpace
     from lightning_robustness.utilities.sandbox import is_sandboxed
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "AdversarialTraining",

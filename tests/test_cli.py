@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import subprocess
@@ -536,3 +537,38 @@ def test_help_and_version_import_nothing_heavy():
         command = [sys.executable, "-c", code, option]
         result = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert (result.returncode, result.stderr) == (0, "set()")
+
+
+def test_reports_know_checkpoint_and_command(checkpoint):
+    expected = hashlib.sha256(Path("net.pt").read_bytes()).hexdigest()
+    model = ["--model", f"{HERE}:Net", "--checkpoint", str(Path("net.pt").absolute())]
+    options = ["--attacks", "fgsm", "--samples", "8", "--seed", "3", "--fim_samples", "0"]
+    assert cli.main(["evaluate", *model, *DATA, *options, "--json", "x.json"]) == 0
+    provenance = RobustnessReport.from_json("x.json").provenance
+    assert (provenance["checkpoint"], provenance["checkpoint SHA-256"]) == ("net.pt", expected)
+    assert (provenance["data module"], provenance["seed"]) == (f"{HERE}:Data, test", "3")
+    assert provenance["command"].startswith(
+        f"lightning-robustness evaluate --model {HERE}:Net --checkpoint net.pt --data"
+    )
+    assert str(Path.cwd()) not in Path("x.json").read_text()
+    sweep = ["--attacks", "fgsm", "--eps", "0.1", "0.2", "--samples", "8"]
+    assert cli.main(["sweep", "--model", f"{HERE}:make_net", *DATA, *sweep, "--json", "s.json"]) == 0
+    provenance = SweepReport.from_json("s.json").provenance
+    assert provenance["checkpoint"] == "none"
+    assert provenance["command"].startswith("lightning-robustness sweep")
+
+
+@pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")
+def test_compare_sorts_at_a_budget(checkpoint, capsys):
+    models = ["--models", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net", *DATA, "--samples", "8"]
+    options = ["--attacks", "fgsm", "--eps", "2/255", "4/255", "8/255"]
+    assert cli.main(["compare", *models, *options, "--budget", "8/255", "--json", "c.json", "--html", "c.html"]) == 0
+    report = ComparisonReport.from_json("c.json")
+    assert report.budget == 8 / 255
+    assert report.reports["loaded"].provenance["checkpoint"] == "net.pt"
+    assert report.reports["fresh"].provenance["checkpoint"] == "none"
+    assert hashlib.sha256(Path("net.pt").read_bytes()).hexdigest() in Path("c.html").read_text()
+    assert "robust at 8/255" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["compare", *models, *options, "--budget", "16/255"])
+    assert "Expected argument `budget` to be one of the sweep, 2/255, 4/255, 8/255" in capsys.readouterr().err

@@ -1,10 +1,41 @@
+"""Code blocks and links of the README and the docs."""
+
+import configparser
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", *DOCS]
+OTHER_PAGES = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+
+
+def repository():
+    """Address of the repository, which setup.cfg alone decides."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    return config["metadata"]["url"]
+
+
+def links(page):
+    """Targets of all links and pictures of a page, without those in code."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def anchors(page):
+    """Anchors of the headings of a page, as GitHub and mkdocs make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+def assert_exists(path, anchor, page):
+    assert path.exists(), f"{page.name} links to {path}, which does not exist"
+    if anchor and path.suffix == ".md":
+        assert anchor in anchors(path), f"{page.name} links to #{anchor} in {path.name}, which has {anchors(path)}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -15,7 +46,31 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_relative_links_exist(page):
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: page.name)
+def test_links_resolve(page):
+    """Relative ones, and those to the repository itself; the others would need a network."""
+    files = (f"{repository()}/blob/main/", repository().replace("github.com", "raw.githubusercontent.com") + "/main/")
+    for link in links(page):
+        target, _, anchor = link.partition("#")
+        if target.startswith(files):
+            assert_exists(ROOT / target.removeprefix(files[0]).removeprefix(files[1]), anchor, page)
+        elif not target.startswith(("https://", "mailto:")):
+            assert_exists(page.parent / target if target else page, anchor, page)
+
+
+def test_links_of_the_readme_are_absolute():
+    """PyPI shows the README without the files beside it."""
+    assert [link for link in links(ROOT / "README.md") if not link.startswith(("https://", "#"))] == []
+
+
+@pytest.mark.parametrize("name", ["mkdocs.yml", "CITATION.cff", "benchmarks/run_all.py", "README.md"])
+def test_the_address_of_the_repository_is_that_of_the_package(name):
+    found = re.findall(r"https://github\.com/[\w-]*lightning-robustness/[\w-]+", (ROOT / name).read_text())
+    assert set(found) == {repository()}
+
+
+def test_the_readme_lists_every_example():
+    scripts = {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.py")}
+    runnable = {path for path in scripts if 'if __name__ == "__main__":' in (ROOT / path).read_text()}
+    listed = re.findall(r"/blob/main/(examples/[\w/]+\.py)\)", (ROOT / "README.md").read_text())
+    assert set(listed) == runnable

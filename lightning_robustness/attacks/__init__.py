@@ -1,4 +1,5 @@
 from lightning_robustness.attacks.attack import Attack
+from lightning_robustness.attacks.autoattack_adapter import AutoAttackAdapter
 from lightning_robustness.attacks.budget import Budget, budget_of
 from lightning_robustness.attacks.cascade import Cascade
 from lightning_robustness.attacks.cw import CW
@@ -17,6 +18,7 @@ __all__ = [
     "PGD",
     "Attack",
     "AttackResult",
+    "AutoAttackAdapter",
     "Budget",
     "Cascade",
     "MaskingSign",

@@ -97,10 +97,11 @@ def craft(
     attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor, active: Tensor | None = None
 ) -> Perturbation:
     """Attack a batch as ``perturb`` does, but with inputs and adversarial inputs as the model sees them."""
-    rows = slice(None) if active is None else active
     perturbation = perturb(attack, model, model.unnormalize(x), y, active)
+    if active is None:
+        return perturbation._replace(x_adv=model.normalize(perturbation.x_adv))
     x_adv = x.clone()
-    x_adv[rows] = model.normalize(perturbation.x_adv[rows])
+    x_adv[active] = model.normalize(perturbation.x_adv[active])
     return perturbation._replace(x_adv=x_adv)
 
 

@@ -48,9 +48,11 @@ class Classifier(nn.Module):
         self.draws = draws
         self.num_classes: int | None = None
         working = at_least_float32(x.dtype)
-        corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=working)
         self._is_normalized = input_space.mean is not None or input_space.std is not None
-        self._mean, self._std = input_space.unnormalize(corner), input_space.scale(corner)
+        self._mean, self._std = x.new_zeros((), dtype=working), x.new_ones((), dtype=working)
+        if self._is_normalized:
+            corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=working)
+            self._mean, self._std = input_space.unnormalize(corner), input_space.scale(corner)
         self._highest_label = highest_label
 
     def unnormalize(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from lightning_robustness.utilities.checks import check_integer, check_number
 # The search comes from outside: it starts at this many times the distance to the boundary of the linearised model, but
 # not beyond this share of the diameter of the range, with steps that fall from and to these shares of the first norm.
 _FIRST_NORM, _LARGEST_NORM = 5.0, 0.3
-_FIRST_STEP, _LAST_STEP = 0.4, 0.002
+_FIRST_STEP, _LAST_STEP = 1.0, 0.002
 # Change of the norm in the last step
 _LAST_GAMMA = 0.001
 # Sharpness of the softmax over the rivals in the first and the last step, for logits with a spread of 1
@@ -60,7 +60,7 @@ class DDN(Attack):
     """
 
     steps: int = 100
-    gamma: float = 0.2
+    gamma: float = 0.35
 
     def __post_init__(self) -> None:
         check_integer("steps", self.steps, minimum=1)

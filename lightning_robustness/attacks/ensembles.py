@@ -7,8 +7,8 @@ from lightning_robustness.attacks.cascade import Cascade
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.square import Square
 
-# The strongest verdict that 20 gradients buy
-STRONG_PGD: dict[str, Any] = {"loss": ("cross_entropy", "margin"), "schedule": "shrinking"}
+# The strongest verdict that 16 gradients buy
+STRONG_PGD: dict[str, Any] = {"steps": 8, "loss": ("cross_entropy", "margin"), "schedule": "shrinking"}
 # Budgets where none is given
 _EPS: dict[Norm, float] = {"linf": PGD.eps, "l2": 1.0}
 # Other classes that are attacked one by one, as in AutoAttack, if there are as many
@@ -40,11 +40,12 @@ def worst(eps: float | None = None, norm: Norm = "linf", targeted: bool = False,
 def autoattack(
     eps: float | None = None, norm: Norm = "linf", targeted: bool = False, all_steps: bool = False
 ) -> Cascade:
-    """Make the standard ensemble of AutoAttack (Croce and Hein, 2020) from the attacks here.
+    """Make an ensemble like the standard one of AutoAttack (Croce and Hein, 2020) from the attacks here.
 
-    100 adaptive steps with cross-entropy, as many against each of the nine highest rivals of the label, and Square with
-    5,000 queries. Instead of DLR, its loss is the margin, whose direction does not depend on the scale of the logits
-    either. The minimum-norm attack FAB is left out.
+    100 adaptive steps with cross-entropy, 40 against each of the nine highest rivals of the label, and Square with
+    4,000 queries. Instead of DLR, its loss is the margin, whose direction does not depend on the scale of the logits
+    either. As published, there are 100 steps against each rival, the minimum-norm attack FAB, and 5,000 queries: they
+    found nothing more where it was tried, and take three times as long.
 
     Args:
         eps: Largest distance from the input; by default 8/255, in the l2 norm 1.
@@ -54,7 +55,9 @@ def autoattack(
 
     """
     shared = _shared(eps, norm, targeted, all_steps)
-    return _cascade(PGD(steps=100, schedule="adaptive", **shared), _against_rivals(100, shared), Square(**shared))
+    return _cascade(
+        PGD(steps=100, schedule="adaptive", **shared), _against_rivals(40, shared), Square(num_queries=4000, **shared)
+    )
 
 
 def _shared(eps: float | None, norm: Norm, targeted: bool, all_steps: bool) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class PGD(Attack):
 
     Its settings give other attacks, which ``get_attack`` knows by name: FGSM is one step of ``eps`` from the clean
     image, BIM is PGD from there, MIFGSM is BIM with momentum 1, RFGSM starts with a step in a random direction. The
-    default is PGD as published, which is weak on robust networks: ``"strong_pgd"`` by name finds more with twice the
+    default is PGD as published, which is weak on robust networks: ``"strong_pgd"`` by name finds more with 16
     gradients than any number of constant steps.
 
     The direction of the gradient of cross-entropy is computed such that it does not underflow on confident samples.
@@ -155,9 +155,9 @@ class PGD(Attack):
             start = self._start(model, x[rows], bounds, model.draws.rows(rows), restart)
             descent = self.descend(model, x[rows], y[rows], start, bounds, restart)
             x_adv = descent.x_adv if isinstance(rows, slice) else x_adv.index_copy(0, rows, descent.x_adv)
-            queries[survivors] += descent.queries
+            queries[rows] += descent.queries
             if restart == 0 and descent.zero_gradients is not None:
-                zero_gradients[survivors] = descent.zero_gradients
+                zero_gradients[rows] = descent.zero_gradients
             if restart + 1 < self.num_restarts:
                 with torch.no_grad():
                     unbroken = ~self.reached(model(descent.x_adv), y[survivors])
@@ -185,7 +185,7 @@ class PGD(Attack):
         for step in range(self.steps):
             logits, gradient = model.gradient(x_adv, partial(self._weights, target=target, loss=loss))
             if step == 0:
-                zero_gradients = ~gradient.flatten(1).any(dim=1)
+                zero_gradients = gradient.flatten(1).abs().amax(dim=1) == 0
             if not self.all_steps and (broken := self.reached(logits, y)).any():
                 final[index[broken]] = x_adv[broken]
                 queries[index[broken]] = step + 1 + num_passes

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from lightning_robustness.attacks import ensembles
 from lightning_robustness.attacks.attack import Attack
+from lightning_robustness.attacks.autoattack_adapter import AutoAttackAdapter, Version
 from lightning_robustness.attacks.cw import CW
 from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.pgd import PGD
@@ -66,9 +67,11 @@ def get_attack(
     Args:
         attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"strong_pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``,
             ``"ddn"``, ``"square"``, ``"siren"``, or a cascade, ``"worst"`` or ``"autoattack"``. ``"pgd"`` is the attack
-            as published, which is weak on robust networks; ``"strong_pgd"`` takes 10 shrinking steps with cross-entropy
-            and 10 with the margin on what is left. ``"torchattacks:NAME"`` is a class of torchattacks. An instance of
-            such a class, or any other callable ``(model, x, y) -> x_adv``, works too, and takes no further arguments.
+            as published, which is weak on robust networks; ``"strong_pgd"`` takes 8 shrinking steps with cross-entropy
+            and 8 with the margin on what is left. ``"torchattacks:NAME"`` is a class of torchattacks,
+            ``"autoattack:standard"`` AutoAttack by its authors, where their package is installed. An instance of a
+            class of torchattacks, or any other callable ``(model, x, y) -> x_adv``, works too, and takes no further
+            arguments.
         eps: Largest distance from the input, in un-normalised units, instead of that of the preset or the default of
             the attack. C&W and DDN have no budget, and take no notice.
         preset: Settings of the papers, which are weak on robust networks; of those, ``"strong_pgd"`` and cascades take
@@ -99,6 +102,12 @@ def get_attack(
         shared = {name: options.pop(name) for name in _shared() if name in options}
         options |= {} if eps is None else {"eps": eps}
         return TorchattacksAdapter(attack=attack.removeprefix("torchattacks:"), options=options, **shared)
+    if attack.startswith("autoattack:"):
+        _check_options(attack, options, ("norm", *_shared()))
+        if preset is not None:
+            raise ValueError(f"Expected no preset for {attack!r} but got {preset!r}. Pass its `eps`.")
+        options |= {} if eps is None else {"eps": eps}
+        return AutoAttackAdapter(version=cast(Version, attack.removeprefix("autoattack:")), **options)
     if attack in _ENSEMBLES:
         _check_options(attack, options, ("norm", *_shared()))
         if preset is not None and eps is None and options.get("norm") == "l2":
@@ -107,7 +116,7 @@ def get_attack(
     if attack not in _ATTACKS:
         raise ValueError(
             f"Expected the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "
-            "torchattacks:NAME for the classes of torchattacks."
+            "torchattacks:NAME for the classes of torchattacks, autoattack:VERSION for AutoAttack by its authors."
         )
     kind, defaults = _ATTACKS[attack]
     known = tuple(field.name for field in fields(kind))

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_robustness.attacks.attack import Attack, Perturbation, perturb_by_function
 from lightning_robustness.attacks.budget import Budget
 from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness.attacks.unit_range import UnitRangeModel, range_of
 from lightning_robustness.utilities.checks import check_attack, check_number
 from lightning_robustness.utilities.input_space import InputSpace
 
@@ -88,7 +89,7 @@ class TorchattacksAdapter(Attack):
             unit, norm = getattr(self.attack, "eps", None), getattr(self.attack, "norm", default)
         if unit is None:
             return [None]
-        _, width = self._range(input_space)
+        _, width = range_of(input_space, f"torchattacks' {self.name}")
         return [Budget(str(norm).lower(), options.get("eps", unit * width))]
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
@@ -96,13 +97,13 @@ class TorchattacksAdapter(Attack):
         return perturb_by_function(self._perturb_rows, model, x, y, active)
 
     def _perturb_rows(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-        low, width = self._range(model.input_space)
-        attack = self._instance(_Rescaled(model, low, width), x)
+        low, width = range_of(model.input_space, f"torchattacks' {self.name}")
+        attack = self._instance(UnitRangeModel(model, low, width), x)
         for part in (attack, *attack._attacks.values()):
             part.verbose = False
         return attack((x - low) / width, y).to(x) * width + low
 
-    def _instance(self, model: "_Rescaled", x: Tensor) -> Any:
+    def _instance(self, model: UnitRangeModel, x: Tensor) -> Any:
         if not isinstance(self.attack, str):
             # A copy that holds the given model wherever the instance holds its own
             attack = copy.deepcopy(self.attack, {id(self.attack.model): model})
@@ -128,16 +129,6 @@ class TorchattacksAdapter(Attack):
             part._target_map_function = lambda inputs, labels: labels
         return attack
 
-    def _range(self, input_space: InputSpace) -> tuple[float, float]:
-        """Return the lower end and the width of the range."""
-        low, high = input_space.low, input_space.high
-        if low is None or high is None:
-            raise ValueError(
-                f"Expected inputs with a range for torchattacks' {self.name}, which clamps to [0, 1], but got "
-                f"low={low}, high={high}. Use an attack of this package, or declare a range in `input_space`."
-            )
-        return low, high - low
-
     def _class(self) -> Any:
         try:
             module = importlib.import_module("torchattacks")
@@ -151,15 +142,3 @@ class TorchattacksAdapter(Attack):
             known = sorted(name for name, value in vars(module).items() if inspect.isclass(value))
             raise ValueError(f"Expected an attack of torchattacks but got {self.attack!r}. Known: {', '.join(known)}.")
         return found
-
-
-class _Rescaled(torch.nn.Module):
-    """A model that takes inputs in [0, 1]."""
-
-    def __init__(self, model: Classifier, low: float, width: float) -> None:
-        super().__init__()
-        self.training = False
-        self.model, self.low, self.width = model, low, width
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x * self.width + self.low)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lightning_robustness.attacks import PGD, Attack, budget_of, run
 from lightning_robustness.attacks.attack import craft
-from lightning_robustness.attacks.classifier import open_classifier
+from lightning_robustness.attacks.classifier import Classifier, open_classifier
 from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
 from lightning_robustness.callbacks.epoch_means import EpochMeans
 from lightning_robustness.callbacks.inner_attack import make_inner_attack
@@ -26,6 +26,7 @@ from lightning_robustness.callbacks.trainer_access import forward_of
 from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
 from lightning_robustness.utilities.batch import read_extras, read_labelled_batch, replace_in_batch
 from lightning_robustness.utilities.checks import check_functions, check_integer, check_name, check_option, check_share
+from lightning_robustness.utilities.draws import Draws
 from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.logits import compute_logits
@@ -48,17 +49,13 @@ class AdversarialTraining(TrainingStepCallback):
 
     At the end of each epoch it logs, as ``<prefix>/<key>``:
 
-    ================  ==================================================================================================
-    key               value
-    ================  ==================================================================================================
-    ``loss``          mean of the loss that ``training_step`` returns, on the batches that it got
-    ``acc``           robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
-    ``broken``        share of the inputs classified correctly there that the attack broke
-    ``eps``           budget of the attack, where it has one
-    ``clipped``       share of the inputs with values outside of the range, which were clipped for the attack
-    ``acc_pgd``       for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
-    ``overfitting``   for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
-    ================  ==================================================================================================
+    - ``loss``: mean of the loss that ``training_step`` returns, on the batches that it got
+    - ``acc``: robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
+    - ``broken``: share of the inputs classified correctly there that the attack broke
+    - ``eps``: budget of the attack, where it has one
+    - ``clipped``: share of the inputs with values outside the range, which were clipped for the attack
+    - ``acc_pgd``: for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
+    - ``overfitting``: for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
 
     Args:
         attack: Name of an attack (``"pgd"`` as Madry et al. train; ``"fast"``: one step of 1.25 eps from a random
@@ -69,7 +66,7 @@ class AdversarialTraining(TrainingStepCallback):
         steps: Number of steps; by default, that of the attack.
         alpha: Size of a step; by default, that of the attack.
         mode: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
-            drawn anew each time; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
+            drawn at random; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
             the size, in which labels and everything else that has one entry per sample are repeated.
         ratio: Share of adversarial inputs in mode ``"mix"``.
         loss: ``"trades"`` or ``"mart"`` to train on that loss, instead of the one that ``training_step`` computes on
@@ -179,6 +176,8 @@ class AdversarialTraining(TrainingStepCallback):
         self._means = EpochMeans()
         self._is_measured = False
         self._extra: ExtraInputs | None = None
+        # How the network takes the entries of a batch, by their names
+        self._ways: dict[tuple[str | None, tuple[str, ...]], ExtraInputs | None] = {}
         self._is_first = True
         self._has_warned = False
         self._probe: list[tuple[Tensor, Tensor]] = []
@@ -201,7 +200,7 @@ class AdversarialTraining(TrainingStepCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            self._probe, self._means, self._is_first = [], EpochMeans(), True
+            self._probe, self._means, self._ways, self._is_first = [], EpochMeans(), {}, True
             if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
                 self._num_batches, self._overfitting = 0, CatastrophicOverfitting()
 
@@ -255,9 +254,11 @@ class AdversarialTraining(TrainingStepCallback):
     def _take_extras(self, pl_module: LightningModule, batch: Any, num_samples: int, rows: Tensor | None) -> None:
         """Find what else the network takes from the batch, such as a mask."""
         name, extras = read_extras(batch, self.batch_fn, num_samples)
-        self._extra = find_extra_inputs(
-            pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module), name, extras
-        )
+        names = name, tuple(extras)
+        if names not in self._ways:
+            function = pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
+            self._ways[names] = find_extra_inputs(function, name, extras)
+        self._extra = self._ways[names]
         if self._extra is not None:
             self._extra.values = extras if rows is None else {key: value[rows] for key, value in extras.items()}
 
@@ -278,9 +279,16 @@ class AdversarialTraining(TrainingStepCallback):
         return torch.as_tensor(order[:number], device=x.device)
 
     def _perturb(self, pl_module: LightningModule, x: Tensor, y: Tensor, index: int) -> Tensor:
-        forward = self._forward(pl_module)
-        with open_classifier(forward, x, y, self.input_space, self.seed, index, self.eval_mode) as (classifier, x, y):
-            return craft(self.attack, classifier, x, y).x_adv
+        forward, attack = self._forward(pl_module), self.attack
+        if self._is_measured or not isinstance(attack, Attack):
+            checked = open_classifier(forward, x, y, self.input_space, self.seed, index, self.eval_mode)
+            with checked as (classifier, x, y):
+                return craft(attack, classifier, x, y).x_adv
+        # The same without checks, whose results would have to come from the device, and without a copy of the inputs
+        with sandbox(forward, y, seed=self.seed, index=index, eval_mode=self.eval_mode) as (y,):
+            x, rows = x.detach(), torch.arange(len(x), device=x.device)
+            classifier = Classifier(forward, self.input_space, x, -1, Draws(rows, self.seed, index))
+            return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long(), rows).x_adv)
 
     def _clip(self, x: Tensor) -> Tensor:
         """Put values a little outside of the range into it; augmentation may produce some, hours into a run."""
@@ -289,13 +297,16 @@ class AdversarialTraining(TrainingStepCallback):
         if is_first:
             space.check_normalized(x)
         if not x.is_floating_point():
-            return x  # refused by the attack
+            space.check(x)  # which refuses it
+        if space.contains(x):
+            self._means.add("clipped", 0.0, len(x))
+            return x
         clipped, outside = space.clip(x)
-        share = outside.flatten(1).any(dim=1).float().mean()
         if is_first and space.is_mistaken(x, outside):
             space.check(x)
-        self._means.add("clipped", share, len(x))
-        if not self._has_warned and share > 0:
+        space.check(clipped)
+        self._means.add("clipped", outside.flatten(1).any(dim=1).float().mean(), len(x))
+        if not self._has_warned:
             self._has_warned = True
             rank_zero_warn(
                 f"Some inputs of a training batch leave the range [{space.low}, {space.high}], as augmentation can "

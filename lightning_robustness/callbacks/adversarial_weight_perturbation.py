@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_robustness.callbacks.trainer_access import forward_of
-from lightning_robustness.callbacks.training_step import TrainingStepCallback
+from lightning_robustness.callbacks.training_step import REPLACEMENT, TrainingStepCallback
 from lightning_robustness.utilities.batch import read_labelled_batch
 from lightning_robustness.utilities.checks import check_functions, check_integer, check_number
 from lightning_robustness.utilities.logits import compute_logits
@@ -22,13 +22,14 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
     .. math:: w \to w + \gamma \, \|w\|_2 \, \frac{g}{\|g\|_2}
 
     Where :math:`w` are the weights of a layer (any parameter of at least two dimensions) and :math:`g` is the gradient
-    of the cross-entropy of the batch, in train mode. ``training_step`` and its backward pass see the perturbed weights;
-    gradient clipping and the optimizer see the original ones, restored bit for bit. Manual optimization works with one
-    backward pass per step and the optimizers from ``self.optimizers()``. Under DDP each process perturbs the weights
-    for its own part of the batch.
+    of the cross-entropy of the batch, in train mode; where
+    :class:`~lightning_robustness.callbacks.AdversarialTraining` trains with TRADES or MART, the gradient of that loss.
+    ``training_step`` and its backward pass see the perturbed weights; gradient clipping and the optimizer see the
+    original ones, restored bit for bit. Manual optimization works with one backward pass per step and the optimizers
+    from ``self.optimizers()``. Under DDP each process perturbs the weights for its own part of the batch.
 
-    Place it after :class:`~lightning_robustness.callbacks.AdversarialTraining`, so that it gets the adversarial batch:
-    AT-AWP, as published.
+    Place it after :class:`~lightning_robustness.callbacks.AdversarialTraining`, so that it gets the adversarial batch
+    or the loss: AT-AWP and TRADES-AWP, as published.
 
     Args:
         gamma: Size of the perturbation, relative to the weights of a layer.
@@ -99,7 +100,8 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         with sandbox(forward, x, y, index=index, eval_mode=False) as (x, y):
             for weight in weights:
                 weight.requires_grad_()
-            loss = cross_entropy(compute_logits(forward, x).float(), y.long())
+            make_loss = REPLACEMENT.get()
+            loss = cross_entropy(compute_logits(forward, x).float(), y.long()) if make_loss is None else make_loss()
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
         self._kept = [(w, w.detach().clone()) for w, g in zip(weights, gradients, strict=True) if g is not None]
         with torch.no_grad():

@@ -6,7 +6,7 @@ from typing import Literal
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_robustness.callbacks.trainer_access import logged_in_this_epoch
+from lightning_robustness.callbacks.trainer_access import is_sharded, logged_in_this_epoch
 from lightning_robustness.measurement.keys import get_key
 from lightning_robustness.utilities.checks import check_option
 
@@ -57,8 +57,9 @@ def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
     names = {promised.split("/")[-1] for promised in keys} - {"acc"}
     # Any other key may be the module's own, unless it looks like one of theirs
     if key not in keys and (key.startswith(prefixes) or key.split("/")[-1] in names):
+        reason = f", since {type(trainer.strategy).__name__} shards the parameters" if is_sharded(trainer) else ""
         raise MisconfigurationException(
-            f"{type(owner).__name__} waits for {key!r}, which will not be logged. These keys will be: "
+            f"{type(owner).__name__} waits for {key!r}, which will not be logged{reason}. These keys will be: "
             f"{', '.join(keys)}."
         )
 
@@ -103,5 +104,6 @@ def came_late(trainer: Trainer, key: str) -> bool:
 
 
 def _promised(trainer: Trainer) -> list[str]:
-    """Return the keys that callbacks such as the monitor say in ``keys`` that they will log."""
-    return [key for callback in trainer.callbacks for key in getattr(callback, "keys", ())]  # type: ignore[attr-defined]
+    """Return the keys that callbacks such as the monitor say in ``keys_under`` that they will log."""
+    callbacks = [callback for callback in trainer.callbacks if hasattr(callback, "keys_under")]  # type: ignore[attr-defined]
+    return [key for callback in callbacks for key in callback.keys_under(trainer)]

@@ -1,122 +1,203 @@
-"""Everything that loggers can show besides scalars: charts, figures, histograms, texts and embeddings."""
+"""Everything that loggers can show besides scalars: charts, pictures, histograms, texts and embeddings."""
 
-import html
-import inspect
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING
 
+import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
-from lightning_robustness.attacks import MaskingSign
-from lightning_robustness.callbacks.figures import as_images, boundary_figure, perturbation_figure, render
+from lightning_robustness.attacks import Budget, MaskingSign
+from lightning_robustness.callbacks.figures import (
+    as_images,
+    boundary_figure,
+    class_figure,
+    history_figure,
+    perturbation_figure,
+    render,
+)
+from lightning_robustness.callbacks.sinks import sinks_of
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.measurement.attack_outcome import AttackOutcome
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
-from lightning_robustness.measurement.keys import Part, charts, tag
+from lightning_robustness.measurement.keys import KEYS, Part, charts, get_key, logged_keys
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# TensorBoard shows only the last layout of a run, so each writer's layout is kept and extended
-_LAYOUTS: WeakKeyDictionary[Any, dict[str, dict[str, list[Any]]]] = WeakKeyDictionary()
 # Sides in pixels of a thumbnail, and of the sprite that holds all of them: the projector shows no larger one
 MAX_THUMBNAIL, MAX_SPRITE = 64, 8192
+# Evaluations from one drawing of the pictures that change slowly to the next
+DRAW_EVERY = 5
+# Classes beyond which a sample has too few inputs of each
+_MAX_CLASSES = 100
 
 
 class Board:
     """Show everything but scalars in the loggers of a Trainer.
 
-    TensorBoard shows everything. Other loggers with ``log_image`` and ``log_text``, such as that of Weights & Biases,
-    get the figures and texts. TensorBoard has one layout of charts per run: several boards share it, but a layout that
+    TensorBoard shows everything. Weights & Biases, MLflow, and other loggers with ``log_image`` and ``log_text``, get
+    the pictures and texts. TensorBoard has one layout of charts per run: several boards share it, but a layout that
     someone else wrote with ``add_custom_scalars`` is replaced.
+
+    The picture of the run is drawn in every evaluation, the others in every fifth and at the end.
 
     Args:
         loggers: The loggers.
         prefix: Prefix of the keys.
-        figures: Whether to show figures and histograms.
+        figures: Whether to show pictures and histograms.
+        class_names: Names of the classes; by default their numbers.
 
     Example:
         >>> from lightning.pytorch.loggers import CSVLogger
         >>> from lightning_robustness.callbacks.board import Board
         >>> board = Board([CSVLogger("logs")], prefix="robustness")
-        >>> board.open({"seed": "0"}, attacks=["pgd"], step=0)  # a CSV file holds scalars only
+        >>> board.open({"seed": "0"}, {"cw": None}, step=0)  # a CSV file holds scalars only
 
     """
 
-    def __init__(self, loggers: Sequence[Logger], prefix: str, figures: bool = True) -> None:
-        self._loggers = list(loggers)
+    def __init__(
+        self, loggers: Sequence[Logger], prefix: str, figures: bool = True, class_names: Sequence[str] | None = None
+    ) -> None:
+        self._sinks = list(sinks_of(loggers, prefix))
         self._prefix = prefix
+        self._can_draw = figures
         self._figures = figures
-        self._can_draw = True
+        self._class_names = class_names
+        self._attack: str | None = None
+        self._num_evaluations = 0
+        self._history_figure: Figure | None = None
         self._curves: dict[int, BoundaryCurve] = {}
+        self._class_rates: dict[int, Tensor] = {}
+        self._waiting: dict[str, Callable[[], Figure]] = {}
 
     def open(
         self,
         settings: Mapping[str, str],
-        attacks: Sequence[str],
+        budgets: Mapping[str, Budget | None],
         step: int,
         parts: Collection[Part] = ("features", "fim"),
     ) -> None:
-        """Lay out the charts of the attacks and of the other parts, and show the settings, once per run."""
-        for writer, prefix in self._writers():
-            layout = _LAYOUTS.setdefault(writer, {})
-            layout[prefix] = _layout(prefix, charts(parts, attacks))
-            writer.add_custom_scalars(layout)
+        """Lay out the charts, and show a glossary and the settings, once per run.
+
+        Args:
+            settings: Settings by title.
+            budgets: The budget of each attack, None if it has none; the most frequent attack first.
+            step: Step of the Trainer.
+            parts: The parts that are measured beside the attacks.
+
+        """
+        attacks, unbounded = list(budgets), [name for name, budget in budgets.items() if budget is None]
+        self._attack = next((name for name in attacks if name not in unbounded), None)
+        for sink in self._sinks:
+            sink.open(charts(parts, attacks, unbounded))
+        self.show_text("glossary", ("key", "meaning"), _glossary(budgets, parts), step)
         self.show_text("settings", ("setting", "value"), settings.items(), step)
 
     def show(
         self,
         step: int,
         *,
+        epoch: int,
+        input_space: InputSpace,
         histograms: Mapping[str, Tensor],
         examples: Mapping[str, Examples],
+        outcomes: Mapping[str, AttackOutcome],
         signs: Sequence[MaskingSign],
-        input_space: InputSpace,
-        epoch: int = 0,
         curve: BoundaryCurve | None = None,
     ) -> None:
-        """Show the results of an evaluation: histograms by tag, without NaN, and examples by attack.
+        """Show the results of an evaluation.
 
-        The curve is robust accuracy to first order over budgets, drawn with those of the epochs before.
+        Args:
+            step: Step of the Trainer.
+            epoch: Its epoch.
+            input_space: Range and normalisation of the inputs.
+            histograms: Values by tag; NaN is left out.
+            examples: Adversarial inputs by attack.
+            outcomes: Effects on each sample by attack.
+            signs: Signs of gradient masking.
+            curve: Robust accuracy to first order over budgets, drawn with those of the epochs before.
+
         """
-        if curve is not None:
-            self._curves[epoch] = curve
-            self._show_figure("boundary_curve", partial(boundary_figure, self._curves), step)
         if signs:
             self.show_text("masking_signs", MaskingSign._fields, signs, step)
         for name, values in histograms.items():
             self._show_histogram(name, values, step)
-        for name, examples_of_attack in examples.items():
-            self._show_examples(name, examples_of_attack, input_space, step)
+        for name, pairs in examples.items():
+            if len(pairs.x):
+                title = f"true class and prediction under {name}, epoch {epoch}"
+                draw = partial(perturbation_figure, pairs, input_space, title, self._class_names)
+                self._waiting[f"examples/{name}"] = draw
+        if curve is not None:
+            self._curves[epoch] = curve
+            self._waiting["boundary_curve"] = partial(boundary_figure, self._curves)
+        if self._attack is not None and self._attack in outcomes:
+            self._add_class_rates(epoch, self._attack, outcomes[self._attack])
+        if self._num_evaluations % DRAW_EVERY == 0:
+            self.draw_waiting(step)
+        self._num_evaluations += 1
+
+    def show_run(self, history: Sequence[Mapping[str, float]], step: int) -> None:
+        """Show the picture of the run so far, under the prefix itself as its tag, so that it comes first."""
+
+        def draw() -> "Figure":
+            self._history_figure = history_figure(history, self._prefix, self._history_figure)
+            return self._history_figure
+
+        self._show_figure("", draw, step)
+
+    def draw_waiting(self, step: int) -> None:
+        """Draw what has changed since it was last drawn."""
+        waiting, self._waiting = self._waiting, {}
+        for name, draw in waiting.items():
+            self._show_figure(name, draw, step)
 
     def embed(
-        self, step: int, embedding: Tensor, labels: Tensor, preds: Tensor, x: Tensor, input_space: InputSpace
+        self,
+        step: int,
+        embedding: Tensor,
+        labels: Tensor,
+        preds: Tensor,
+        x: Tensor,
+        input_space: InputSpace,
+        kinds: Sequence[str] | None = None,
+        following: Sequence[int | None] | None = None,
     ) -> None:
-        """Show embeddings of inputs in TensorBoard's projector, with labels and, for images, thumbnails."""
+        """Show embeddings of inputs in TensorBoard's projector, with classes and, for images, thumbnails.
+
+        Args:
+            step: Step of the Trainer.
+            embedding: Embeddings.
+            labels: True labels.
+            preds: Predicted labels.
+            x: Inputs.
+            input_space: Range and normalisation of the inputs.
+            kinds: A word for each input, such as the attack that it comes from; by default all are clean.
+            following: Index of the input that a line leads to, None for no line.
+
+        """
         if len(embedding) == 0:
             return
-        metadata = [list(pair) for pair in zip(labels.tolist(), preds.tolist(), strict=True)]
+        kinds = ["clean"] * len(embedding) if kinds is None else kinds
+        classes = {"label": labels, "prediction": preds}
+        columns = {title: [self._class_name(label) for label in part.tolist()] for title, part in classes.items()}
+        columns["input"] = list(kinds)
+        if following is not None:
+            columns["__next__"] = ["" if index is None else str(index) for index in following]
+        metadata = [list(row) for row in zip(*columns.values(), strict=True)]
         images = as_images(x, input_space) if self._figures else None
         thumbnails = None if images is None else _thumbnails(images)
-        for writer, prefix in self._writers():
-            writer.add_embedding(
-                embedding.detach().flatten(1).float(),
-                metadata,
-                thumbnails,
-                step,
-                tag=f"{prefix}/embedding",
-                metadata_header=["label", "prediction"],
-            )
+        points = embedding.detach().flatten(1).float()
+        for sink in self._sinks:
+            sink.embedding("embedding", points, metadata, list(columns), thumbnails, step)
 
     def show_text(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], step: int) -> None:
-        """Show texts as a list.
+        """Show texts as a list or table.
 
         Args:
             name: Tag without prefix.
@@ -126,26 +207,33 @@ class Board:
 
         """
         rows = [list(row) for row in rows]
-        for writer, prefix in self._writers():
-            writer.add_text(f"{prefix}/{name}", markdown_list(rows), step)
-        for logger in self._others("log_text", "columns"):
-            logger.log_text(f"{self._prefix}/{name}", columns=list(columns), data=rows, step=step)
+        for sink in self._sinks:
+            sink.text(name, columns, rows, step)
+
+    def _class_name(self, label: int) -> str:
+        return str(label) if self._class_names is None else self._class_names[label]
+
+    def _add_class_rates(self, epoch: int, attack: str, outcome: AttackOutcome) -> None:
+        """Add the robust accuracy of each class, NaN without samples."""
+        y, is_right = outcome.y.cpu(), (outcome.adv_preds == outcome.y).cpu()
+        number = len(self._class_names) if self._class_names else int(max(y.max(), outcome.adv_preds.max())) + 1
+        if number > _MAX_CLASSES or len(y) == 0:
+            return
+        counts, right = (torch.bincount(y[rows], minlength=number) for rows in (slice(None), is_right))
+        self._class_rates[epoch] = right / counts
+        names = [self._class_name(label) for label in range(number)]
+        self._waiting["classes"] = partial(class_figure, self._class_rates, names, attack)
 
     def _show_histogram(self, name: str, values: Tensor, step: int) -> None:
         values = values.detach().flatten().float()
         values = values[values.abs() < 1e20]  # drops NaN; the bins of TensorBoard end here
         if self._figures and len(values):
-            for writer, prefix in self._writers():
-                writer.add_histogram(f"{prefix}/{name}", values, step)
-
-    def _show_examples(self, name: str, examples: Examples, input_space: InputSpace, step: int) -> None:
-        if len(examples.x):
-            draw = partial(perturbation_figure, examples, input_space, f"{name}, step {step}")
-            self._show_figure(f"examples/{name}", draw, step)
+            for sink in self._sinks:
+                sink.histogram(name, values, step)
 
     def _show_figure(self, name: str, draw: Callable[[], "Figure"], step: int) -> None:
-        writers, others = list(self._writers()), list(self._others("log_image", "images"))
-        if not (self._figures and self._can_draw and (writers or others)):
+        sinks = [sink for sink in self._sinks if sink.takes_images]
+        if not (self._can_draw and sinks):
             return
         try:
             figure = draw()
@@ -154,24 +242,8 @@ class Board:
             rank_zero_warn(f"Figures are left out. {error}")
             return
         picture = render(figure)
-        for writer, prefix in writers:
-            writer.add_image(f"{prefix}/{name}", picture, step, dataformats="HWC")
-        for logger in others:
-            logger.log_image(f"{self._prefix}/{name}", images=[picture], step=step)
-
-    def _writers(self) -> Iterator[tuple[Any, str]]:
-        """Yield the TensorBoard writers, each with the full prefix of its tags."""
-        for logger in self._loggers:
-            if _is_tensorboard(logger):
-                start = getattr(logger, "_prefix", "")
-                yield logger.experiment, f"{start}-{self._prefix}" if start else self._prefix  # type: ignore[attr-defined]
-
-    def _others(self, method: str, argument: str) -> Iterator[Any]:
-        """Yield other loggers whose method has this argument; the name alone could mean something else."""
-        for logger in self._loggers:
-            function = getattr(logger, method, None)
-            if not _is_tensorboard(logger) and function and argument in inspect.signature(function).parameters:
-                yield logger
+        for sink in sinks:
+            sink.image(name, picture, step)
 
 
 def describe_eps(eps: float) -> str:
@@ -190,32 +262,22 @@ def describe_eps(eps: float) -> str:
     return f"{eps:.3g} ({round(quarters) / 4:g}/255)" if is_simple else f"{eps:g}"
 
 
-def markdown_list(rows: Iterable[Sequence[str]]) -> str:
-    """Write rows of texts, of which the first is the name, as a Markdown list, which TensorBoard renders.
-
-    Example:
-        >>> from lightning_robustness.callbacks.board import markdown_list
-        >>> print(markdown_list([("head", "'model.fc'"), ("attacks", "<lambda>")]))
-        - **head**: 'model.fc'
-        - **attacks**: &lt;lambda&gt;
-
-    """
-    escaped = ([html.escape(text, quote=False).replace("\n", "<br>") for text in row] for row in rows)
-    return "\n".join(f"- **{name}**: {' '.join(texts)}" for name, *texts in escaped)
+def _glossary(budgets: Mapping[str, Budget | None], parts: Collection[Part]) -> list[tuple[str, str]]:
+    """Explain the attacks and every key that will be logged, one line each, families as a whole."""
+    attacks = [(f"attack {name}", _describe_budget(budget)) for name, budget in budgets.items()]
+    logged = {get_key(name).glossary for name in logged_keys(parts, list(budgets))}
+    keys = [key for key in KEYS if key.glossary in logged or (key.role == "warning" and budgets)]
+    return [*attacks, *((key.logged_name, _describe_key(key.glossary, key.direction)) for key in keys)]
 
 
-def _is_tensorboard(logger: Logger) -> bool:
-    """Compare by class name: ``pytorch_lightning`` has a copy of the class."""
-    return any(parent.__name__ == "TensorBoardLogger" for parent in type(logger).__mro__)
+def _describe_budget(budget: Budget | None) -> str:
+    if budget is None:
+        return "no perturbation budget: it looks for the smallest perturbation"
+    return f"perturbations of at most {describe_eps(budget.eps)}" + (f" in {budget.norm}" if budget.norm else "")
 
 
-def _layout(prefix: str, chosen: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
-    return {title: ["Multiline", [_pattern(tag(prefix, name)) for name in names]] for title, names in chosen.items()}
-
-
-def _pattern(name: str) -> str:
-    """Write a tag, or a family of tags, as TensorBoard expects it: a regular expression for how tags start."""
-    return re.sub(r"<\w+>$", ".+", re.escape(name)) + "$"
+def _describe_key(glossary: str, direction: str) -> str:
+    return f"{glossary} ({direction} is more robust)" if direction else glossary
 
 
 def _thumbnails(images: Tensor) -> Tensor:

@@ -19,17 +19,27 @@ class EpochMeans:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor | float] = {}
+        self._weights: dict[str, Tensor | int] = {}
 
-    def add(self, name: str, value: Tensor, weight: Tensor | int) -> None:
+    def add(self, name: str, value: Tensor | float, weight: Tensor | int) -> None:
         """Add the mean of a value over a batch of ``weight`` samples; with 0 samples it does not count."""
-        value = value.detach().float().mean()  # Lightning takes losses of shape (1,) too
-        weight = torch.as_tensor(weight, dtype=value.dtype, device=value.device)
-        pair = torch.stack([torch.where(weight > 0, value, 0.0) * weight, weight])
-        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+        if isinstance(value, Tensor):
+            value = value.detach().float()
+            value = value.mean() if value.ndim else value  # Lightning takes losses of shape (1,) too
+        if isinstance(weight, Tensor):
+            value = torch.where(weight > 0, value, 0.0)
+        elif weight == 0:
+            value = 0.0  # it may be NaN
+        self._sums[name] = self._sums.get(name, 0.0) + value * weight
+        self._weights[name] = self._weights.get(name, 0) + weight
 
     def compute(self, strategy: Strategy) -> dict[str, Tensor]:
         """Return the means and start over; every process must call it."""
-        sums, self._sums = self._sums, {}
-        totals = {name: strategy.reduce(pair, reduce_op="sum") for name, pair in sums.items()}
+        sums, weights, self._sums, self._weights = self._sums, self._weights, {}, {}
+        totals = {}
+        for name, total in sums.items():
+            numbers = torch.as_tensor(total), torch.as_tensor(weights[name])
+            pair = torch.stack([number.to(strategy.root_device, torch.float32) for number in numbers])
+            totals[name] = strategy.reduce(pair, reduce_op="sum")
         return {name: total[0] / total[1] for name, total in totals.items() if total[1] > 0}

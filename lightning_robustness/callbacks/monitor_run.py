@@ -13,23 +13,29 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lightning_robustness.attacks import budget_of
 from lightning_robustness.callbacks.board import Board
+from lightning_robustness.callbacks.class_names import find_class_names
+from lightning_robustness.callbacks.embedding_points import EmbeddingPoints
 from lightning_robustness.callbacks.faults import Faults
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
+from lightning_robustness.callbacks.step_route import StepRoute
 from lightning_robustness.callbacks.trainer_access import (
     evaluation_loader,
     forward_of,
+    group_size,
     has_trained,
+    is_sharded,
     log_step,
     logged_in_this_epoch,
 )
 from lightning_robustness.callbacks.validation_watch import ValidationWatch
-from lightning_robustness.measurement.attack_meter import AttackMeter
+from lightning_robustness.measurement.attack_meter import AttackMeter, Examples
 from lightning_robustness.measurement.attack_names import FINAL
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import inspect_model, open_inputs, rehearse
+from lightning_robustness.measurement.inspection import check_route, inspect_model, open_inputs, rehearse
 from lightning_robustness.measurement.keys import is_tag
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Subject
@@ -52,6 +58,7 @@ class MonitorRun:
         pl_module: Its module.
 
     Attributes:
+        settings: Settings of the monitor, for this run.
         faults: Errors and warnings of the run.
         epoch: Number of the epoch under way.
         has_seen_data: Whether a batch of validation was seen.
@@ -62,7 +69,7 @@ class MonitorRun:
         self.faults = Faults(trainer, "RobustnessMonitor")
         self.epoch = 0
         self.has_seen_data = False
-        self._settings = settings
+        self.settings = settings
         self._trainer = trainer
         self._module = pl_module
         self._route: Route | None = None
@@ -72,12 +79,15 @@ class MonitorRun:
         self._sample: FixedSample | None = None
         self._num_parts = 1
         self._watch: ValidationWatch | None = None
+        # Where parameters are sharded, the first validation step shows what otherwise a pass of our own does
+        self._is_sharded = is_sharded(trainer)
+        self._first: tuple[StepRoute, Tensor, Tensor | None] | None = None
         self._board: Board | None = None
 
     @property
     def prefix(self) -> str:
         """The first part of keys."""
-        return f"test_{self._settings.prefix}" if self._trainer.testing else self._settings.prefix
+        return f"test_{self.settings.prefix}" if self._trainer.testing else self.settings.prefix
 
     @property
     def has_sample(self) -> bool:
@@ -88,7 +98,9 @@ class MonitorRun:
         """Stop watching validation, and remove all hooks."""
         if self._watch is not None:
             self._watch.close()
-        self._watch, self.faults.error = None, None
+        if self._first is not None:
+            self._first[0].close()
+        self._first, self._watch, self.faults.error = None, None, None
 
     def before_batch(self, batch: Any) -> None:
         """See a batch before validation does."""
@@ -96,8 +108,11 @@ class MonitorRun:
         if self.faults.error is not None:
             return
         with self.faults.guard():
-            x, y = read_batch(batch, self._settings.batch_fn)
-            name, extras = read_extras(batch, self._settings.batch_fn, len(x))
+            x, y = read_batch(batch, self.settings.batch_fn)
+            if self._is_sharded and self._route is None:
+                self._first = StepRoute(self._module, x, self.settings.head), x, y
+                return
+            name, extras = read_extras(batch, self.settings.batch_fn, len(x))
             route = self._inspect(x, y, name, extras)
             if self._watch is None:
                 self._watch = self._open(route, x.device)
@@ -107,9 +122,13 @@ class MonitorRun:
 
     def after_batch(self) -> None:
         """See what validation made of the batch."""
-        if self.faults.error is not None or self._watch is None:
+        if self.faults.error is not None:
             return
         with self.faults.guard():
+            if self._first is not None:
+                self._inspect_step(*self._first)
+            if self._watch is None:
+                return
             is_ours, self._is_checked = self._watch.after(), self._watch.is_checked
             if is_ours and self._watch.uses_hooks:
                 self.faults.warn(
@@ -135,7 +154,7 @@ class MonitorRun:
         if collisions:
             self.faults.refuse(
                 f"expected to be alone in logging {', '.join(sorted(collisions))} but the module or another callback "
-                f"logs it too. Pass another `prefix` than {self._settings.prefix!r}.",
+                f"logs it too. Pass another `prefix` than {self.settings.prefix!r}.",
                 consequence="Ours is left out.",
             )
         return collisions
@@ -149,10 +168,10 @@ class MonitorRun:
             return None
         if not num_classes:
             self._check_loader()
-            self.faults.report(left_out, f"no batch came from loader {self._settings.dataloader_idx}")
+            self.faults.report(left_out, f"no batch came from loader {self.settings.dataloader_idx}")
             return None
         # A process to which no batch came takes part with zero samples
-        settings, device = self._settings, self._module.device
+        settings, device = self.settings, self._module.device
         meter = FeatureMeter(num_classes, settings.mode, device, has_embedding) if watch is None else watch.meter
         values = self.faults.compute(left_out, meter.compute)
         if values is None:
@@ -173,7 +192,7 @@ class MonitorRun:
 
     def attack_at_the_end(self, attacks: Sequence[str]) -> dict[str, float]:
         """Run attacks after the last validation epoch, and the one that gives the final verdict."""
-        settings, values = self._settings, dict[str, float]()
+        settings, values = self.settings, dict[str, float]()
         if attacks:
             meter = AttackMeter(settings.attacks, settings.input_space)
             values |= self._attack(meter, attacks)
@@ -184,13 +203,23 @@ class MonitorRun:
     def show_summary(self, lines: Iterable[tuple[str, str]]) -> None:
         """Hand the summary of the run to the loggers that take texts."""
         if self._board is not None:
-            show = partial(self._board.show_text, "summary", ("title", "text"), lines, log_step(self._trainer))
+            step = log_step(self._trainer)
+            self.faults.tolerate("pictures could not be logged", partial(self._board.draw_waiting, step))
+            show = partial(self._board.show_text, "summary", ("title", "text"), lines, step)
             self.faults.tolerate("the summary could not be logged", show)
+
+    def show_history(self, history: Sequence[Mapping[str, float]]) -> float:
+        """Hand the picture of the run to the loggers; return the seconds that it took."""
+        start = perf_counter()
+        if self._board is not None:
+            show = partial(self._board.show_run, history, log_step(self._trainer))
+            self.faults.tolerate("the picture of the run could not be logged", show)
+        return perf_counter() - start
 
     def _inspect(self, x: Tensor, y: Tensor | None, name: str | None, extras: Mapping[str, Tensor]) -> Route:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""
         if self._route is None:
-            settings, meters = self._settings, self._settings.make_meters()
+            settings, meters = self.settings, self.settings.make_meters()
             function = partial(settings.forward_fn, self._module) if settings.forward_fn else self._module
             self._extra = find_extra_inputs(function, "inputs_embeds" if settings.embed_fn else name, extras)
             if self._extra is not None:
@@ -207,10 +236,22 @@ class MonitorRun:
             if first is not None and not has_trained(self._trainer):  # later, what fails is left out when it does
                 subject = replace(subject, forward=pick_entry(subject.forward, found.entry), embed=None)
                 rehearse(subject, first, meters, {**settings.attacks, **settings.final})
-            head = "no embedding" if found.head is None else f"{found.num_features} features of {found.head!r}"
-            rank_zero_info(f"RobustnessMonitor sees {found.num_classes} classes, and {head}.")
-            self._route = found
+            self._route = _announced(found)
         return self._route
+
+    def _inspect_step(self, step: StepRoute, x: Tensor, y: Tensor | None) -> None:
+        """Find out about the module by the validation step that has just run on the first batch of the run."""
+        self._first = None
+        step.close()
+        route, call = step.find(y)
+        if group_size(self._trainer) > 1 and route.head is not None:
+            # Of the embedding, each process may have a part
+            route = route._replace(head=None, num_features=0, reason="the layers before are divided among processes")
+        check_route(self._module, route, call.logits, y, self.settings.num_classes)
+        self._route = _announced(route)
+        self._watch = self._open(route, x.device)
+        self._watch.before(x, y)
+        self._watch.after(call if route.head is not None else call._replace(embedding=None))
 
     def _warn_of_leaks(self, forward: Callable[..., Any], x: Tensor) -> None:
         leaks: list[str] = []
@@ -226,7 +267,7 @@ class MonitorRun:
     def _check_loader(self) -> None:
         """Check that there is a loader of this index, where no batch came from it."""
         with self.faults.guard():
-            evaluation_loader(self._trainer, self._settings.dataloader_idx)
+            evaluation_loader(self._trainer, self.settings.dataloader_idx)
 
     def _agree_on_classes(self) -> tuple[int, bool]:
         """Return the number of classes, 0 if no batch came to any process, and whether there are embeddings."""
@@ -238,7 +279,7 @@ class MonitorRun:
         return number, bool(has_embedding)
 
     def _open(self, route: Route, device: torch.device) -> ValidationWatch:
-        settings, trainer = self._settings, self._trainer
+        settings, trainer = self.settings, self._trainer
         loader, num_batches = evaluation_loader(trainer, settings.dataloader_idx)
         share, sample = loader_share(loader, num_batches), None
         if self._sample is None and not trainer.sanity_checking:
@@ -247,8 +288,11 @@ class MonitorRun:
             self._num_parts = trainer.world_size if share.num_replicas == 1 else 1
             sample = SpreadSample(-(-max(sizes) // self._num_parts), share.total, settings.seed)
         meter = FeatureMeter(route.num_classes, settings.mode, device, route.head is not None)
-        forward = self._subject(device).from_loader
-        return ValidationWatch(self._module, forward, route, meter, share, sample, self._is_checked)
+        forward = None if self._is_sharded else self._subject(device).from_loader
+        is_checked = self._is_checked or self._is_sharded
+        # Of processes that see the same samples, one counts
+        is_counted = trainer.global_rank % group_size(trainer) == 0
+        return ValidationWatch(self._module, forward, route, meter, share, sample, is_checked, is_counted)
 
     def _keep(self, sample: SpreadSample) -> None:
         """Keep the sample for the rest of the run."""
@@ -273,7 +317,7 @@ class MonitorRun:
     def _attack(self, meter: AttackMeter, attacks: Sequence[str]) -> dict[str, float]:
         if self._sample is None or self._is_discrete or not attacks:
             return {}
-        subject, samples = self._subject(self._module.device), self._sample.take(self._settings.attack_samples)
+        subject, samples = self._subject(self._module.device), self._sample.take(self.settings.attack_samples)
         for name in attacks:
             left_out = f"the attack {name!r} failed and is left out of epoch {self.epoch}"
             if not self.faults.attempt(left_out, partial(meter.update, name, subject, samples)):
@@ -285,7 +329,7 @@ class MonitorRun:
         return values | {f"seconds/{name}": seconds for name, seconds in meter.seconds.items()}
 
     def _subject(self, device: torch.device) -> Subject:
-        settings, wanted = self._settings, self._settings.progress
+        settings, wanted = self.settings, self.settings.progress
         shown = self._trainer.progress_bar_callback is not None if wanted is None else wanted
         progress = shown and self._trainer.is_global_zero
         forward = forward_of(self._module, settings.forward_fn)
@@ -305,32 +349,48 @@ class MonitorRun:
         """Hand everything that is not a scalar to the loggers; a picture is never worth a training run."""
         if not self._trainer.is_global_zero or not self._trainer.loggers or self._route is None:
             return
-        step, settings = log_step(self._trainer), self._settings
+        step, settings = log_step(self._trainer), self.settings
         try:
             if self._board is None:
-                self._board = Board(self._trainer.loggers, self.prefix, settings.log_figures)
+                names = None
+                with suppress(Exception):  # a data set may fail to say; numbers will do
+                    names = find_class_names(self._trainer, settings.dataloader_idx, self._route.num_classes)
+                self._board = Board(self._trainer.loggers, self.prefix, settings.log_figures, names)
                 head = f"{self._route.head!r} of {type(self._module).__name__}"
                 described = settings.describe() | {"head": f"{head}, {self._route.num_classes} classes"}
-                self._board.open(described, list(settings.attacks), step, settings.parts)
+                budgets = {name: budget_of(a, settings.input_space) for name, a in settings.attacks.items()}
+                self._board.open(described, budgets, step, settings.parts)
             self._board.show(
                 step,
+                epoch=self.epoch,
+                input_space=settings.input_space,
                 histograms=histograms,
                 examples=attacks.examples,
+                outcomes=attacks.outcomes,
                 signs=attacks.signs,
-                input_space=settings.input_space,
-                epoch=self.epoch,
                 curve=curve,
             )
             if settings.log_embeddings and self._sample is not None and self._route.head is not None:
-                self._embed(self._board, self._sample, self._route.tap(self._module), step)
+                self._embed(self._board, self._sample, self._route.tap(self._module), attacks.examples, step)
         except Exception as error:
             self.faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
 
-    def _embed(self, board: Board, sample: FixedSample, tap: HeadTap, step: int) -> None:
+    def _embed(
+        self, board: Board, sample: FixedSample, tap: HeadTap, examples: Mapping[str, Examples], step: int
+    ) -> None:
         subject = self._subject(self._module.device)
-        calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(sample.samples, "embeddings")]
+        points = EmbeddingPoints.of(sample.samples, {} if self._extra is not None or subject.embed else examples)
+        x, y, *_ = points.samples
+        calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(points.samples, "embeddings")]
         embedding = torch.cat([call.embedding for call in calls if call.embedding is not None]).cpu()
         preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
-        x, y, *_ = sample.samples
         x = x if isinstance(x, Tensor) else torch.zeros(len(x), 1)  # without pictures, for inputs of several shapes
-        board.embed(step, embedding, preds if y is None else y, preds, x, self._settings.input_space)
+        labels, space = preds if y is None else y, self.settings.input_space
+        board.embed(step, embedding, labels, preds, x, space, points.kinds, points.following)
+
+
+def _announced(route: Route) -> Route:
+    """Say in the log what was found."""
+    head = "no embedding" if route.head is None else f"{route.num_features} features of {route.head!r}"
+    rank_zero_info(f"RobustnessMonitor sees {route.num_classes} classes, and {head}.")
+    return route

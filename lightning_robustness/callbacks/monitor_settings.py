@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -7,7 +7,7 @@ from torch import nn
 from lightning_robustness.attacks import budget_of
 from lightning_robustness.callbacks.board import describe_eps
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.keys import Part
+from lightning_robustness.measurement.keys import Part, logged_keys, tag
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
@@ -47,6 +47,17 @@ class MonitorSettings:
         """The parts that are measured beside the attacks."""
         trust: list[Part] = ["trust"] if self.attacks else []
         return ["features", *(meter.name for meter in self.make_meters()), *trust]
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the values that say how robust the network is, as they are logged."""
+        return [tag(self.prefix, name) for name in logged_keys(self.parts, list(self.attacks))]
+
+    def without_gradients(self) -> "MonitorSettings":
+        """Leave out everything that needs passes or gradients of its own."""
+        return replace(
+            self, attacks={}, final={}, fim_samples=0, clever_samples=0, attack_samples=0, log_embeddings=False
+        )
 
     def make_meters(self) -> list[SampleMeter]:
         """Make the meters of the sample that are wanted."""

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
 from lightning_robustness.attacks import PGD
-from lightning_robustness.callbacks.training_step import find_loss
+from lightning_robustness.callbacks.training_step import REPLACEMENT, find_loss
 from lightning_robustness.losses import mart_loss, trades_loss
 from lightning_robustness.utilities.checks import check_number, check_option
 
@@ -68,10 +68,13 @@ def step_with_loss(
         MisconfigurationException: If the module optimizes by itself and does not call ``manual_backward`` exactly once.
 
     """
-    statistics = _Statistics(pl_module)
-    if not pl_module.automatic_optimization:
-        return _manual_step(pl_module, step, make_loss, statistics)
-    output = step()
+    statistics, token = _Statistics(pl_module), REPLACEMENT.set(make_loss)
+    try:
+        if not pl_module.automatic_optimization:
+            return _manual_step(pl_module, step, make_loss, statistics)
+        output = step()
+    finally:
+        REPLACEMENT.reset(token)
     if find_loss(output) is None:  # the module leaves the batch out
         return output, None
     statistics.restore()

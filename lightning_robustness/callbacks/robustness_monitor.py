@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,13 +15,17 @@ from lightning_robustness.callbacks.attack_schedule import AttackSchedule
 from lightning_robustness.callbacks.distrust import warn_of_distrust
 from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.history import History
+from lightning_robustness.callbacks.hparams import announce_values, close_table
+from lightning_robustness.callbacks.intervals import interval_values
 from lightning_robustness.callbacks.monitor_run import MonitorRun
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
+from lightning_robustness.callbacks.run_page import run_page
 from lightning_robustness.callbacks.run_summary import RunSummary
+from lightning_robustness.callbacks.sharding import warn_of_sharding
 from lightning_robustness.callbacks.trainer_access import (
     check_order,
-    check_strategy,
     check_validation,
+    is_sharded,
     is_spawned,
     log_step,
     log_to_all,
@@ -29,7 +34,7 @@ from lightning_robustness.callbacks.trainer_access import (
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks, name_final_attack
 from lightning_robustness.measurement.feature_meter import FeatureMeter
-from lightning_robustness.measurement.keys import logged_keys, tag
+from lightning_robustness.measurement.keys import tag
 from lightning_robustness.measurement.trust import measure_trust
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_functions, check_head, check_integer, check_name
@@ -59,7 +64,8 @@ class RobustnessMonitor(Callback):
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+            published attack. C&W by name takes 18 gradients and Square 100 queries; pass ``CW()`` or
+            ``Square()`` for more.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
         attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
@@ -199,16 +205,31 @@ class RobustnessMonitor(Callback):
     @property
     def keys(self) -> list[str]:
         """Keys of the values that say how robust the network is, as they are logged."""
-        names = logged_keys(self.settings.parts, list(self.settings.attacks))
-        return [tag(self.settings.prefix, name) for name in names]
+        return self.settings.keys
+
+    def keys_under(self, trainer: Trainer) -> list[str]:
+        """Return those of the ``keys`` that are logged with the strategy of a Trainer."""
+        return self._settings_for(trainer).keys
 
     def plot(self) -> "Figure":
         """Draw the curves of ``history``, with matplotlib, which the extra ``plot`` brings."""
         return history_figure(self.history, self.settings.prefix)
 
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return ``history`` as a self-contained page, and write it to a file if a path is given.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        page = run_page(self.history, self.settings, self.plot()).to_html()
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
     def summary(self) -> RunSummary:
         """Summarise ``history``: the most robust epoch, and those that the attack-free values would have picked."""
-        return RunSummary.of(self.history)
+        return RunSummary.of(self.history, self.settings.input_space)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -222,7 +243,6 @@ class RobustnessMonitor(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        check_strategy(trainer, self)
         self._is_fitting, self.late_keys = stage == "fit", set()
         if self._is_fitting:
             check_validation(trainer)
@@ -230,7 +250,12 @@ class RobustnessMonitor(Callback):
             self._history.begin(anew=trainer.current_epoch == 0)
             if trainer.current_epoch == 0:
                 self._schedule.reset()
-        self._run = MonitorRun(self.settings, trainer, pl_module)
+        warn_of_sharding(trainer, self.settings)
+        settings = self._settings_for(trainer)
+        self._run = MonitorRun(settings, trainer, pl_module)
+        if self._is_fitting:
+            announce = partial(announce_values, trainer, pl_module, settings)
+            self._run.faults.tolerate("the HParams tab lacks the values", announce)
 
     @override
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -266,7 +291,7 @@ class RobustnessMonitor(Callback):
             return
         self._run.epoch = trainer.current_epoch
         values, collisions = self._evaluate(self._run, trainer), self._run.find_collisions()
-        for name, value in values.items():
+        for name, value in (values | interval_values(values)).items():
             key = tag(self._run.prefix, name)
             if key in collisions:
                 continue
@@ -298,17 +323,19 @@ class RobustnessMonitor(Callback):
             summary = self.summary()
             rank_zero_info(f"RobustnessMonitor:\n{summary}")
             run.show_summary(summary.lines())
+            run.faults.tolerate("the HParams tab lacks the values", partial(close_table, trainer, run.settings))
 
     def _attack_at_the_end(self, run: MonitorRun, trainer: Trainer) -> None:
-        missing = self._schedule.missing(trainer)
-        if not (missing or self.settings.final) or not run.has_sample:
+        missing = [name for name in self._schedule.missing(trainer) if name in run.settings.attacks]
+        if not (missing or run.settings.final) or not run.has_sample:
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
         values = run.faults.compute(f"left epoch {run.epoch} out", partial(run.attack_at_the_end, missing))
         if not values:
             return
         values = self._remember(run, trainer, values, missing)
-        logged = {tag(run.prefix, key): value for key, value in values.items()}
+        values |= self._draw(run, trainer, values)
+        logged = {tag(run.prefix, key): value for key, value in (values | interval_values(values)).items()}
         run.faults.tolerate("the last values could not be logged", partial(log_to_all, trainer, logged))
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
         self.late_keys = set(logged)
@@ -326,10 +353,16 @@ class RobustnessMonitor(Callback):
             self._run.close_epoch()
         self._run = None
 
+    def _settings_for(self, trainer: Trainer) -> MonitorSettings:
+        return self.settings.without_gradients() if is_sharded(trainer) else self.settings
+
     def _evaluate(self, run: MonitorRun, trainer: Trainer) -> dict[str, float]:
-        attacks = self._schedule.due(trainer)
+        attacks = [name for name in self._schedule.due(trainer) if name in run.settings.attacks]
         values = run.end_epoch(attacks)
-        return {"skipped": 1.0} if values is None else self._remember(run, trainer, values, attacks)
+        if values is None:
+            return {"skipped": 1.0}
+        values = self._remember(run, trainer, values, attacks)
+        return values | self._draw(run, trainer, values)
 
     def _remember(
         self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Sequence[str]
@@ -346,3 +379,11 @@ class RobustnessMonitor(Callback):
         measured = {f"trust/{name}": agreement.tau for name, agreement in trust.items()}
         self.history[-1] |= measured
         return values | measured
+
+    def _draw(self, run: MonitorRun, trainer: Trainer, values: Mapping[str, float]) -> dict[str, float]:
+        """Show the run so far, and return the time that all figures of this evaluation took."""
+        if trainer.state.fn != "fit":
+            return {}
+        taken = run.show_history(self.history)
+        self.history[-1]["seconds/figures"] = self.history[-1].get("seconds/figures", 0.0) + taken
+        return {"seconds/figures": values.get("seconds/figures", 0.0) + taken}

@@ -2,10 +2,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from typing_extensions import Self
 
-from lightning_robustness.functional.attack_success_rate import wilson_interval
+from lightning_robustness.callbacks.intervals import accuracy_interval
+from lightning_robustness.measurement.distance_text import describe_distance
 from lightning_robustness.measurement.keys import attack_free_metrics
 from lightning_robustness.measurement.trust import (
     Evaluation,
@@ -15,6 +15,7 @@ from lightning_robustness.measurement.trust import (
     pick,
     reference_of,
 )
+from lightning_robustness.utilities.input_space import InputSpace
 
 
 class Choice(NamedTuple):
@@ -49,6 +50,8 @@ class RunSummary:
         choices: The epochs that attack-free keys would have picked, by key.
         masked_epochs: Epochs with a sign of gradient masking.
         seconds: Time spent on each part of the measurement.
+        boundary: Median distance to the decision boundary in that epoch, to first order, as a text; None if it was not
+            measured.
 
     """
 
@@ -60,10 +63,11 @@ class RunSummary:
     choices: dict[str, Choice]
     masked_epochs: list[int]
     seconds: dict[str, float]
+    boundary: str | None = None
 
     @classmethod
-    def of(cls, history: Sequence[Evaluation]) -> Self:
-        """Summarise the evaluations of a run, as the monitor keeps them."""
+    def of(cls, history: Sequence[Evaluation], input_space: InputSpace | None = None) -> Self:
+        """Summarise the evaluations of a run, as the monitor keeps them; distances are in units of the input space."""
         reference, seconds = reference_of(history), dict[str, float]()
         for entry in history:
             for key in (key for key in entry if key.startswith("seconds/")):
@@ -74,10 +78,11 @@ class RunSummary:
             return cls(None, 0, 0.0, (0.0, 1.0), 0, {}, [], seconds)
         best = pick(attacked, reference)
         number, accuracy = best["samples_attacks"], best[reference]
-        low, high = wilson_interval(torch.tensor(accuracy * number), torch.tensor(number))
         masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
-        interval, choices = (low.item(), high.item()), _choices(history, reference)
-        return cls(reference, int(best["epoch"]), accuracy, interval, int(number), choices, list(masked), seconds)
+        interval, choices = accuracy_interval(accuracy, number), _choices(history, reference)
+        boundary = describe_distance(best["boundary"], input_space) if "boundary" in best else None
+        epoch, masked_epochs = int(best["epoch"]), list(masked)
+        return cls(reference, epoch, accuracy, interval, int(number), choices, masked_epochs, seconds, boundary)
 
     def lines(self) -> list[tuple[str, str]]:
         """Return what there is to say, each with a title."""
@@ -94,8 +99,10 @@ class RunSummary:
         )
         epochs = ", ".join(map(str, self.masked_epochs))
         masking = f"signs in epochs {epochs}: accuracy under attack is too high" if epochs else "no sign"
+        distance = [] if self.boundary is None else [("its distance to the boundary", f"{self.boundary} in the median")]
         return [
             ("most robust epoch", best),
+            *distance,
             *((f"{key} would pick", _describe(choice)) for key, choice in self.choices.items()),
             ("gradient masking", masking),
             overhead,

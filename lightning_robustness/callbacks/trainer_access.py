@@ -17,6 +17,18 @@ _SHARDED = {"FSDPStrategy", "ModelParallelStrategy"}
 _DEFAULT_DTYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
+def is_sharded(trainer: Trainer) -> bool:
+    """Return whether the parameters of the network are spread over processes."""
+    names = {parent.__name__ for parent in type(trainer.strategy).__mro__}
+    return bool(names & _SHARDED) or getattr(trainer.strategy, "zero_stage_3", False)
+
+
+def group_size(trainer: Trainer) -> int:
+    """Return the number of processes, of consecutive ranks, that see the same samples: with tensor parallelism only."""
+    arguments: Any = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
+    return trainer.world_size // arguments["num_replicas"] if arguments else 1
+
+
 def check_strategy(trainer: Trainer, callback: Callback) -> None:
     """Check that each process holds the whole network, as the callback needs it.
 
@@ -24,13 +36,10 @@ def check_strategy(trainer: Trainer, callback: Callback) -> None:
         MisconfigurationException: If the strategy shards it.
 
     """
-    strategy = trainer.strategy
-    names = {parent.__name__ for parent in type(strategy).__mro__}
-    if names & _SHARDED or getattr(strategy, "zero_stage_3", False):
+    if is_sharded(trainer):
         raise MisconfigurationException(
             f"{type(callback).__name__} needs the whole network in each process, to differentiate it, but "
-            f"{type(strategy).__name__} shards its parameters. Train with strategy='ddp', or evaluate a checkpoint "
-            "afterwards, with `lightning_robustness.evaluation.evaluate`."
+            f"{type(trainer.strategy).__name__} shards its parameters. Train with strategy='ddp'."
         )
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_robustness.callbacks.trainer_access import check_strategy
+
+# Computes the loss that replaces the one of the training step under way; None if the step's own counts
+REPLACEMENT: ContextVar[Callable[[], Tensor] | None] = ContextVar("REPLACEMENT", default=None)
 
 
 class _TrainingStep:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_robustness.callbacks.step_check import StepCheck
+from lightning_robustness.callbacks.step_route import NOT_SEEN
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.utilities.head import HeadCall
 from lightning_robustness.utilities.loader_share import LoaderShare
@@ -20,25 +21,27 @@ class ValidationWatch:
 
     Args:
         model: The module that validation runs.
-        forward: What computes logits, for batches that validation does not run through the head.
+        forward: What computes logits, for batches that validation does not run through the head; None if nothing may.
         route: How the logits come about.
         meter: What takes the features.
         share: Which samples come to this process.
         sample: What takes the inputs, or None if they are not needed.
         is_checked: Whether it is known that validation computes the same logits as ``forward``; if not, the first batch
             is compared.
+        is_counted: Whether the samples of this process count; if not, it takes part with none.
 
     """
 
     def __init__(
         self,
         model: nn.Module,
-        forward: Callable[..., Any],
+        forward: Callable[..., Any] | None,
         route: Route,
         meter: FeatureMeter,
         share: LoaderShare,
         sample: SpreadSample | None,
         is_checked: bool = True,
+        is_counted: bool = True,
     ) -> None:
         self.meter = meter
         self.sample = sample
@@ -48,6 +51,7 @@ class ValidationWatch:
         self._tap = route.tap(model)
         self._share = share
         self._check: StepCheck | None = None
+        self._is_counted = is_counted
         self._num_seen = 0
         self._batch: tuple[Tensor, Tensor | None, int] | None = None
         # Hooks would become part of compiled code, or would not be called by it
@@ -57,11 +61,11 @@ class ValidationWatch:
     def before(self, x: Tensor, y: Tensor | None, extras: Mapping[str, Tensor] | None = None) -> None:
         """See a batch, with its other entries, before validation does."""
         indices = self._share.indices(self._num_seen, len(x))
-        number = len(indices)
+        number = len(indices) if self._is_counted else 0
         self._num_seen += len(x)
         if self.sample is not None:
             others = {name: value[:number] for name, value in (extras or {}).items()}
-            self.sample.add(indices, x[:number], None if y is None else y[:number], others)
+            self.sample.add(indices[:number], x[:number], None if y is None else y[:number], others)
         self._batch = x, y, number
         if self.uses_hooks:
             self._tap.attach()
@@ -69,21 +73,27 @@ class ValidationWatch:
         if not self.is_checked:
             self._check = StepCheck(self._model, self._route, x)
 
-    def after(self) -> bool:
+    def after(self, call: HeadCall | None = None) -> bool:
         """See what validation made of the batch; return whether it took a forward pass of our own.
+
+        Args:
+            call: Embedding and logits of the batch, if they are known.
 
         Raises:
             FloatingPointError: If it is not finite.
-            ValueError: If validation computes other logits than ``forward``.
+            ValueError: If validation computes other logits than ``forward``, or does not run the network on the inputs
+                and nothing else may.
 
         """
         if self._batch is None:
             return False
         (x, y, number), self._batch = self._batch, None
-        call, check = self._tap.take(), self._check
+        call, check = call or self._tap.take(), self._check
         self._close_check()
         is_ours = call is None
         if call is None:
+            if self._forward is None:
+                raise ValueError(NOT_SEEN)
             start = perf_counter()
             call = self._tap.run(self._forward, x)
             self.meter.seconds += perf_counter() - start

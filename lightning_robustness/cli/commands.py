@@ -16,12 +16,13 @@ from lightning_robustness.cli.parser import OWN_OPTIONS
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
 from lightning_robustness.evaluation.checkpoint import load_data, load_model
 from lightning_robustness.evaluation.class_path import Target, load_object
-from lightning_robustness.evaluation.comparison_checks import check_prior
+from lightning_robustness.evaluation.comparison_checks import check_budget, check_prior
 from lightning_robustness.evaluation.report import Report, read_json
 from lightning_robustness.evaluation.sweep_plan import plan_sweep
 from lightning_robustness.measurement.attack_names import name_attacks
 from lightning_robustness.utilities.checks import check_device, check_integer, check_number
 from lightning_robustness.utilities.drawing import new_figure
+from lightning_robustness.utilities.provenance import describe_checkpoint
 
 # Returns a context whose errors count as wrong arguments
 _Checked = Callable[[], AbstractContextManager[None]]
@@ -41,6 +42,7 @@ def _evaluate(checked: _Checked, options: Any) -> int:
         settings = _settings(evaluate, options, "attacks", "eps", "sweep_attacks", "sweep_eps", "head")
     with launched(fabric, options, [model]) as is_first:
         report = evaluate(model, loader, device=options.device, **settings)
+    report.provenance |= _origin(options) | _describe_checkpoint(options.checkpoint)
     return _finish(report, options, is_first, is_interrupted=report.interrupted is not None)
 
 
@@ -54,6 +56,7 @@ def _sweep(checked: _Checked, options: Any) -> int:
         settings = _settings(sweep, options, "attacks", "eps")
     with launched(fabric, options, [model]) as is_first:
         report = sweep(model, loader, device=options.device, **settings)
+    report.provenance |= _origin(options) | _describe_checkpoint(options.checkpoint)
     return _finish(report, options, is_first, is_interrupted=report.interrupted)
 
 
@@ -63,6 +66,7 @@ def _compare(checked: _Checked, options: Any) -> int:
         options.eps = [_budget(eps) for eps in options.eps]
         plan_sweep(options.attacks, options.eps, options.input_space)
         check_prior(options.prior, options.balance)
+        options.budget = None if options.budget is None else check_budget(_budget(options.budget), options.eps)
         _check_settings(options)
         fabric = make_fabric(options)
         models: dict[str, nn.Module | RobustnessReport] = {}
@@ -74,9 +78,13 @@ def _compare(checked: _Checked, options: Any) -> int:
             if options.data is None and isinstance(model, nn.Module):
                 raise ValueError(f"Expected `--data` to evaluate the model {name!r} on but got none.")
         loader = None if options.data is None else _load_data(options)
-        settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "head")
+        settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "budget", "head")
     with launched(fabric, options, models.values()) as is_first:
         report = compare(models, loader, device=options.device, **settings)
+    report.provenance |= _origin(options)
+    for name, _, source in (entry.partition("=") for entry in options.models):
+        if name in report.reports and not source.endswith(".json"):
+            report.reports[name].provenance |= _describe_checkpoint(source.partition("@")[2])
     return _finish(report, options, is_first, is_interrupted=bool(report.missing), is_failed=bool(report.failed))
 
 
@@ -113,6 +121,17 @@ def _named_model(entry: str, options: Any) -> tuple[str, nn.Module | RobustnessR
     path, _, checkpoint = source.partition("@")
     target = _with_arguments(path, options.model_args)
     return name, load_model(target, checkpoint or None, trust_checkpoint=options.trust_checkpoint)
+
+
+def _origin(options: Any) -> dict[str, str]:
+    """Describe data and command line, for the provenance of a report."""
+    data = options.data if isinstance(options.data, str | None) else options.data.get("class_path")
+    origin = {} if data is None else {"data module": f"{data}, {options.split}"}
+    return origin | ({"command": options.command_line} if "command_line" in options else {})
+
+
+def _describe_checkpoint(path: str | None) -> dict[str, str]:
+    return describe_checkpoint(path) if path else {"checkpoint": "none"}
 
 
 def _with_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:

@@ -37,18 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _checked_arguments(parser, show_traceback="--traceback" in given):
             given = translate_configs(given)
         options = parser.parse_args(given)
-        return _run(parser, options)
+        return _run(parser, options, ["lightning-robustness", *given])
     except KeyboardInterrupt:
         return _fail("interrupted before there was anything to report", code=130)
 
 
-def _run(parser: Any, options: Any) -> int:
+def _run(parser: Any, options: Any, command: Sequence[str]) -> int:
     from lightning_robustness.cli import commands
     from lightning_robustness.evaluation.class_path import instantiate
+    from lightning_robustness.utilities.provenance import write_command
 
     checked = partial(_checked_arguments, parser, options.traceback)
     with checked():
         options = instantiate(parser, options)
+        options[options.command]["command_line"] = write_command(command)  # for the provenance of the report
     try:
         return commands.COMMANDS[options.command](checked, options[options.command])
     except Exception as error:

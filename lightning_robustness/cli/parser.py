@@ -106,6 +106,12 @@ def _add_compare(parser: Any) -> None:
     _add_data(parser, required=False)
     _add_sweep_attacks(parser)
     parser.add_argument("--prior", type=dict[str, float], default={}, help="Prior weights of metrics: {accuracy: 2}.")
+    parser.add_argument(
+        "--budget",
+        type=_BUDGET | None,
+        default=None,
+        help="Budget at which models are sorted by robust accuracy, one of `--eps`; by default the middle one.",
+    )
     parser.add_argument("--balance", type=float, default=0.0, help="Share of the weight that no metric gets.")
     parser.add_argument("--head", type=str | None, default=None, help="Name of the classifier head, if not found.")
     _add_settings(parser, evaluate)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_robustness.evaluation.comparison_checks import UNCLASSIFIED, check_prior, check_reports
+from lightning_robustness.evaluation.comparison_checks import UNCLASSIFIED, check_budget, check_prior, check_reports
 from lightning_robustness.evaluation.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.processes import Processes, ProcessesLostError, describe_error
@@ -12,6 +12,7 @@ from lightning_robustness.evaluation.resume import check_folder, subfolder
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
 from lightning_robustness.measurement.attack_names import AttackLike, list_attacks
+from lightning_robustness.utilities.provenance import describe_data, describe_run
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -22,6 +23,7 @@ def compare(
     eps: Sequence[float] = SWEEP_EPS,
     prior: Mapping[str, float] | None = None,
     balance: float = 0.0,
+    budget: float | None = None,
     resume: str | Path | None = None,
     **options: Any,
 ) -> ComparisonReport:
@@ -40,6 +42,7 @@ def compare(
         eps: Budgets of the sweep, increasing, in un-normalised units.
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
         balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.
+        budget: The budget, one of ``eps``, at which models are sorted by robust accuracy; by default the middle one.
         resume: Folder for what is finished, model by model and batch by batch. With the same folder a run that was
             interrupted or killed goes on where it was, in any number of processes.
         options: Further arguments of :func:`~lightning_robustness.evaluation.evaluate`, such as ``input_space``,
@@ -82,6 +85,8 @@ def compare(
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)
     options = {"attacks": (), "eps": eps[len(eps) // 2], "sweep_attacks": attacks, "sweep_eps": eps, **options}
+    if modules:
+        check_budget(budget, eps)
     if reports:
         check_reports(reports, *((list(plan[0]), eps) if modules else ()))
         options["num_classes"] = next(iter(reports.values())).num_classes
@@ -112,7 +117,11 @@ def compare(
     # In the words of the first process, so that reports are the same in all of them
     failed = processes.gather({name: describe_error(error) for name, error in errors.items()})[0]
     ordered = {name: reports[name] for name in models if name in reports}
-    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out, failed)
+    origin = describe_run(options.get("device") or "cpu")
+    if dataloader is not None:
+        origin |= describe_data(dataloader) | {"seed": str(options.get("seed", 0))}
+    origin = processes.gather(origin)[0]
+    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out, failed, budget, origin)
 
 
 def _raise(errors: Mapping[str, Exception], missing: Sequence[str], left_out: Sequence[str]) -> None:

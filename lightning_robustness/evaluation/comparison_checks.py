@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from lightning_robustness.evaluation.cmmr import check_weights
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
+from lightning_robustness.utilities.number_text import write_budget
 
 UNCLASSIFIED = (
     "Expected models that classify some samples correctly but got no correct prediction from {}. Does the order of the "
@@ -30,6 +31,20 @@ def check_prior(prior: Mapping[str, float], balance: float) -> None:
             f"Expected prior weights for {', '.join(SWEEP_METRICS)} but got {', '.join(map(repr, unknown))}."
         )
     check_weights([prior.get(metric, 1.0) for metric in SWEEP_METRICS], balance)
+
+
+def check_budget(budget: float | None, eps: Sequence[float]) -> float:
+    """Return the budget that models are sorted by, by default the middle one.
+
+    Raises:
+        ValueError: If it is not one of the budgets of the sweep.
+
+    """
+    budget = eps[len(eps) // 2] if budget is None else budget
+    if budget not in eps:
+        listed = ", ".join(map(write_budget, eps))
+        raise ValueError(f"Expected argument `budget` to be one of the sweep, {listed}, but got {budget!r}.")
+    return budget
 
 
 def check_reports(

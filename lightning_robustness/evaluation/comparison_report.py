@@ -8,23 +8,31 @@ from typing_extensions import Self, override
 
 from lightning_robustness.evaluation import figures
 from lightning_robustness.evaluation.cmmr import CompositeScores, composite_scores
-from lightning_robustness.evaluation.comparison_checks import check_prior, check_reports, compared_settings
+from lightning_robustness.evaluation.comparison_checks import (
+    check_budget,
+    check_prior,
+    check_reports,
+    compared_settings,
+)
 from lightning_robustness.evaluation.correlation import kendall, kendall_w, pearson, spearman
 from lightning_robustness.evaluation.report import Report
 from lightning_robustness.evaluation.report_fields import check_fields
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS
-from lightning_robustness.evaluation.table import Table
+from lightning_robustness.evaluation.verdict import Share
 from lightning_robustness.measurement.fisher_meter import FisherMeter
 from lightning_robustness.measurement.keys import Key, attack_free_metrics, get_key
+from lightning_robustness.utilities.number_text import write_budget, write_share
+from lightning_robustness.utilities.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Models are ranked by clean accuracy as well, though it says nothing about robustness
 _HEADLINES = (
-    Key("cmmr", "run", "CMMR", "", True, None, "composite score of the sweep"),
+    Key("robust_acc", "attacks", "robust accuracy", "share", True, None, "the sweep's worst case at one budget"),
     Key("adv_acc", "attacks", "adversarial accuracy", "share", True, None, "mean of the sweep's worst case"),
+    Key("cmmr", "run", "CMMR", "", True, None, "composite score of the sweep"),
     replace(get_key("acc"), label="clean accuracy", higher_is_better=True),
 )
 # Values with a smaller relative difference are equal
@@ -34,7 +42,7 @@ _LABELS = {"accuracy": "accuracy", "ssim": "SSIM (ASS)", "psnr": "PSNR", "mse": 
 
 @dataclass(repr=False)
 class ComparisonReport(Report):
-    """Several models side by side: CMMR, ranks, and how well attack-free metrics predict robust accuracy.
+    """Several models side by side: robust accuracy, CMMR, ranks, and how well attack-free metrics predict them.
 
     Args:
         reports: One report per model, with sweeps over the same attacks and budgets.
@@ -43,8 +51,11 @@ class ComparisonReport(Report):
         missing: Models that an interrupted run did not reach.
         left_out: Models that classify no sample correctly, so that there is nothing to attack.
         failed: Errors of models that could not be measured.
+        budget: The budget of the sweep that models are sorted by; by default the middle one.
+        provenance: Where the report comes from: time, versions, machine; from the command also the command line.
 
     Attributes:
+        robust_accuracy: Accuracy of each model under the worst of the attacks at ``budget``.
         scores: CMMR of each model, higher is more robust.
         curves: CMMR of each model at each budget.
         composite: M of each model, attack and budget.
@@ -59,8 +70,8 @@ class ComparisonReport(Report):
         concordance: Kendall's W, the agreement of the attacks on the order of models and budgets.
 
     Raises:
-        ValueError: If there is no model, a report has no sweep, the reports cannot be compared, or a prior weight
-            belongs to no metric.
+        ValueError: If there is no model, a report has no sweep, the reports cannot be compared, a prior weight
+            belongs to no metric, or the budget is not one of the sweep.
 
     """
 
@@ -70,6 +81,8 @@ class ComparisonReport(Report):
     missing: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    budget: float | None = None
+    provenance: dict[str, str] = field(default_factory=dict)
 
     title = "Robustness of several models"
 
@@ -78,6 +91,8 @@ class ComparisonReport(Report):
         self._sweeps = check_reports(self.reports)
         first = next(iter(self._sweeps.values()))
         self.attacks, self.eps = first.attacks, first.eps
+        self.budget = check_budget(self.budget, self.eps)
+        self.robust_accuracy = {name: self._robust(name).value for name in self.reports}
         result = self._score()
         self.scores = dict(zip(self.reports, result.scores.tolist(), strict=True))
         self.curves = dict(zip(self.reports, result.curves.tolist(), strict=True))
@@ -95,6 +110,39 @@ class ComparisonReport(Report):
         }
         self.correlations = {name: self._correlate(name) for name in self._metrics() if name in attack_free_metrics()}
         self._validate(result)
+
+    @property
+    @override
+    def verdict(self) -> str:
+        first, *others = self._order()
+        share, clean = self._robust(first), write_share(self._sweeps[first].clean_accuracy)
+        place = f"the most robust of {len(self.reports)} models" if others else "the only model"
+        text = f"{first} is {place} at {self._budget_text}: {write_share(share.value)} robust accuracy {share}"
+        text += f", {clean} clean"
+        if others:
+            second = self._robust(others[0])
+            text += f"; {others[0]} is next with {write_share(second.value)} {second}"
+        if self.missing:
+            text += f"; interrupted, without {', '.join(self.missing)}"
+        return f"{text}."
+
+    @property
+    @override
+    def facts(self) -> dict[str, str]:
+        first = next(iter(self._sweeps.values()))
+        return first.facts | {"models sorted by": f"robust accuracy at {self._budget_text}, under the worst attack"}
+
+    @property
+    def _budget_text(self) -> str:
+        first = next(iter(self._sweeps.values()))
+        return write_budget(self.budget or 0.0) + (" in l2" if first.norm == "l2" else "")
+
+    def _robust(self, name: str) -> Share:
+        return self._sweeps[name].robust_accuracy(self.budget)
+
+    def _order(self) -> list[str]:
+        """Return the names of the models, the most robust first."""
+        return sorted(self.reports, key=lambda name: (self.ranks["robust_acc"][name], name))
 
     @property
     @override
@@ -124,20 +172,26 @@ class ComparisonReport(Report):
 
     @override
     def tables(self) -> list[Table]:
-        models = sorted(self.reports, key=lambda name: (self.ranks["cmmr"][name], name))
+        models = self._order()
         metrics, attack_free = self._metrics(), self.correlations
-        headlines = [key for name, key in metrics.items() if name not in attack_free]
         described = {name: (metrics[name].label, metrics[name].direction) for name in attack_free}
-        return [
+        tables = [
             Table(
                 "Models, the most robust first",
-                ["model", *(key.label for key in headlines)],
-                [[model, *(self._values(key.name)[model] for key in headlines)] for model in models],
+                ["model", f"robust at {self._budget_text}", "95 % from", "to", "mean over budgets", "clean", "CMMR"],
+                [
+                    [
+                        *(model, *self._robust(model)[:3], self.adversarial_accuracy[model]),
+                        *(self._sweeps[model].clean_accuracy, self.scores[model]),
+                    ]
+                    for model in models
+                ],
+                note=self._explain_weights(),
             ),
             Table(
                 "Attack-free metrics",
                 ["metric", "more robust", *models],
-                [[*described[name], *(self._values(name)[model] for model in models)] for name in attack_free],
+                [[*described[name], *(self.reports[model].cell(name) for model in models)] for name in attack_free],
             ),
             Table(
                 "Ranks, 1 is most robust",
@@ -151,6 +205,7 @@ class ComparisonReport(Report):
                     [label, self.entropy_weights[metric], self.prior.get(metric, 1.0), self.weights[metric]]
                     for metric, label in _LABELS.items()
                 ],
+                folded=True,
             ),
             Table(
                 "Correlation of attack-free metrics with adversarial accuracy",
@@ -161,46 +216,64 @@ class ComparisonReport(Report):
                 f"Pearson's correlation of M with each metric, and of CMMR with M (Kendall's W {self.concordance:.4f})",
                 ["attack", *_LABELS.values(), "CMMR"],
                 [[attack, *row.values(), self.attack_pearson[attack]] for attack, row in self.metric_pearson.items()],
+                folded=True,
             ),
-            Table("Settings", ["setting", "value"], self._settings()),
+            Table("Checkpoints", ["model", "checkpoint", "SHA-256"], self._checkpoints()),
+            Table("Settings", ["setting", "value"], self._settings(), folded=True),
         ]
+        return [table for table in tables if table.rows or table.title != "Checkpoints"]
 
     @override
-    def figures(self) -> dict[str, "Figure"]:
+    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
         drawn = {
-            "CMMR against the budget": figures.cmmr_curves(self.eps, self.curves),
-            "Accuracy against the budget, for every attack": figures.model_curves(self._sweeps),
-            "Composite metric M, for every attack and budget": figures.composite_map(self.eps, self.composite),
-            "Ranks by every metric": self.plot_ranks(),
+            "Robust accuracy under the worst of all attacks": self.plot(),
+            "CMMR against the budget": self.plot_cmmr(),
+            "Accuracy against the budget, for every attack": figures.model_curves(self._sweeps, columns),
+            "Composite metric M, for every attack and budget": figures.composite_map(self.eps, self.composite, columns),
         }
         if self.correlations and len(self.reports) > 1:
-            drawn["Attack-free metrics against adversarial accuracy"] = self.plot_correlations()
+            drawn["Attack-free metrics against adversarial accuracy"] = self.plot_correlations(columns)
         for name, report in self.reports.items():
             if report.decision_space is not None:
-                drawn[f"Decision space of {name}: inputs of the classifier head"] = report.decision_space.plot()
+                space = figures.decision_space_figure(report.decision_space, columns)
+                drawn[f"Decision space of {name}: inputs of the classifier head"] = space
         return drawn
 
+    @override
+    def terms(self) -> list[str]:
+        return ["acc", *self.correlations]
+
     def plot(self) -> "Figure":
-        """Draw the CMMR of all models against the budget.
+        """Draw robust accuracy of all models against the budget, with confidence intervals.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
         """
-        return figures.cmmr_curves(self.eps, self.curves)
+        return figures.worst_curves(self._sweeps, self.budget or 0.0)
+
+    def plot_cmmr(self) -> "Figure":
+        """Draw the CMMR of all models against the budget."""
+        first = next(iter(self._sweeps.values()))
+        return figures.cmmr_curves(self.eps, self.curves, first.has_pixels, first.norm)
 
     def plot_ranks(self) -> "Figure":
         """Draw the rank of each model by each metric."""
         metrics = self._metrics()
         return figures.rank_map({metrics[name].label: rank for name, rank in self.ranks.items()}, list(self.reports))
 
-    def plot_correlations(self) -> "Figure":
-        """Draw attack-free metrics against adversarial accuracy, with a fitted line."""
+    def plot_correlations(self, columns: int = 3) -> "Figure":
+        """Draw attack-free metrics against adversarial accuracy, with a fitted line.
+
+        Args:
+            columns: Largest number of panels side by side.
+
+        """
         series = [
             figures.Series(get_key(name).axis_label, list(self._values(name).values()), row["pearson"])
             for name, row in self.correlations.items()
         ]
-        return figures.scatter(series, self.adversarial_accuracy)
+        return figures.scatter(series, self.adversarial_accuracy, columns)
 
     @override
     def records(self) -> list[dict[str, Any]]:
@@ -216,7 +289,17 @@ class ComparisonReport(Report):
     @override
     def to_dict(self) -> dict[str, Any]:
         computed = (
-            *("scores", "curves", "composite", "entropy_weights", "weights", "adversarial_accuracy", "ranks"),
+            *(
+                "budget",
+                "robust_accuracy",
+                "scores",
+                "curves",
+                "composite",
+                "entropy_weights",
+                "weights",
+                "adversarial_accuracy",
+                "ranks",
+            ),
             *("correlations", "metric_pearson", "attack_pearson", "concordance"),
         )
         return {
@@ -226,6 +309,7 @@ class ComparisonReport(Report):
             "missing": self.missing,
             "left_out": self.left_out,
             "failed": self.failed,
+            "provenance": self.provenance,
             **{name: getattr(self, name) for name in computed},
             "reports": {name: report.to_dict() for name, report in self.reports.items()},
         }
@@ -235,11 +319,21 @@ class ComparisonReport(Report):
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         reports = {name: RobustnessReport._from_fields(report) for name, report in fields["reports"].items()}
         own = {name: fields[name] for name in ("balance", "missing", "left_out")}
-        own["failed"] = fields.get("failed", {})  # reports of earlier versions do not have it
+        later = ("failed", "budget", "provenance")  # not in reports of earlier versions
+        own |= {name: fields[name] for name in later if name in fields}
         return check_fields(cls(reports, dict(fields["prior"]), **own))
 
+    def _explain_weights(self) -> str:
+        ordered = sorted(self.weights.items(), key=lambda item: -item[1])
+        listed = ", ".join(f"{_LABELS[metric]} {weight:.2f}" for metric, weight in ordered)
+        return f"CMMR weighs metrics by how much they vary (entropy method), not by how much they matter: {listed}."
+
+    def _checkpoints(self) -> list[list[str]]:
+        rows = {name: report.provenance for name, report in self.reports.items() if "checkpoint" in report.provenance}
+        return [[name, row["checkpoint"], row.get("checkpoint SHA-256", "unknown")] for name, row in rows.items()]
+
     def _settings(self) -> list[list[str]]:
-        budgets = ", ".join(f"{eps:g}" for eps in self.eps)
+        budgets = ", ".join(map(write_budget, self.eps))
         samples = str(next(iter(self._sweeps.values())).samples)
         rows = {"attacks": ", ".join(self.attacks), "budgets": budgets, "attacked samples": samples}
         rows["balancing weight"] = f"{self.balance:g}"
@@ -274,7 +368,11 @@ class ComparisonReport(Report):
         return {name: key for name, key in known.items() if not any(map(math.isnan, self._values(name).values()))}
 
     def _values(self, key: str) -> dict[str, float]:
-        computed = {"cmmr": self.scores, "adv_acc": self.adversarial_accuracy}
+        computed = {
+            "robust_acc": self.robust_accuracy,
+            "cmmr": self.scores,
+            "adv_acc": self.adversarial_accuracy,
+        }
         if key in computed:
             return computed[key]
         return {name: report.metrics.get(key, math.nan) for name, report in self.reports.items()}

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.checks import check_device, check_functions, check_head, check_integer, check_module
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
+from lightning_robustness.utilities.provenance import describe_data, describe_run
 
 
 def evaluate(
@@ -52,6 +53,7 @@ def evaluate(
     seed: int = 0,
     mode: Mode = "auto",
     per_sample: bool = False,
+    num_examples: int = 8,
     progress: bool = True,
     resume: str | Path | None = None,
 ) -> RobustnessReport:
@@ -71,7 +73,8 @@ def evaluate(
         dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. Square by name takes 200 queries; pass ``Square(num_queries=5000)`` for more.
+            published attack. C&W by name takes 18 gradients and Square 100 queries; pass ``CW()`` or
+            ``Square()`` for more.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
@@ -100,6 +103,7 @@ def evaluate(
         mode: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
         per_sample: Whether to keep the results of each sample.
+        num_examples: Number of adversarial examples to keep in the report as small pictures, if the inputs are images.
         progress: Whether to show progress bars, in the first process.
         resume: Folder for what is finished, batch by batch. With the same folder a run that was interrupted or killed
             goes on where it was, in any number of processes.
@@ -138,6 +142,7 @@ def evaluate(
         fim_samples = attack_samples = check_integer("samples", samples, minimum=1 if needs_attacks else 0)
     check_integer("attack_samples", attack_samples, minimum=1 if needs_attacks else 0)
     check_integer("batch_size", batch_size, minimum=1)
+    check_integer("num_examples", num_examples, minimum=0)
     # Everything is made before the data is touched, so that a wrong argument is found here
     named = name_attacks(attacks, eps) if attack_samples else {}
     budget = common_budget(named.values(), budgets[len(budgets) // 2] if budgets else eps, space)
@@ -165,22 +170,26 @@ def evaluate(
         features = FeaturePass(model, subject, wanted, processes, records)
         run = EvaluationRun(model, features, named, attacked, space, processes, records)
         parts = [Part("the features", partial(run.measure_features, dataloader))]
-        parts += _list_parts(run, meters, named, plan, budgets)
+        parts += _list_parts(run, meters, named, num_examples, plan, budgets)
         if decision_space is not None:
             project = partial(run.project, name_attacks(["pgd"], eps, as_published=True), decision_space)
             parts.append(Part("the decision space", project))
         run.measure(parts)
-        return run.report(settings, per_sample)
+        origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
+        return run.report(settings, per_sample, origin)
 
 
 def _list_parts(
     run: EvaluationRun,
     meters: Iterable[SampleMeter],
-    attacks: Iterable[str],
+    attacks: Collection[str],
+    num_examples: int,
     plan: Sequence[Mapping[str, Callable[..., Any]]],
     budgets: Sequence[float],
 ) -> list[Part]:
-    """List the parts that measure numbers of the sample."""
+    """List the parts that need the sample."""
     parts = [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
     parts += [Part(f"the attack {name}", partial(run.attack, name)) for name in attacks]
+    if attacks and num_examples:
+        parts.append(Part("the adversarial examples", partial(run.show_examples, num_examples)))
     return [*parts, Part("the sweep", partial(run.sweep, plan, budgets))] if plan else parts

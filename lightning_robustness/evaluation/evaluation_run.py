@@ -8,8 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_robustness.attacks.budget import budgets_of
+from lightning_robustness.evaluation.adversarial_example import AdversarialExample, make_examples
 from lightning_robustness.evaluation.chunks import gather_rows, measure_chunks
+from lightning_robustness.evaluation.class_accuracy import ClassAccuracy, class_accuracies
 from lightning_robustness.evaluation.decision_space import DecisionSpace, Projection, embed_batch, project
+from lightning_robustness.evaluation.example_pass import attack_examples
 from lightning_robustness.evaluation.feature_pass import FeaturePass
 from lightning_robustness.evaluation.processes import Processes
 from lightning_robustness.evaluation.resume import Records
@@ -17,9 +21,10 @@ from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.evaluation.sweep_samples import sweep_samples
 from lightning_robustness.measurement.attack_meter import AttackMeter
-from lightning_robustness.measurement.attack_outcome import AttackOutcome
+from lightning_robustness.measurement.attack_outcome import AttackOutcome, worst_case
 from lightning_robustness.measurement.meter import SampleMeter, without_update_warning
 from lightning_robustness.measurement.subject import Samples, Subject
+from lightning_robustness.measurement.threat_model import ThreatModel
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
@@ -58,7 +63,10 @@ class EvaluationRun:
         records: Records,
     ) -> None:
         self._model, self._features, self._processes, self._records = model, features, processes, records
+        self._named, self._input_space = attacks, input_space
         self._attacks = AttackMeter(attacks, input_space, num_examples=0, gathers=False)
+        self._outcomes: dict[str, AttackOutcome] = {}
+        self._examples: list[AdversarialExample] = []
         self._attack_samples = attack_samples
         self._seconds: dict[str, float] = {}
         self._measured: list[SampleMeter] = []
@@ -119,7 +127,22 @@ class EvaluationRun:
         rows = gather_rows(self._processes, finished)
         outcome = AttackOutcome(**rows.values) if rows.values else AttackOutcome.empty(torch.device("cpu"))
         self._attacks.add(name, outcome, rows.seconds)
-        self._attacked = rows.positions
+        self._outcomes[name], self._attacked = outcome, rows.positions
+
+    def show_examples(self, number: int) -> None:
+        """Draw samples that the first attack with a budget broke or, without such an attack, the first one."""
+        if not self._features.is_image:
+            return
+        threat = self._threat_model()
+        found = [name for name, outcome in self._outcomes.items() if outcome.success.any()]
+        bounded = [name for name in found if threat.attacks[name].budgets]
+        for name in [*bounded, *found][:1]:
+            broken = self._attacked[self._outcomes[name].success][:number]
+            samples = self._take(self._attack_samples)
+            attack, subject = self._named[name], self._features.subject
+            examples = attack_examples(name, attack, subject, samples, broken, self._processes)
+            if examples is not None:
+                self._examples = make_examples(name, examples, self._input_space)
 
     def sweep(self, plan: Sequence[Mapping[str, Callable[..., Any]]], eps: Sequence[float]) -> None:
         """Attack with increasing budgets."""
@@ -149,7 +172,7 @@ class EvaluationRun:
             self._decision_space = project(rows.values, subject, attack, name, method)
         self._seconds["decision_space"] = rows.seconds
 
-    def report(self, settings: dict[str, str], per_sample: bool) -> RobustnessReport:
+    def report(self, settings: dict[str, str], per_sample: bool, origin: dict[str, str]) -> RobustnessReport:
         """Make a report of what there is, the same in all processes."""
         features = self._features
         metrics = dict(features.values or {})
@@ -174,7 +197,23 @@ class EvaluationRun:
             sweep=self._sweep if per_sample or self._sweep is None else self._sweep.without_samples(),
             decision_space=self._decision_space,
             boundary=next((curve for meter in self._measured if (curve := meter.curve()) is not None), None),
+            threat_model=self._threat_model(),
+            classes=self._class_accuracies(),
+            adversarial_examples=self._examples,
+            provenance=self._processes.gather(origin)[0],
         )
+
+    def _threat_model(self) -> ThreatModel:
+        outcomes = self._outcomes  # of the attacks that were finished
+        queries = {name: outcome.queries.double().mean().item() for name, outcome in outcomes.items()}
+        finished = {name: self._named[name] for name in outcomes}
+        return ThreatModel.of(finished, self._input_space, len(self._attacked), self._features.is_image, queries)
+
+    def _class_accuracies(self) -> list[ClassAccuracy]:
+        if not self._outcomes or self._outcomes.keys() != self._named.keys():
+            return []
+        budgets = {name: budgets_of(attack, self._input_space) for name, attack in self._named.items()}
+        return class_accuracies(worst_case(self._outcomes, budgets))
 
     def _take(self, size: int) -> Samples:
         if self._features.sample is None:

@@ -19,6 +19,7 @@ from lightning_robustness.measurement.fixed_sample import FixedSample
 from lightning_robustness.measurement.inspection import inspect_model, open_inputs, warn_of_unused_layers
 from lightning_robustness.measurement.meter import without_update_warning
 from lightning_robustness.measurement.subject import Subject
+from lightning_robustness.measurement.threat_model import is_image
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.batch import require_labels
 from lightning_robustness.utilities.extra_inputs import find_extra_inputs
@@ -60,6 +61,7 @@ class _Found(NamedTuple):
     num_classes: int = 0
     head: str | None = None
     is_discrete: bool = False
+    is_image: bool = False
     checksum: int | None = None
 
 
@@ -79,6 +81,7 @@ class FeaturePass:
         num_classes: Number of classes.
         head: Name of the classifier head, if there is one.
         is_discrete: Whether inputs cannot be perturbed.
+        is_image: Whether inputs are images.
         sample: The share of the sample, after a complete pass.
         values: RDI, ROBY and accuracy; None without samples.
         seconds: Time that they took.
@@ -97,7 +100,7 @@ class FeaturePass:
         self.route: Route | None = None
         self.num_classes = 0
         self.head: str | None = None
-        self.is_discrete = False
+        self.is_discrete = self.is_image = False
         self.sample: FixedSample | None = None
         self.values: dict[str, float] | None = None
         self.seconds = 0.0
@@ -173,7 +176,9 @@ class FeaturePass:
             warn_of_unused_layers(self._model, route)
         self.subject = replace(subject, forward=pick_entry(subject.forward, route.entry))
         is_discrete = settings.has_gradients and open_inputs(subject, x, batch.extras) is None
-        self._found = _Found(0, route.num_classes, route.head, is_discrete, hash_tensor(x))
+        self._found = _Found(
+            0, route.num_classes, route.head, is_discrete, is_image(x) and subject.embed is None, hash_tensor(x)
+        )
         return route
 
     def _agree(self, own: OwnShare) -> None:
@@ -184,6 +189,7 @@ class FeaturePass:
         check_shares(own, [found.checksum for found in everywhere])
         self.num_classes, self.head = everywhere[0].num_classes, everywhere[0].head
         self.is_discrete = any(found.is_discrete for found in everywhere)
+        self.is_image = everywhere[0].is_image
 
     def _compute(self) -> dict[str, float]:
         has_embedding = self.head is not None

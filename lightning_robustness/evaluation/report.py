@@ -9,25 +9,50 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from lightning_robustness.evaluation.page import render_page
-from lightning_robustness.evaluation.table import Table
+from lightning_robustness.measurement.glossary import glossary
+from lightning_robustness.utilities.page import Page, Picture
+from lightning_robustness.utilities.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 class Report:
-    """Base of the reports; a subclass provides tables, figures, notes and fields."""
+    """Base of the reports; a subclass provides the verdict, tables, figures, notes and fields."""
 
     title: str
+    provenance: dict[str, str]
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence, with its confidence interval."""
+        raise NotImplementedError
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The threat model in a few lines, by name."""
+        raise NotImplementedError
 
     def tables(self) -> list[Table]:
         """Return the tables of the text and the page, the summary first."""
         raise NotImplementedError
 
-    def figures(self) -> dict[str, "Figure"]:
-        """Draw the figures of the page, by caption."""
+    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
+        """Draw the figures of the page, by caption, the most important first.
+
+        Args:
+            columns: Largest number of panels side by side, in figures that have several.
+
+        """
         raise NotImplementedError
+
+    def examples(self) -> list[Picture]:
+        """Return pictures of adversarial examples."""
+        return []
+
+    def terms(self) -> list[str]:
+        """Return the names of the values that the glossary of the page explains."""
+        return []
 
     @property
     def notes(self) -> list[str]:
@@ -75,7 +100,8 @@ class Report:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        parts = [self.title, *(table.to_text() for table in self.tables())]
+        facts = "\n".join(f"{name}: {text}" for name, text in self.facts.items())
+        parts = [self.verdict, facts, self.title, *(table.to_text() for table in self.tables())]
         return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes)])
 
     def to_json(self, path: str | Path | None = None) -> str:
@@ -105,7 +131,23 @@ class Report:
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
         """
-        page = render_page(self.title, self.tables(), self.figures(), self.notes)
+        figures, phone_figures = self.figures(), self.figures(columns=1)
+        page = Page(
+            title=self.title,
+            verdict=self.verdict,
+            facts=self.facts,
+            notes=self.notes,
+            figures=figures,
+            phone_figures={
+                caption: figure
+                for caption, figure in phone_figures.items()
+                if figure.get_figwidth() != figures[caption].get_figwidth()
+            },
+            tables=self.tables(),
+            examples=self.examples(),
+            glossary=glossary(self.terms()),
+            provenance=self.provenance or {"origin": "unknown, from a report of an earlier version"},
+        ).to_html()
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -6,13 +7,19 @@ from typing_extensions import Self, override
 
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.evaluation import figures
+from lightning_robustness.evaluation.adversarial_example import AdversarialExample
+from lightning_robustness.evaluation.class_accuracy import ClassAccuracy, class_table
 from lightning_robustness.evaluation.decision_space import DecisionSpace
 from lightning_robustness.evaluation.report import Report, to_floats
 from lightning_robustness.evaluation.report_fields import check_fields
 from lightning_robustness.evaluation.sweep_report import SweepReport
-from lightning_robustness.evaluation.table import Table
+from lightning_robustness.evaluation.verdict import Share, model_verdict
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import attack_free_metrics, get_key
+from lightning_robustness.measurement.threat_model import ThreatModel
+from lightning_robustness.utilities.number_text import write_budget, write_distance
+from lightning_robustness.utilities.page import Picture
+from lightning_robustness.utilities.table import Cell, NumberText, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +46,11 @@ class RobustnessReport(Report):
         sweep: On request, curves over perturbation budgets.
         decision_space: On request, embeddings in two dimensions.
         boundary: Robust accuracy to first order over budgets, if there are labels.
+        threat_model: Norm, budget and settings of the attacks; None in reports of earlier versions.
+        classes: Clean and robust accuracy of each class, over the attacked samples, if all attacks ran.
+        adversarial_examples: A few pictures, if the inputs are images and an attack succeeded.
+        provenance: Where the report comes from: time, versions, machine, seed; from the command also the checkpoint
+            and the command line.
 
     """
 
@@ -53,29 +65,73 @@ class RobustnessReport(Report):
     sweep: SweepReport | None = None
     decision_space: DecisionSpace | None = None
     boundary: BoundaryCurve | None = None
+    threat_model: ThreatModel | None = None
+    classes: list[ClassAccuracy] = field(default_factory=list)
+    adversarial_examples: list[AdversarialExample] = field(default_factory=list)
+    provenance: dict[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:  # type: ignore[override]
         """Headline of the text and of the page."""
         return f"Robustness of {self.model}"
 
+    @property
+    @override
+    def verdict(self) -> str:
+        return model_verdict(self)
+
+    @property
+    @override
+    def facts(self) -> dict[str, str]:
+        sweep = {} if self.sweep is None else self.sweep.facts
+        if self.threat_model is None:
+            return dict.fromkeys(("norm", "budget", "attacks", "samples"), "unknown") if self.rates else sweep
+        if sweep and not self.threat_model.attacks:
+            return sweep
+        return self.threat_model.describe() | ({"sweep": f"{sweep['attacks']}; {sweep['budget']}"} if sweep else {})
+
+    @property
+    def boundary_budget(self) -> str:
+        """Budget of robust accuracy to first order as text; empty if it is unknown."""
+        if self.boundary is None:
+            return ""
+        return write_budget(self.boundary.budget) + (" in l2" if self.boundary.norm == "l2" else "")
+
+    def cell(self, name: str) -> Cell:
+        """Return a value for a table: the distance to the boundary of images in steps of 8-bit pixels."""
+        value = self.metrics.get(name, math.nan)
+        has_pixels = self.threat_model is not None and self.threat_model.has_pixels
+        in_linf = self.boundary is not None and self.boundary.norm == "linf"
+        return NumberText(write_distance(value)) if name == "boundary" and has_pixels and in_linf else value
+
     @override
     def tables(self) -> list[Table]:
-        tables = [self._summary(), self._attacks(), self._signs(), self._seconds()]
-        settings = Table("Settings", ["setting", "value"], list(self.settings.items()))
+        tables = [self._summary(), self._attacks(), class_table(self.classes), self._signs(), self._seconds()]
+        settings = Table("Settings", ["setting", "value"], list(self.settings.items()), folded=True)
         tables += [settings] if self.sweep is None else [*self.sweep.tables(), settings]
         return [tables[0], *(table for table in tables[1:] if table.rows)]
 
     @override
-    def figures(self) -> dict[str, "Figure"]:
-        drawn = {"Success rates of the attacks": figures.success_rates(self.rates)} if self.rates else {}
-        if self.boundary is not None:
-            drawn["Robust accuracy to first order, without attacks"] = figures.boundary_curve(self.boundary)
+    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
+        drawn = {"Accuracy without and with attacks": self._plot_accuracies()} if self.rates else {}
         if self.sweep is not None:
-            drawn |= self.sweep.figures()
+            drawn |= self.sweep.figures(columns)
+        if self.boundary is not None:
+            has_pixels = self.threat_model is not None and self.threat_model.has_pixels
+            curve = figures.boundary_curve(self.boundary, has_pixels and self.boundary.norm == "linf")
+            drawn["Robust accuracy to first order, without attacks"] = curve
         if self.decision_space is not None:
-            drawn["Decision space: inputs of the classifier head"] = self.decision_space.plot()
+            space = figures.decision_space_figure(self.decision_space, columns)
+            drawn["Decision space: inputs of the classifier head"] = space
         return drawn
+
+    @override
+    def examples(self) -> list[Picture]:
+        return [Picture(f"{example.attack}: {example.caption}", example.png) for example in self.adversarial_examples]
+
+    @override
+    def terms(self) -> list[str]:
+        return list(self.metrics)
 
     @property
     @override
@@ -91,7 +147,7 @@ class RobustnessReport(Report):
         return notes + ([] if self.sweep is None else self.sweep.notes)
 
     def plot(self) -> "Figure":
-        """Draw the curves of the sweep or, without one, the success rates with their confidence intervals.
+        """Draw the curves of the sweep or, without one, accuracy under each attack with its confidence interval.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
@@ -100,7 +156,7 @@ class RobustnessReport(Report):
         """
         if not self.rates and self.sweep is None:
             raise ValueError("Expected results of attacks or a sweep to plot but the report has none.")
-        return figures.success_rates(self.rates) if self.sweep is None else figures.attack_curves(self.sweep)
+        return self._plot_accuracies() if self.sweep is None else self.sweep.plot()
 
     @override
     def records(self) -> list[dict[str, Any]]:
@@ -116,6 +172,10 @@ class RobustnessReport(Report):
             "sweep": None if self.sweep is None else self.sweep.to_dict(),
             "decision_space": None if self.decision_space is None else self.decision_space.to_dict(),
             "boundary": None if self.boundary is None else self.boundary._asdict(),
+            "threat_model": None if self.threat_model is None else self.threat_model.to_dict(),
+            "classes": [accuracy._asdict() for accuracy in self.classes],
+            "adversarial_examples": [example._asdict() for example in self.adversarial_examples],
+            "provenance": self.provenance,
         }
 
     @classmethod
@@ -127,13 +187,18 @@ class RobustnessReport(Report):
         own["sweep"] = None if own["sweep"] is None else SweepReport._from_fields(own["sweep"])
         space = own["decision_space"]
         own["decision_space"] = None if space is None else DecisionSpace.from_dict(space)
-        boundary = own.get("boundary")  # reports of earlier versions do not have it
+        # Reports of earlier versions do not have the following
+        boundary, threat = own.get("boundary"), own.get("threat_model")
         own["boundary"] = None if boundary is None else BoundaryCurve(**boundary)
+        own["threat_model"] = None if threat is None else ThreatModel.from_dict(threat)
+        own["classes"] = [ClassAccuracy(**entry) for entry in own.get("classes", [])]
+        examples = own.get("adversarial_examples", [])
+        own["adversarial_examples"] = [AdversarialExample(**entry) for entry in examples]
         return check_fields(cls(**own))
 
     def _summary(self) -> Table:
         worst = {"adv_acc/worst": self.rates["worst"]["adv_acc"]} if "worst" in self.rates else {}
-        values = {name: self.metrics[name] for name in ("acc", *attack_free_metrics()) if name in self.metrics} | worst
+        values = {name: self.cell(name) for name in ("acc", *attack_free_metrics()) if name in self.metrics} | worst
         rows: list[list[Any]] = [
             [get_key(name).label, value, get_key(name).direction] for name, value in values.items()
         ]
@@ -157,4 +222,13 @@ class RobustnessReport(Report):
         parts: list[list[Any]] = [
             [key.removeprefix("seconds/"), value] for key, value in self.metrics.items() if key.startswith("seconds/")
         ]
-        return Table("Time", ["part", "seconds"], parts)
+        return Table("Time", ["part", "seconds"], parts, folded=True)
+
+    def _plot_accuracies(self) -> "Figure":
+        clean, samples = self.metrics.get("acc", math.nan), self.metrics.get("samples", 0)
+        shares = {} if math.isnan(clean) else {"clean": Share.of(clean, samples)}
+        shares |= {name: Share.of(rate["adv_acc"], rate["count"]) for name, rate in self.rates.items()}
+        facts = {} if self.threat_model is None else self.threat_model.attacks
+        unbounded = [name for name, fact in facts.items() if not fact.budgets]
+        budget = "" if self.threat_model is None else self.threat_model.budget
+        return figures.accuracies(shares, unbounded, budget)

@@ -18,6 +18,7 @@ from lightning_robustness.measurement.attack_names import AttackLike
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.utilities.checks import check_device, check_functions, check_integer, check_module
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
+from lightning_robustness.utilities.provenance import describe_data, describe_run
 
 
 def sweep(
@@ -125,4 +126,6 @@ def sweep(
     with processes.together(on_device(model, device)) as place:
         subject = Subject(forward, space, place, batch_size, seed, shown, extra, embed)
         report = sweep_samples(subject, own, plan, eps, processes, records)
+        origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
+        report.provenance |= processes.gather(origin)[0]
     return report if per_sample else report.without_samples()

@@ -8,7 +8,10 @@ from typing_extensions import Self, override
 from lightning_robustness.evaluation import figures
 from lightning_robustness.evaluation.report import Report, to_floats
 from lightning_robustness.evaluation.report_fields import check_fields
-from lightning_robustness.evaluation.table import Table
+from lightning_robustness.evaluation.verdict import Share, sweep_verdict
+from lightning_robustness.measurement.threat_model import ThreatModel
+from lightning_robustness.utilities.number_text import write_budget
+from lightning_robustness.utilities.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +38,8 @@ class SweepReport(Report):
         breaking_eps: On request, for each attack and sample, the smallest budget that breaks it: 0 if it is
             misclassified without an attack, infinity if no budget does.
         index: On request, the position of each of these samples in the loader.
+        threat_model: Norm and settings of the attacks, at the smallest budget; None in reports of earlier versions.
+        provenance: Where the report comes from: time, versions, machine.
 
     """
 
@@ -49,21 +54,67 @@ class SweepReport(Report):
     interrupted: bool = False
     breaking_eps: dict[str, list[float]] | None = None
     index: list[int] | None = None
+    threat_model: ThreatModel | None = None
+    provenance: dict[str, str] = field(default_factory=dict)
 
     title = "Robustness curves"
+
+    @property
+    @override
+    def verdict(self) -> str:
+        return sweep_verdict(self)
+
+    @property
+    @override
+    def facts(self) -> dict[str, str]:
+        budgets = f"{write_budget(self.eps[0])} to {write_budget(self.eps[-1])}, {len(self.eps)} budgets"
+        if self.threat_model is None:
+            samples = f"{self.samples} attacked"
+            return {"norm": "unknown", "budget": budgets, "attacks": ", ".join(self.attacks), "samples": samples}
+        return self.threat_model.describe(budgets)
+
+    @property
+    def middle(self) -> float:
+        """The middle budget, which stands for the sweep where a single one is needed."""
+        return self.eps[len(self.eps) // 2]
+
+    @property
+    def has_pixels(self) -> bool:
+        """Whether budgets are in steps of 8-bit pixels."""
+        is_known = self.threat_model is not None and self.threat_model.has_pixels
+        return is_known and self.norm == "linf" and write_budget(self.middle).endswith("/255")
+
+    @property
+    def norm(self) -> str | None:
+        """Norm of the budgets; None if it is unknown or differs between attacks."""
+        attacks = {} if self.threat_model is None else self.threat_model.attacks
+        norms = {norm for facts in attacks.values() for norm in facts.budgets}
+        return norms.pop() if len(norms) == 1 else None
+
+    @property
+    def budget_text(self) -> str:
+        """The middle budget as text, with its norm where it is not l-infinity."""
+        return write_budget(self.middle) + (" in l2" if self.norm == "l2" else "")
+
+    def robust_accuracy(self, eps: float | None = None) -> Share:
+        """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none."""
+        accuracies = dict(zip([0.0, *self.eps], [self.clean_accuracy, *self.worst], strict=True))
+        return Share.of(accuracies[self.middle if eps is None else eps], self.samples)
 
     @override
     def tables(self) -> list[Table]:
         header = ["eps", "attack", "accuracy", "SSIM", "PSNR (dB)", "MSE", "ALD2"]
-        rows = [[f"{row['eps']:g}", row["attack"], *(row[name] for name in SWEEP_METRICS)] for row in self.records()]
+        rows = [
+            [write_budget(row["eps"]), row["attack"], *(row[name] for name in SWEEP_METRICS)] for row in self.records()
+        ]
         settings = [[name, value] for name, value in self.settings.items()]
         return [
-            Table("Accuracy and image quality", header, rows),
-            *([Table("Settings of the sweep", ["setting", "value"], settings)] if settings else []),
+            Table("Accuracy and image quality", header, rows, folded=True),
+            *([Table("Settings of the sweep", ["setting", "value"], settings, folded=True)] if settings else []),
         ]
 
     @override
-    def figures(self) -> dict[str, "Figure"]:
+    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
         return {"Accuracy against the budget, for every attack": self.plot()}
 
     @property
@@ -95,13 +146,16 @@ class SweepReport(Report):
 
     @override
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": type(self).__name__, **asdict(self)}
+        threat = None if self.threat_model is None else self.threat_model.to_dict()
+        return {"kind": type(self).__name__, **asdict(replace(self, threat_model=None)), "threat_model": threat}
 
     @classmethod
     @override
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         own = {name: value for name, value in fields.items() if name != "kind"}
         own |= {name: to_floats(own[name]) for name in ("values", "worst", "clean_accuracy")}
+        if own.get("threat_model") is not None:  # reports of earlier versions do not have it
+            own["threat_model"] = ThreatModel.from_dict(own["threat_model"])
         if own["breaking_eps"] is not None:
             rows = own["breaking_eps"].items()
             own["breaking_eps"] = {name: [math.inf if eps is None else eps for eps in row] for name, row in rows}

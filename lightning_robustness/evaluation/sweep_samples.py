@@ -20,6 +20,7 @@ from lightning_robustness.evaluation.resume import Records
 from lightning_robustness.evaluation.sweep_plan import describe_sweep
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
 from lightning_robustness.measurement.subject import Samples, Subject
+from lightning_robustness.measurement.threat_model import ThreatModel, is_image
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.logits import check_finite
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
@@ -68,7 +69,9 @@ def sweep_samples(
     rows = rows._replace(values=rows.values or empty)
     settings = describe_sweep(plan, eps, rows.values["y"], subject.input_space, subject.seed)
     report = _report(list(plan[0]), rows, eps, finished.is_interrupted)
-    return replace(report, settings=settings)
+    are_images = any(processes.gather(len(samples.x) > 0 and is_image(samples.x[:1]) and subject.embed is None))
+    threat = ThreatModel.of(plan[0], subject.input_space, number, are_images)
+    return replace(report, settings=settings, threat_model=threat)
 
 
 def _sweep_batch(

@@ -34,7 +34,7 @@ class ClassStatistics(NamedTuple):
 
 
 def class_statistics(features: Tensor, preds: Tensor, p: float) -> ClassStatistics:
-    """Compute centres and mean distances in one pass each, in float64 whatever the features are."""
+    """Compute centres and mean distances in one pass each, in float64 regardless of the dtype of the features."""
     classes, index, counts = preds.unique(return_inverse=True, return_counts=True)
     centers = sum_by_class(features, index, len(classes)) / counts.unsqueeze(1)
     distances = sum_distances_by_class(features, index, centers, p) / counts
@@ -124,7 +124,7 @@ def min_max(values: Tensor) -> Tensor:
 
 
 def min_max_mean(values: Tensor) -> Tensor:
-    """Mean of ``min_max(values)``, without writing it down."""
+    """Mean of ``min_max(values)``, without storing them."""
     low, scale = _low_and_scale(values)
     return (values.mean(dtype=accumulation_dtype(values.device)) - low) * scale
 

@@ -9,11 +9,14 @@ DEFAULT_ATTACKS = ("pgd", "cw", "square")
 # Names of values that are made of several attacks, or of one that runs at the end of training
 WORST, FINAL = "worst", "final"
 # Attacks that a name stands for where training is watched, and their options: PGD as published is too weak on robust
-# networks, and the 5,000 queries of Square would cost more than the training
+# networks, and the 100 gradients of C&W and the 5,000 queries of Square would cost more than the training
 _WATCHING: dict[str, tuple[str, dict[str, Any]]] = {
     "pgd": ("strong_pgd", {}),
-    "square": ("square", {"num_queries": 200}),
+    "cw": ("cw", {"initial_steps": 16, "steps": 2}),
+    "square": ("square", {"num_queries": 100}),
 }
+# The same in a sweep, which takes attacks as published: 200 queries are those of the RDI paper for CIFAR
+_PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {"square": ("square", {"num_queries": 200})}
 
 
 def name_attacks(
@@ -22,15 +25,15 @@ def name_attacks(
     """Get attacks by the names that their values are reported under.
 
     ``"pgd"`` by name is ``get_attack("strong_pgd")``, so that a value under this name is the same verdict everywhere;
-    pass ``PGD()`` for the published attack. ``"square"`` by name takes 200 queries, the number of the RDI paper for
-    CIFAR. ``"worst"`` by name is reported as ``cascade``, since ``worst`` is the worst case of all attacks.
+    pass ``PGD()`` for the published attack. ``"cw"`` by name takes 16 steps of DDN and 2 of Adam, ``"square"`` 100
+    queries. ``"worst"`` by name is reported as ``cascade``, since ``worst`` is the worst case of all attacks.
 
     Args:
         attacks: Names that ``get_attack`` knows, attacks or other callables; a mapping sets the names.
         eps: Budget of attacks that are given by name, in the l-infinity norm: attacks in the l2 norm, such as
             ``"pgd_l2"``, keep their own. For another one, pass the attack itself, ``PGD(norm="l2", eps=0.5)``.
-        as_published: Whether ``"pgd"`` by name is the published attack, and ``eps`` the budget of all attacks, as in a
-            sweep.
+        as_published: Whether ``"pgd"`` by name is the published attack, ``"cw"`` has the defaults of ``CW``,
+            ``"square"`` takes 200 queries, and ``eps`` is the budget of all attacks, as in a sweep.
 
     Raises:
         ValueError: If an attack is unknown or targeted, two have the same name, or one has a reserved name.
@@ -99,7 +102,7 @@ def name_final_attack(attack: AttackLike, eps: float | None = None) -> dict[str,
 
 
 def _make(name: str, eps: float | None, as_published: bool) -> Callable[..., Any]:
-    name, options = (name, {}) if as_published and name == "pgd" else _WATCHING.get(name, (name, {}))
+    name, options = (_PUBLISHED if as_published else _WATCHING).get(name, (name, {}))
     attack = get_attack(name, **options)
     budget = budget_of(attack)
     keeps_budget = not as_published and budget is not None and budget.norm == "l2"
@@ -114,5 +117,5 @@ def _check_untargeted(attack: Callable[..., Any]) -> Callable[..., Any]:
 
 def _default_name(attack: AttackLike) -> str:
     if isinstance(attack, str):
-        return "cascade" if attack == WORST else attack.removeprefix("torchattacks:").lower()
+        return "cascade" if attack == WORST else attack.removeprefix("torchattacks:").replace(":", "_").lower()
     return str(getattr(attack, "name", getattr(attack, "__name__", type(attack).__name__))).lower()

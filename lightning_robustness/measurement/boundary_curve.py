@@ -7,7 +7,7 @@ from lightning_robustness.functional.boundary_distance import share_beyond
 
 _NUM_POINTS = 33
 # The largest budget of a curve, relative to the one that attacks have
-_REACH = 4
+REACH = 4
 
 
 class BoundaryCurve(NamedTuple):
@@ -28,6 +28,11 @@ class BoundaryCurve(NamedTuple):
     low: list[float]
     high: list[float]
 
+    @property
+    def budget(self) -> float:
+        """The budget that the curve was made for."""
+        return self.eps[-1] / REACH
+
     @classmethod
     def of(cls, distances: Tensor, norm: str, eps: float) -> Self:
         """Make it from distances to the boundary, up to four times a budget.
@@ -40,5 +45,5 @@ class BoundaryCurve(NamedTuple):
             (0.2, 0.5, 0.8, 0.25)
 
         """
-        budgets = [_REACH * eps * number / (_NUM_POINTS - 1) for number in range(_NUM_POINTS)]
+        budgets = [REACH * eps * number / (_NUM_POINTS - 1) for number in range(_NUM_POINTS)]
         return cls(norm, budgets, *(part.tolist() for part in share_beyond(distances, budgets)))

@@ -49,7 +49,40 @@ def inspect_model(
             f"inputs and returns logits{_example(model)}."
         ) from error
     route = find_route(model, few, subject.forward, head, highest_label)
-    _check_outputs(model, pick_entry(subject.forward, route.entry), few, route)
+    with sandbox(subject.forward, few) as (few,), torch.no_grad():
+        logits = compute_logits(pick_entry(subject.forward, route.entry), few)
+    check_route(model, route, logits, y, num_classes)
+    return route
+
+
+def check_route(
+    model: nn.Module, route: Route, logits: Tensor, y: Tensor | None = None, num_classes: int | None = None
+) -> None:
+    """Check what was found out about a model; warn of what cannot be measured.
+
+    Args:
+        model: The module.
+        route: How its logits come about.
+        logits: Some of them.
+        y: Labels, if there are any.
+        num_classes: Number of classes that is expected.
+
+    Raises:
+        ValueError: If the outputs are probabilities of a binary classifier, or the number of classes is another one
+            than expected or than the labels need.
+
+    """
+    if route.is_sigmoid:
+        raise ValueError(
+            f"Expected `{type(model).__name__}(x)` to return a logit but it returns a probability, the sigmoid of one. "
+            "Pass a `forward_fn=` that returns what enters the sigmoid or, where that is out of reach, "
+            "`forward_fn=lambda module, x: module(x).logit(eps=1e-6)`."
+        )
+    if are_probabilities(logits):
+        rank_zero_warn(
+            f"The outputs of {type(model).__name__} look like probabilities. Attacks and the Fisher information need "
+            "logits: return what enters the softmax, or pass a `forward_fn=` that does."
+        )
     if num_classes not in (None, route.num_classes):
         raise ValueError(
             f"Expected {num_classes} classes, as `num_classes` or the models before say, but the model has "
@@ -62,29 +95,12 @@ def inspect_model(
             f"{type(model).__name__} has no last layer to take embeddings from: of the logits, {route.reason}. "
             "`rdi_embedding`, ROBY, FSA and FSD are left out; nothing else needs it."
         )
-    return route
 
 
 def _example(model: nn.Module) -> str:
     """Return a function to pass, where one child of a module without a forward of its own has all parameters."""
     children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
     return f": `lambda module, x: module.{children[0]}(x)`" if len(children) == 1 else ""
-
-
-def _check_outputs(model: nn.Module, forward: Callable[..., Any], x: Tensor, route: Route) -> None:
-    if route.is_sigmoid:
-        raise ValueError(
-            f"Expected `{type(model).__name__}(x)` to return a logit but it returns a probability, the sigmoid of one. "
-            "Pass a `forward_fn=` that returns what enters the sigmoid or, where that is out of reach, "
-            "`forward_fn=lambda module, x: module(x).logit(eps=1e-6)`."
-        )
-    with sandbox(forward, x) as (x,), torch.no_grad():
-        are_sums_one = are_probabilities(compute_logits(forward, x))
-    if are_sums_one:
-        rank_zero_warn(
-            f"The outputs of {type(model).__name__} look like probabilities. Attacks and the Fisher information need "
-            "logits: return what enters the softmax, or pass a `forward_fn=` that does."
-        )
 
 
 def warn_of_unused_layers(model: nn.Module, route: Route) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Part = Literal["features", "fim", "clever", "attacks", "trust", "run"]
 Role = Literal["metric", "context", "warning", "bookkeeping"]
@@ -19,7 +19,7 @@ class Key:
         label: Name in tables and figures; in a family it contains the same placeholder.
         unit: Unit, empty for a pure number.
         higher_is_better: Whether higher values are more robust; None for a value that must not rank models.
-        chart: Title of the TensorBoard chart that shows it, if any.
+        chart: Title of the TensorBoard chart that shows it, if any; in a family it may contain the placeholder.
         glossary: Explanation in one line.
         role: ``"metric"``: reports show and correlate it. ``"context"``: it helps to read the metrics. ``"warning"``:
             the metrics cannot be trusted if it is 1. ``"bookkeeping"``: it describes the measurement itself.
@@ -45,6 +45,27 @@ class Key:
         """Label with the direction that is more robust."""
         return f"{self.label} ({self.direction} is more robust)" if self.direction else self.label
 
+    @property
+    def logged_name(self) -> str:
+        """Name in loggers: ``debug/`` and the name for bookkeeping and for metrics that do not rank models."""
+        is_detail = self.role == "bookkeeping" or (self.role == "metric" and self.higher_is_better is None)
+        return f"debug/{self.name}" if is_detail else self.name
+
+
+class Chart(NamedTuple):
+    """A chart of one or two values; all lines of a run have the same colour in TensorBoard.
+
+    Args:
+        title: Title.
+        names: Names of the values; of the value and the ends of its interval, where there is one.
+        has_interval: Whether there is one.
+
+    """
+
+    title: str
+    names: list[str]
+    has_interval: bool = False
+
 
 # fmt: off
 # First line: name, part, label, unit, whether higher is more robust, chart; second line: glossary, role
@@ -55,19 +76,19 @@ KEYS: tuple[Key, ...] = (
         "spread of the classes in `rdi`", "context"),
     Key("rdi_inter", "features", "RDI, distance", "logits", None, None,
         "distance between the classes in `rdi`", "context"),
-    Key("rdi_embedding", "features", "RDI of the embedding", "", True, "RDI",
+    Key("rdi_embedding", "features", "RDI of the embedding", "", True, None,
         "RDI of what enters the head; `rdi` follows robustness more closely"),
-    Key("roby", "features", "ROBY", "", False, "ROBY, FSA, FSD",
+    Key("roby", "features", "ROBY", "", False, "ROBY",
         "ROBY: overlap of the classes in the embedding, from 0 to 1"),
-    Key("fsa", "features", "FSA", "", True, "ROBY, FSA, FSD",
+    Key("fsa", "features", "FSA", "", True, None,
         "compactness of the classes in ROBY"),
-    Key("fsd", "features", "FSD", "", True, "ROBY, FSA, FSD",
+    Key("fsd", "features", "FSD", "", True, None,
         "distance between the classes in ROBY"),
-    Key("acc", "features", "accuracy", "share", None, "Clean and adversarial accuracy",
+    Key("acc", "features", "accuracy", "share", None, "Clean accuracy",
         "clean accuracy, if there are labels", "context"),
     Key("fim", "fim", "Fisher information", "1/input²", False, "Fisher information",
         "mean spectral norm of the Fisher information of the input"),
-    Key("fim_geometric", "fim", "Fisher, geometric mean", "1/input²", None, "Fisher information",
+    Key("fim_geometric", "fim", "Fisher, geometric mean", "1/input²", None, None,
         "geometric mean of these norms; depends on confidence, so it does not rank models"),
     Key("fim_inverse", "fim", "Fisher, inverse", "input²", None, None,
         "mean inverse of these norms; saturated samples dominate it, so it does not rank models"),
@@ -75,15 +96,17 @@ KEYS: tuple[Key, ...] = (
         "mean local Lipschitz constant of the probabilities, if the Jacobian is exact (few classes)"),
     Key("boundary", "fim", "distance to the boundary", "input", True, "Distance to the boundary",
         "median distance to the decision boundary, to first order; too high if gradients are masked"),
-    Key("boundary_acc", "fim", "robust accuracy to first order", "share", True, "Clean and adversarial accuracy",
+    Key("boundary_acc", "fim", "robust accuracy to first order", "share", True, "Robust accuracy to first order",
         "share of samples that are right and farther than eps from the boundary; too high if gradients are masked"),
     Key("clever", "clever", "CLEVER", "input, l2", True, "CLEVER",
         "mean CLEVER score: estimated size below which no perturbation changes the prediction"),
     Key("adv_acc/<attack>", "attacks", "accuracy under the <attack> attack", "share", True,
-        "Clean and adversarial accuracy", "robust accuracy: share of all samples that are correct under the attack"),
-    Key("asr/<attack>", "attacks", "success rate of the <attack> attack", "share", False, "Attack success",
+        "Accuracy under the <attack> attack, 95 % interval",
+        "robust accuracy: share of all samples that are correct under the attack"),
+    Key("asr/<attack>", "attacks", "success rate of the <attack> attack", "share", False, None,
         "attack success rate: share of the correctly classified samples that the attack breaks"),
-    Key("distortion/<attack>", "attacks", "distortion of the <attack> attack", "input, l2", True, None,
+    Key("distortion/<attack>", "attacks", "distortion of the <attack> attack", "input, l2", True,
+        "Distortion of the <attack> attack",
         "median size of the perturbation over all correct samples, failures counting as infinite; absent if most fail"),
     Key("masking", "attacks", "gradient masking", "0 or 1", None, None,
         "1 if there is a sign of gradient masking: success rates are then too low", "warning"),
@@ -92,6 +115,10 @@ KEYS: tuple[Key, ...] = (
         "context"),
     Key("skipped", "run", "skipped", "0 or 1", None, None,
         "1 if the epoch is left out, for example because of NaN", "bookkeeping"),
+    Key("adv_acc_low/<attack>", "attacks", "lower end, accuracy under the <attack> attack", "share", None, None,
+        "lower end of the 95 % confidence interval of `adv_acc/<attack>` (Wilson)", "bookkeeping"),
+    Key("adv_acc_high/<attack>", "attacks", "upper end, accuracy under the <attack> attack", "share", None, None,
+        "upper end of that interval", "bookkeeping"),
     Key("samples", "features", "samples", "samples", None, None,
         "number of samples behind RDI and ROBY", "bookkeeping"),
     Key("samples_fim", "fim", "samples, Fisher", "samples", None, None,
@@ -100,7 +127,7 @@ KEYS: tuple[Key, ...] = (
         "number of samples behind `clever`", "bookkeeping"),
     Key("samples_attacks", "attacks", "samples, attacks", "samples", None, None,
         "number of attacked samples", "bookkeeping"),
-    Key("seconds/<part>", "run", "time, <part>", "s", None, "What watching costs (seconds)",
+    Key("seconds/<part>", "run", "time, <part>", "s", None, None,
         "time spent on a part, on an attack or on the figures", "bookkeeping"),
 )
 # fmt: on
@@ -126,7 +153,9 @@ def get_key(name: str) -> Key:
         if name == key.name and not placeholder:
             return key
         if placeholder and name.startswith(family) and name != family:
-            return replace(key, name=name, label=key.label.replace(f"<{placeholder}>", name.removeprefix(family)))
+            member = name.removeprefix(family)
+            label, chart = (text and text.replace(f"<{placeholder}>", member) for text in (key.label, key.chart))
+            return replace(key, name=name, label=label or "", chart=chart)
     raise ValueError(f"Expected one of {', '.join(key.name for key in KEYS)} but got {name!r}.")
 
 
@@ -156,8 +185,18 @@ def logged_keys(parts: Collection[Part], attacks: Sequence[str]) -> list[str]:
 
 
 def tag(prefix: str, name: str) -> str:
-    """Return the tag under which a value, or a family of values, is logged."""
-    return f"{prefix}/{name}"
+    """Return the tag under which a value, or a family of values, is logged.
+
+    Raises:
+        ValueError: If the table has no such value.
+
+    Example:
+        >>> from lightning_robustness.measurement.keys import tag
+        >>> tag("robustness", "rdi"), tag("robustness", "seconds/fim")
+        ('robustness/rdi', 'robustness/debug/seconds/fim')
+
+    """
+    return f"{prefix}/{get_key(name).logged_name}"
 
 
 def is_tag(prefix: str, text: str) -> bool:
@@ -165,30 +204,36 @@ def is_tag(prefix: str, text: str) -> bool:
 
     Example:
         >>> from lightning_robustness.measurement.keys import is_tag
-        >>> is_tag("val", "val/acc"), is_tag("val", "val/loss")
-        (True, False)
+        >>> is_tag("val", "val/acc"), is_tag("val", "val/debug/samples"), is_tag("val", "val/loss")
+        (True, True, False)
 
     """
-    name = text.removeprefix(tag(prefix, ""))
-    return name != text and any(re.fullmatch(re.sub("<.*>", ".+", key.name), name) for key in KEYS)
+    name = text.removeprefix(f"{prefix}/")
+    return name != text and any(re.fullmatch(re.sub("<.*>", ".+", key.logged_name), name) for key in KEYS)
 
 
-def charts(parts: Collection[Part], attacks: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of the values in each chart, families as they are in the table; charts with attacks first.
+def charts(parts: Collection[Part], attacks: Sequence[str], unbounded: Collection[str] = ()) -> list[Chart]:
+    """Return the charts of a measurement, those of attacks first.
 
     Args:
         parts: The parts that are measured beside the attacks.
-        attacks: Names of the attacks.
+        attacks: Names of the attacks, the most frequent one first.
+        unbounded: Those without a perturbation budget, whose distortion says more than their success.
 
     Example:
         >>> from lightning_robustness.measurement.keys import charts
-        >>> charts(["features"], ["pgd"])["Clean and adversarial accuracy"]
-        ['acc', 'adv_acc/<attack>']
+        >>> [chart.names[0] for chart in charts(["features"], ["pgd", "cw"], unbounded=["cw"])]
+        ['adv_acc/worst', 'adv_acc/pgd', 'rdi', 'roby', 'acc', 'distortion/cw']
 
     """
-    titles = dict.fromkeys(key.chart for key in sorted(KEYS, key=lambda key: key.part != "attacks") if key.chart)
-    shown = {title: [key.name for key in _produced(parts, attacks) if key.chart == title] for title in titles}
-    return {title: names for title, names in shown.items() if names}
+    bounded = [name for name in attacks if name not in unbounded]
+    accuracies = ["worst", *bounded[:1]] if len(attacks) > 1 else ["worst"] if attacks else []
+    shown = [_chart([f"adv_acc{end}/{name}" for end in ("", "_low", "_high")], True) for name in accuracies]
+    shown += [_chart([key.name]) for key in _produced(parts, ()) if key.chart and "<" not in key.name]
+    shown += [_chart([f"distortion/{name}"]) for name in attacks if name in unbounded]
+    trusted = {f"trust/{name}" for name in ("rdi", "boundary_acc")}
+    names = [name for name in logged_keys(parts, attacks) if name in trusted]
+    return [*shown, _chart(names)] if names else shown
 
 
 def markdown_table(keys: Iterable[Key] | None = None) -> str:
@@ -202,7 +247,7 @@ def markdown_table(keys: Iterable[Key] | None = None) -> str:
         | `acc` | clean accuracy, if there are labels | share |  | features |
 
     """
-    rows = [(f"`{k.name}`", k.glossary, k.unit, k.direction, k.part) for k in (KEYS if keys is None else keys)]
+    rows = [(f"`{k.logged_name}`", k.glossary, k.unit, k.direction, k.part) for k in (KEYS if keys is None else keys)]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(["| key | value | unit | more robust | part |", "|---|---|---|---|---|", *lines])
 
@@ -211,6 +256,10 @@ def _split(name: str) -> tuple[str, str]:
     """Split a family into what all its names start with and its placeholder, which is empty for a single value."""
     family, _, placeholder = name.partition("<")
     return family, placeholder.removesuffix(">")
+
+
+def _chart(names: list[str], has_interval: bool = False) -> Chart:
+    return Chart(get_key(names[0]).chart or "", names, has_interval)
 
 
 def _produced(parts: Collection[Part], attacks: Sequence[str]) -> list[Key]:

@@ -1,4 +1,4 @@
-"""Record embeddings and logits during passes that somebody else runs."""
+"""Record embeddings and logits during passes that the caller runs."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,7 +29,7 @@ class HeadCall(NamedTuple):
 
 
 class HeadTap:
-    """Record the embedding and the logits of a forward pass that somebody else runs, without one of its own.
+    """Record the embedding and the logits of a forward pass that the caller runs, without one of its own.
 
     Between ``attach`` and ``detach``, forward hooks record what enters the head and what the sources of the logits
     return. ``listen`` announces a batch, and the first pass on that batch counts: hooks on all modules find the
@@ -178,11 +178,11 @@ def hookable_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def read_embedding(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Copy what enters a layer, averaged over positions; None if that is no tensor of numbers with features."""
+    """Copy what enters a layer, averaged over positions; None unless it is a tensor of numbers with features."""
     entered = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if entered is None or entered.ndim < 2 or not entered.is_floating_point():
         return None
-    return _pool(module, entered)
+    return pool(module, entered)
 
 
 def read_logits(module: nn.Module, output: Any, transform: str, entry: int | None, num_samples: int) -> Tensor | None:
@@ -201,18 +201,18 @@ def read_logits(module: nn.Module, output: Any, transform: str, entry: int | Non
     found = find_logits(output, entry)
     if found is None or not found.is_floating_point():
         return None
-    found = _pool(module, found) if found.ndim > 2 else found.detach().clone()
-    classes = as_classes(found, num_samples)
+    classes = as_classes(pool(module, found), num_samples)
     return None if classes is None else TRANSFORMS[transform](classes)
 
 
-def _pool(module: nn.Module, value: Tensor) -> Tensor:
-    """Average over positions, which come after the channels of images and signals but before the features of tokens.
+def pool(module: nn.Module, value: Tensor) -> Tensor:
+    """Copy a value, averaged over positions.
 
-    A linear map commutes with the mean, so the pooled logits are those of the pooled embedding.
+    These come after the channels of images and signals but before the features of tokens. A linear map commutes with
+    the mean, so the pooled logits are those of the pooled embedding.
     """
     value = value.detach()
-    if value.ndim == 2:
+    if value.ndim <= 2:
         return value.clone()
     channels_first = any(isinstance(part, _CONVOLUTIONS) for part in module.modules()) or (
         value.ndim > 3 and not isinstance(module, nn.Linear)

@@ -112,9 +112,7 @@ class InputSpace:
                 f"Expected inputs `x` with at least one value per sample but got shape {tuple(x.shape)}. Check what "
                 "the loader returns."
             )
-        is_normalized = self.mean is not None or self.std is not None
-        values = self.unnormalize(x.detach()) if is_normalized else x.detach()
-        low, high = torch.stack(values.aminmax()).tolist()  # one transfer from the device
+        low, high = self._observe(x)
         if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
             raise ValueError(
                 "Expected inputs to be finite but they hold NaN or infinity. Leave such samples out, or replace these "
@@ -128,6 +126,15 @@ class InputSpace:
                 f"Expected inputs in the range [{self.low}, {self.high}] but observed [{low:.4g}, {high:.4g}]. "
                 + self._remedy(low, high)
             )
+
+    def contains(self, x: Tensor) -> bool:
+        """Return whether all values of a batch lie in the range, up to rounding; NaN does not."""
+        if x.numel() == 0:
+            return True
+        low, high = self._observe(x)
+        bounds = -torch.inf if self.low is None else self.low, torch.inf if self.high is None else self.high
+        rounding = self._rounding(x.dtype)
+        return bounds[0] - rounding <= low and high <= bounds[1] + rounding and abs(low) < torch.inf > abs(high)
 
     def clip(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Put values that leave the range back into it.
@@ -177,6 +184,13 @@ class InputSpace:
                 f"If the model normalises them itself, leave mean and std out: `InputSpace(low={self.low}, "
                 f"high={self.high})`."
             )
+
+    def _observe(self, x: Tensor) -> tuple[float, float]:
+        """Return the smallest and the largest un-normalised value of a batch, by one transfer from the device."""
+        is_normalized = self.mean is not None or self.std is not None
+        values = self.unnormalize(x.detach()) if is_normalized else x.detach()
+        low, high = torch.stack(values.aminmax()).tolist()
+        return low, high
 
     def _rounding(self, dtype: torch.dtype) -> float:
         bounds = [abs(bound) for bound in (self.low, self.high) if bound is not None]

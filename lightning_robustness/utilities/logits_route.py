@@ -1,4 +1,4 @@
-"""How the logits of a network come about: the modules that compute them, and what enters the last layer."""
+"""Route from inputs to logits: the modules that compute the logits, and the input of the last layer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness.utilities.head import TRANSFORMS, HeadTap, read_embedding, read_logits
+from lightning_robustness.utilities.head import TRANSFORMS, HeadCall, HeadTap, pool, read_embedding, read_logits
 from lightning_robustness.utilities.logits import check_finite, compute_logits, pick_entry
 from lightning_robustness.utilities.module_state import is_lazy
 from lightning_robustness.utilities.sandbox import sandbox
@@ -19,7 +19,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Route(NamedTuple):
-    """How the logits come about.
+    """Route from inputs to logits.
 
     Args:
         head: Name of the last layer, whose input is the embedding; None if there is no such layer, or more than one.
@@ -47,8 +47,11 @@ class Route(NamedTuple):
         return HeadTap(model, self.head, self.sources, self.entry)
 
 
-class _Call(NamedTuple):
-    """A call of a module: copies of its embedding and output, and where its output is in the graph of autograd."""
+class Call(NamedTuple):
+    """A call of a module: copies of its embedding and output, and where its output is in the graph of autograd.
+
+    ``entered`` and ``returned`` are tensors themselves, as far as they may be features or logits.
+    """
 
     name: str
     module: nn.Module
@@ -56,6 +59,7 @@ class _Call(NamedTuple):
     embedding: Tensor | None
     output: Any
     nodes: list[Any]
+    returned: tuple[Tensor, ...] = ()
 
 
 def find_route(
@@ -92,7 +96,7 @@ def find_route(
         ('2', 3, ['', '3'])
 
     """
-    given = None if head is None else _name_of(model, head)
+    given = None if head is None else name_of(model, head)
     forward = forward or model
     with sandbox(partial(forward, model), x) as (x,):
         if is_lazy(model):  # the sandbox restores this, and the next
@@ -102,18 +106,48 @@ def find_route(
             parameter.requires_grad_(parameter.is_floating_point())
         with _recorded_calls(model) as calls:
             output = forward(x)
-        entry = _choose_entry(output, calls, highest_label, len(x))
-        logits = compute_logits(pick_entry(lambda _: output, entry), x)
-        check_finite(logits)
-        sources = _find_sources(calls, logits.detach(), entry)
-        is_sigmoid = _is_sigmoid(logits)
-        last, reason = _find_last(model, calls, logits, sources, given)
+        route, _ = trace_logits(model, calls, output, x, given, highest_label)
+    return route
+
+
+def trace_logits(
+    model: nn.Module,
+    calls: list[Call],
+    output: Any,
+    x: Tensor,
+    given: str | None = None,
+    highest_label: int = -1,
+) -> tuple[Route, HeadCall]:
+    """Find the last layer and the sources of the logits among the recorded calls of a pass.
+
+    Without a graph of autograd, the last layer is the one whose output is the logits.
+
+    Args:
+        model: The module.
+        calls: Its calls, in the order in which they ended.
+        output: What the pass returned.
+        x: Inputs of the pass.
+        given: Name of the head, if it is known.
+        highest_label: The largest label that is known.
+
+    Returns:
+        The route, and the embedding and logits of this pass.
+
+    Raises:
+        ValueError: As for ``find_route``.
+
+    """
+    entry = _choose_entry(output, calls, highest_label, len(x))
+    logits = compute_logits(pick_entry(lambda _: output, entry), x)
+    check_finite(logits)
+    sources = _find_sources(calls, logits.detach(), entry)
+    last, reason = _find_last(model, calls, logits, sources, given)
     if given is not None and last is None:
         raise ValueError(
             f"Expected `head` to be the layer that the logits come from but {given!r} is not, because {reason}. Leave "
             "`head` out: it is found, and measurements that do not need one work without."
         )
-    return Route(
+    route = Route(
         head=None if last is None else last.name,
         sources=sources,
         entry=entry,
@@ -121,8 +155,9 @@ def find_route(
         num_classes=logits.shape[1],
         num_features=0 if last is None or last.embedding is None else last.embedding.shape[1],
         reason=reason,
-        is_sigmoid=is_sigmoid,
+        is_sigmoid=_is_sigmoid(logits),
     )
+    return route, HeadCall(None if last is None else last.embedding, logits.detach())
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -133,13 +168,15 @@ def is_layer(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _recorded_calls(model: nn.Module) -> Iterator[list[_Call]]:
-    calls: list[_Call] = []
+def _recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
+    calls: list[Call] = []
 
     def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         entered = tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         nodes = [tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None]
-        calls.append(_Call(name, module, entered, read_embedding(module, args, kwargs), _copy(output), nodes))
+        calls.append(
+            Call(name, module, entered, read_embedding(module, args, kwargs), copy_output(output, module), nodes)
+        )
 
     handles = [
         module.register_forward_hook(partial(record, name), with_kwargs=True)
@@ -160,18 +197,17 @@ def _tensors(output: Any) -> Iterable[Tensor]:
     return [tensor for part in parts for tensor in _tensors(part)] if isinstance(parts, Iterable) else []
 
 
-def _copy(output: Any) -> Any:
-    """Copy the tensors of an output, which the network may go on to change."""
+def copy_output(output: Any, module: nn.Module) -> Any:
+    """Copy the tensors of an output, which the network may go on to change, averaged over positions."""
+    output = output.logits if isinstance(getattr(output, "logits", None), Tensor) else output
     if isinstance(output, Tensor):
-        return output.detach().clone()
-    if isinstance(getattr(output, "logits", None), Tensor):
-        return output.logits.detach().clone()
+        return pool(module, output) if output.is_floating_point() else None
     if isinstance(output, Mapping):
-        return {name: _copy(value) for name, value in output.items()}
-    return [_copy(value) for value in output] if isinstance(output, (tuple, list)) else None
+        return {name: copy_output(value, module) for name, value in output.items()}
+    return [copy_output(value, module) for value in output] if isinstance(output, (tuple, list)) else None
 
 
-def _choose_entry(output: Any, calls: list[_Call], highest_label: int, num_samples: int) -> int | None:
+def _choose_entry(output: Any, calls: list[Call], highest_label: int, num_samples: int) -> int | None:
     """Tell logits from features in a tuple: features enter a layer, and logits have a class for each label."""
     if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
         return None
@@ -181,7 +217,7 @@ def _choose_entry(output: Any, calls: list[_Call], highest_label: int, num_sampl
     for keep in (
         lambda part: part.data_ptr() not in entered,
         lambda part: max(part.shape[1:].numel(), 2) > highest_label,
-        lambda part: any(part.grad_fn in call.nodes for call in calls if is_layer(call.module)),
+        lambda part: any(_comes_from(part, call) for call in calls if is_layer(call.module)),
     ):
         if len({part.shape[1:] for part in found.values()}) > 1:
             found = {i: part for i, part in found.items() if keep(part)} or found
@@ -194,7 +230,15 @@ def _choose_entry(output: Any, calls: list[_Call], highest_label: int, num_sampl
     return min(found, default=None)
 
 
-def _find_sources(calls: list[_Call], logits: Tensor, entry: int | None) -> dict[str, str]:
+def _comes_from(part: Tensor, call: Call) -> bool:
+    return part.grad_fn in call.nodes or any(part is tensor for tensor in call.returned)
+
+
+def _is_view(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and first.data_ptr() == second.data_ptr()
+
+
+def _find_sources(calls: list[Call], logits: Tensor, entry: int | None) -> dict[str, str]:
     """Find the modules whose last output is the logits, or is after a softmax or log-softmax."""
     tolerance = max(1e-3, 8 * torch.finfo(logits.dtype).eps) * max(logits.abs().max().item(), 1e-30)
     sources = {}
@@ -208,8 +252,8 @@ def _find_sources(calls: list[_Call], logits: Tensor, entry: int | None) -> dict
 
 
 def _find_last(
-    model: nn.Module, calls: list[_Call], logits: Tensor, sources: Mapping[str, str], given: str | None
-) -> tuple[_Call | None, str]:
+    model: nn.Module, calls: list[Call], logits: Tensor, sources: Mapping[str, str], given: str | None
+) -> tuple[Call | None, str]:
     """Find the call of the last layer, or the reason why there is none."""
     layers = [call for call in calls if _may_be_last(call, calls, given)]
     if given is not None and given not in {call.name for call in layers}:
@@ -228,7 +272,10 @@ def _find_last(
         same = [call for call in layers if call.name in sources]
         if not same:
             return None, "autograd cannot trace them back to a layer"
-        last = same[-1]
+        exact = [call for call in same if any(_is_view(logits, tensor) for tensor in call.returned)]
+        last = (exact or same)[-1]
+        if given is not None and last.name != given:
+            return None, f"they come from {last.name!r}"
     if [call for call in calls if call.name == last.name][-1] is not last:
         return None, f"{last.name!r} runs again after it"
     if last.embedding is None or len(last.embedding) != len(logits):
@@ -236,7 +283,7 @@ def _find_last(
     return last, ""
 
 
-def _may_be_last(call: _Call, calls: list[_Call], given: str | None) -> bool:
+def _may_be_last(call: Call, calls: list[Call], given: str | None) -> bool:
     if call.name == given:
         return True
     if not is_layer(call.module) or (given is not None and _is_inside(call.name, given)):
@@ -249,8 +296,8 @@ def _is_inside(name: str, outer: str) -> bool:
     return name != outer and (outer == "" or name.startswith(f"{outer}."))
 
 
-def _reached(model: nn.Module, layers: list[_Call], logits: Tensor) -> tuple[list[_Call], bool]:
-    """Go back from the logits to the first layers on all ways, and see whether there is a matrix in between."""
+def _reached(model: nn.Module, layers: list[Call], logits: Tensor) -> tuple[list[Call], bool]:
+    """Go back from the logits to the first layers on all paths, and see whether there is a matrix in between."""
     owners = {node: index for index, call in enumerate(layers) for node in call.nodes}
     matrices = {parameter for parameter in model.parameters() if parameter.ndim > 1}
     todo, seen, reached, is_function = [logits.grad_fn], set(), set(), False
@@ -281,7 +328,13 @@ def _is_sigmoid(logits: Tensor) -> bool:
     return False
 
 
-def _name_of(model: nn.Module, head: str | nn.Module) -> str:
+def name_of(model: nn.Module, head: str | nn.Module) -> str:
+    """Return the name of a head that is given by name or as a module.
+
+    Raises:
+        ValueError: If it is not part of the model.
+
+    """
     found = [module for name, module in model.named_modules(remove_duplicate=False) if head in (name, module)]
     if not found:
         close = [name for name, module in model.named_modules() if isinstance(module, _LAYERS)]

@@ -55,6 +55,41 @@ def test_a_filter_that_stops_gradients(batch, digits_network):
     assert "black_box_beats_white_box" in names(results)
 
 
+class Saturating(nn.Module):
+    """An activation that is flat almost everywhere, without a gradient of exactly zero."""
+
+    def forward(self, x):
+        return torch.sigmoid(200 * x)
+
+
+@pytest.fixture(scope="module")
+def saturating_network(digits):
+    """A network that learned with a saturating first layer, as people train them."""
+    images, labels = digits[0][:1200], digits[1][:1200]
+    torch.manual_seed(0)
+    first = nn.Conv2d(1, 16, 3, padding=1), Saturating(), nn.Flatten()
+    network = nn.Sequential(*first, nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    for _ in range(8):
+        for rows in torch.randperm(len(images)).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(images[rows]), labels[rows]).backward()
+            optimizer.step()
+    return network.eval().requires_grad_(False)
+
+
+def test_a_trained_network_on_which_strong_pgd_misses_some_points(digits, saturating_network):
+    x, y = digits[0][1200:], digits[1][1200:]
+    pgd, square = (
+        run(saturating_network, attack, x, y)
+        for attack in (get_attack("strong_pgd", eps=0.1), Square(eps=0.1, num_queries=1000))
+    )
+    assert (pgd.preds == y).double().mean() > 0.9
+    missed = (square.success & ~pgd.success).double().mean()
+    assert 0.02 < missed < 0.1
+    assert names([pgd, square]) == ["black_box_beats_white_box"]
+
+
 def result_of(attack, success, eligible=None):
     """A result in which an attack broke given samples."""
     success = torch.as_tensor(success)

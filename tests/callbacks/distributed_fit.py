@@ -16,15 +16,21 @@ from tests.callbacks.modules import Classifier, digits_data, make_trainer, val_l
 NUM_SAMPLES = 103
 
 
-def validate(path, mode="exact", loader=None, **kwargs):
-    """Validate a network, the same in each process, and return what was logged."""
+def trained(kind=Classifier):
+    """Make a network that is the same in each process, and train it a little."""
     L.seed_everything(3, verbose=False)
-    module = Classifier().train()
+    module = kind().train()
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     for batch in DataLoader(digits_data(0, 640), batch_size=64):
         optimizer.zero_grad()
         module.training_step(batch, 0).backward()
         optimizer.step()
+    return module
+
+
+def validate(path, mode="exact", loader=None, **kwargs):
+    """Validate a network, the same in each process, and return what was logged."""
+    module = trained()
     monitor = RobustnessMonitor(
         attacks=("pgd", "square"), eps=0.1, fim_samples=51, attack_samples=NUM_SAMPLES, mode=mode, log_figures=False
     )

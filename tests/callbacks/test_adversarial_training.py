@@ -732,6 +732,15 @@ def test_small_overshoots_do_not_end_a_run(tmp_path, space):
     assert (x_adv - over[32:].clamp(0, 1)).abs().max() <= 0.15 + 1e-5
 
 
+def test_nan_is_refused_on_any_batch(tmp_path):
+    data = [(x.clone(), y) for x, y in loader()]
+    data[2][0][3, 0, 1, 2] = torch.nan
+    module = Recorder()
+    with pytest.raises(ValueError, match="Expected inputs to be finite but they hold NaN or infinity"):
+        make_trainer(tmp_path, AdversarialTraining(**SETTINGS)).fit(module, DataLoader(data, batch_size=None))
+    assert len(module.batches) == 2
+
+
 @pytest.mark.parametrize(
     ("images", "space", "match"),
     [

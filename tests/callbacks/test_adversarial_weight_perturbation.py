@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_robustness import AdversarialTraining, AdversarialWeightPerturbation
+from lightning_robustness.losses import mart_loss, trades_loss
 from tests.callbacks.modules import digits_data, make_trainer
 from tests.callbacks.test_adversarial_training import (
     ATTACK,
@@ -33,7 +34,11 @@ def fit(path, *callbacks, module=Deterministic, data=None, **kwargs):
     return module
 
 
-def by_hand(gamma, attack=None, accumulate=1, warmup_epochs=0, skip_odd=False):
+def adversarial_cross_entropy(model, x, y, x_adv):
+    return nn.functional.cross_entropy(model(x_adv), y)
+
+
+def by_hand(gamma, attack=None, accumulate=1, warmup_epochs=0, skip_odd=False, loss=adversarial_cross_entropy):
     """The published loop: a proxy gives the perturbation, the weights are moved, the gradients taken, and back."""
     L.seed_everything(3, verbose=False)
     module, index = Deterministic(), 0
@@ -42,17 +47,17 @@ def by_hand(gamma, attack=None, accumulate=1, warmup_epochs=0, skip_odd=False):
     for epoch in range(2):
         for number, (x, y) in enumerate(loader()):
             module.net[7].eval()
-            x = x if attack is None else attack(module, x, y, index=index)
+            x_adv = x if attack is None else attack(module, x, y, index=index)
             proxy = copy.deepcopy(module)
             proxy.zero_grad()
-            nn.functional.cross_entropy(proxy(x), y).backward()
+            loss(proxy, x, y, x_adv=x_adv).backward()
             weights = [(p, q.grad) for p, q in zip(module.parameters(), proxy.parameters(), strict=True) if p.ndim > 1]
             kept = [p.detach().clone() for p, _ in weights]
             with torch.no_grad():
                 for p, g in weights if epoch >= warmup_epochs else []:
                     p += gamma * p.norm() / g.norm() * g
             if not (skip_odd and number % 2):
-                (nn.functional.cross_entropy(module(x), y) / accumulate).backward()
+                (loss(module, x, y, x_adv=x_adv) / accumulate).backward()
             with torch.no_grad():
                 for (p, _), value in zip(weights, kept, strict=True):
                     p.copy_(value)
@@ -85,6 +90,13 @@ def test_adversarial_batches_and_accumulation(tmp_path):
     callbacks = AdversarialTraining(**SETTINGS), AdversarialWeightPerturbation()
     module = fit(tmp_path, *callbacks, accumulate_grad_batches=2)
     assert_close(module, by_hand(0.01, ATTACK, accumulate=2))
+
+
+@pytest.mark.parametrize(("name", "loss"), [("trades", trades_loss), ("mart", mart_loss)])
+@pytest.mark.parametrize("module", [Deterministic, ManualDeterministic])
+def test_weights_are_perturbed_for_the_loss_that_replaces_that_of_the_step(tmp_path, name, loss, module):
+    callbacks = AdversarialTraining(ATTACK, loss=name), AdversarialWeightPerturbation(gamma=0.05)
+    assert_close(fit(tmp_path, *callbacks, module=module), by_hand(0.05, ATTACK, loss=loss))
 
 
 class SkippingOdd(Deterministic):

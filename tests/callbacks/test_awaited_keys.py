@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness import RobustEarlyStopping, RobustnessMonitor
@@ -9,8 +10,8 @@ from lightning_robustness.callbacks.awaited_keys import check_awaited, check_gua
 OWNER = RobustEarlyStopping("robustness/rdi")
 
 
-def trainer(*prefixes, **kwargs):
-    return SimpleNamespace(callbacks=[RobustnessMonitor(prefix=prefix, **kwargs) for prefix in prefixes])
+def trainer(*prefixes, strategy=None):
+    return SimpleNamespace(callbacks=[RobustnessMonitor(prefix=prefix) for prefix in prefixes], strategy=strategy)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,17 @@ def test_keys_that_will_not_be_logged(key):
         MisconfigurationException, match=f"RobustEarlyStopping waits for '{key}'.* be: robustness/rdi, "
     ):
         check_awaited(trainer("robustness"), OWNER, key)
+
+
+def test_keys_that_need_gradients_of_sharded_parameters():
+    sharded = trainer("robustness", strategy=FSDPStrategy.__new__(FSDPStrategy))
+    check_awaited(sharded, OWNER, "robustness/rdi")
+    check_guard(sharded, OWNER, "robustness/acc")
+    for key in ("robustness/adv_acc/worst", "robustness/fim"):
+        check_awaited(trainer("robustness"), OWNER, key)
+        message = f"waits for '{key}', which will not be logged, since FSDPStrategy shards the parameters"
+        with pytest.raises(MisconfigurationException, match=message):
+            check_awaited(sharded, OWNER, key)
 
 
 def test_keys_of_the_module_and_of_nested_prefixes_are_let_through():

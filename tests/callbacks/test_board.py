@@ -27,33 +27,52 @@ from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_robustness.attacks import MaskingSign
+from lightning_robustness.attacks import Budget, MaskingSign
 from lightning_robustness.callbacks import board as board_module
-from lightning_robustness.callbacks.board import Board, describe_eps, markdown_list
-from lightning_robustness.callbacks.figures import boundary_figure, perturbation_figure, render
+from lightning_robustness.callbacks.board import Board, describe_eps
+from lightning_robustness.callbacks.figures import (
+    boundary_figure,
+    class_figure,
+    history_figure,
+    perturbation_figure,
+    render,
+)
+from lightning_robustness.callbacks.sinks import markdown_list
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.measurement.attack_outcome import AttackOutcome
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
+from lightning_robustness.measurement.keys import logged_keys, tag
 from lightning_robustness.utilities.input_space import InputSpace
 
 SPACE = InputSpace(mean=0.5, std=0.25)
-NOTHING = {"histograms": {}, "examples": {}, "signs": [], "input_space": SPACE}
+NOTHING = {"epoch": 0, "histograms": {}, "examples": {}, "outcomes": {}, "signs": [], "input_space": SPACE}
 SIGN = MaskingSign("zero_gradients", "PGD finds none.", "It cannot move.", "Use `Square`.")
 
-KEYS = (
-    *("acc", "adv_acc/pgd", "adv_acc/worst", "asr/pgd", "asr/worst", "rdi", "rdi_intra", "rdi_embedding", "roby"),
-    *("fsa", "fsd", "fim", "fim_inverse", "fim_geometric", "clever", "lipschitz", "distortion/pgd"),
-    *("boundary", "boundary_acc"),
-    *("seconds/features", "seconds/fim", "seconds/pgd", "seconds/figures", "samples", "samples_fim", "masking"),
-    *("accidental", "asr", "asr_low/pgd"),
-)
-CHARTS = {
-    "Clean and adversarial accuracy": ["acc", "adv_acc/pgd", "adv_acc/worst", "boundary_acc"],
-    "Attack success": ["asr/pgd", "asr/worst"],
-    "RDI": ["rdi", "rdi_embedding"],
-    "ROBY, FSA, FSD": ["fsa", "fsd", "roby"],
-    "Fisher information": ["fim", "fim_geometric"],
+KEYS = [
+    tag("", name).removeprefix("/")
+    for name in (
+        *("acc", "adv_acc/pgd", "adv_acc/worst", "asr/pgd", "rdi", "rdi_intra", "rdi_embedding", "roby", "fsa", "fim"),
+        *("fim_inverse", "clever", "lipschitz", "distortion/pgd", "distortion/cw", "boundary", "boundary_acc"),
+        *("seconds/features", "samples", "masking", "trust/rdi", "trust/fim", "trust/boundary_acc"),
+        *("adv_acc_low/pgd", "adv_acc_high/pgd", "adv_acc_low/worst", "adv_acc_high/worst"),
+    )
+]
+BUDGETS = {"pgd": Budget("linf", 8 / 255), "cw": None}
+PARTS = ["features", "fim", "trust"]
+ATTACKED = {
+    f"Accuracy under the {name} attack, 95 % interval": [f"adv_acc/{name}"]
+    + [f"debug/adv_acc_{end}/{name}" for end in ("low", "high")]
+    for name in ("worst", "pgd")
+}
+OTHERS = {
+    "RDI": ["rdi"],
+    "ROBY": ["roby"],
+    "Clean accuracy": ["acc"],
+    "Fisher information": ["fim"],
     "Distance to the boundary": ["boundary"],
-    "What watching costs (seconds)": [f"seconds/{part}" for part in ("features", "figures", "fim", "pgd")],
+    "Robust accuracy to first order": ["boundary_acc"],
+    "Distortion of the cw attack": ["distortion/cw"],
+    "Trust": ["trust/boundary_acc", "trust/rdi"],
 }
 
 
@@ -95,70 +114,101 @@ def charts(logger):
     plugins["scalars"], plugin = ScalarsPlugin(context), CustomScalarsPlugin(context)
     layout = plugin.layout_impl(RequestContext(), "")
     return {
-        category["title"]: {chart["title"]: matches(plugin, chart["multiline"]["tag"]) for chart in category["chart"]}
+        category["title"]: {chart["title"]: found(plugin, chart) for chart in category["chart"]}
         for category in json.loads(layout)["category"]
     }
 
 
-def matches(plugin, tags):
-    expression = "|".join(f"({tag})" for tag in tags)  # as its page asks for several
+def found(plugin, chart):
+    """Tags as its page asks for them: those of a margin as they are, others as regular expressions."""
+    if "margin" in chart:
+        (series,) = chart["margin"]["series"]
+        tags = [series[part] for part in ("value", "lower", "upper")]
+        return [tag for tag in tags if matches(plugin, re.escape(tag)) == [tag]]
+    return matches(plugin, "|".join(f"({tag})" for tag in chart["multiline"]["tag"]))
+
+
+def matches(plugin, expression):
     return sorted(plugin.scalars_impl(RequestContext(), "run", expression, "")["tag_to_events"])
 
 
 def charts_of(prefix):
-    return {title: [f"{prefix}/{key}" for key in keys] for title, keys in CHARTS.items()}
+    groups = {f"{prefix}: accuracy under attack": ATTACKED, f"{prefix}: other values": OTHERS}
+    return {
+        group: {title: [f"{prefix}/{key}" for key in keys] for title, keys in shown.items()}
+        for group, shown in groups.items()
+    }
+
+
+def open_board(logger, prefix, step=0, budgets=BUDGETS, parts=PARTS):
+    Board([logger], prefix).open({}, budgets, step=step, parts=parts)
 
 
 def test_charts_find_their_values(logger):
     logger.log_metrics({f"{p}/{key}": 1.0 for p in ("robustness", "robustness2") for key in KEYS}, step=1)
-    Board([logger], "robustness").open({}, ["pgd"], step=0)
-    assert charts(logger) == {"robustness": charts_of("robustness")}
-    assert list(charts(logger)["robustness"]) == list(CHARTS)
+    open_board(logger, "robustness")
+    assert charts(logger) == charts_of("robustness")
+    assert [[*group] for group in charts(logger).values()] == [[*ATTACKED], [*OTHERS]]
 
 
 def test_all_boards_of_a_run_get_their_charts(logger):
     prefixes = ["robustness", "second+monitor.", "test_robustness"]
     logger.log_metrics({f"{prefix}/{key}": 1.0 for prefix in prefixes for key in KEYS}, step=1)
     for prefix in prefixes[:2]:
-        Board([logger], prefix).open({}, ["pgd"], step=0)
+        open_board(logger, prefix)
     logger.finalize("success")  # as `fit` does, before `test`
-    Board([logger], prefixes[2]).open({}, ["pgd"], step=9)
-    assert charts(logger) == {prefix: charts_of(prefix) for prefix in prefixes}
+    open_board(logger, prefixes[2], step=9)
+    assert charts(logger) == charts_of(prefixes[0]) | charts_of(prefixes[1]) | charts_of(prefixes[2])
 
 
 def test_runs_do_not_mix(logger, tmp_path):
     other = TensorBoardLogger(tmp_path, name="other")
-    Board([logger], "first").open({}, [], step=0)
-    Board([logger, other], "second").open({}, [], step=0)
-    assert [*charts(logger)] == ["first", "second"]
-    assert [*charts(other)] == ["second"]
+    Board([logger], "first").open({}, {}, step=0)
+    Board([logger, other], "second").open({}, {}, step=0)
+    assert [*charts(logger)] == ["first: other values", "second: other values"]
+    assert [*charts(other)] == ["second: other values"]
 
 
-def test_prefix_of_the_logger(tmp_path):
+def test_prefix_of_the_logger(tmp_path, examples):
     logger = TensorBoardLogger(tmp_path, prefix="fold1")
     logger.log_metrics({f"robustness/{key}": 1.0 for key in KEYS}, step=1)
-    Board([logger], "robustness").open({}, ["pgd"], step=0)
-    assert charts(logger) == {"fold1-robustness": charts_of("fold1-robustness")}
+    open_board(logger, "robustness")
+    assert charts(logger) == charts_of("fold1-robustness")
+    Board([logger], "robustness").show(3, **NOTHING | {"examples": {"pgd": examples}})
+    assert read(logger).Tags()["images"] == ["fold1-robustness/examples/pgd"]
 
 
-def test_without_attacks(logger):
-    logger.log_metrics({f"robustness/{key}": 1.0 for key in ("acc", "rdi")}, step=1)
-    Board([logger], "robustness").open({}, [], step=0)
-    shown = charts(logger)["robustness"]
-    assert shown["Clean and adversarial accuracy"] == ["robustness/acc"]
-    assert "Attack success" not in shown
-
-
-def test_charts_of_parts(logger):
+def test_charts_of_parts_without_attacks(logger):
     logger.log_metrics({f"robustness/{key}": 1.0 for key in KEYS}, step=1)
-    Board([logger], "robustness").open({}, [], step=0, parts=["clever"])
-    shown = charts(logger)["robustness"]
-    assert shown.pop("CLEVER") == ["robustness/clever"]
-    assert list(shown) == ["What watching costs (seconds)"]
+    open_board(logger, "robustness", budgets={}, parts=["clever"])
+    assert charts(logger) == {"robustness: other values": {"CLEVER": ["robustness/clever"]}}
+
+
+def test_glossary(logger):
+    open_board(logger, "robustness", step=3, parts=["clever"])
+    ((step, text),) = texts(logger, "robustness/glossary/text_summary")
+    lines = text.splitlines()
+    assert step == 3
+    assert lines[0] == "- **attack pgd**: perturbations of at most 0.0314 (8/255) in linf"
+    assert lines[1] == "- **attack cw**: no perturbation budget: it looks for the smallest perturbation"
+    assert lines[2].startswith("- **clever**: mean CLEVER score: ")
+    assert lines[2].endswith(" (higher is more robust)")
+    names = [line.split("**")[1] for line in lines[3:]]
+    assert names == [*(f"{kind}/&lt;attack&gt;" for kind in ("adv_acc", "asr", "distortion")), "masking"]
+
+
+def test_glossary_has_every_key_that_is_logged(logger):
+    open_board(logger, "robustness")
+    ((_, text),) = texts(logger, "robustness/glossary/text_summary")
+    shown = [html.unescape(line.split("**")[1]) for line in text.splitlines()][len(BUDGETS) :]
+    families = [re.compile(re.sub("<.+>", ".+", re.escape(name))) for name in shown]
+    logged = [tag("", name)[1:] for name in logged_keys(PARTS, list(BUDGETS))]
+    assert all(any(family.fullmatch(name) for family in families) for name in logged)
+    assert all(any(family.fullmatch(name) for name in [*logged, "masking"]) for family in families)
 
 
 def test_settings(logger):
-    Board([logger], "robustness").open({"attacks": "pgd: PGD(eps=0.1)", "seed": "0"}, ["pgd"], step=3)
+    Board([logger], "robustness").open({"attacks": "pgd: PGD(eps=0.1)", "seed": "0"}, BUDGETS, step=3)
     expected = "- **attacks**: pgd: PGD(eps=0.1)\n- **seed**: 0"
     assert texts(logger, "robustness/settings/text_summary") == [(3, expected)]
 
@@ -208,30 +258,82 @@ def test_nothing_to_show(logger):
     assert all_tags(logger) == set()
 
 
-def picture(examples, name, step):
-    return render(perturbation_figure(examples, SPACE, f"{name}, step {step}"))
+def pictures(logger, tag):
+    images = read(logger).Images(tag)
+    arrays = [np.asarray(Image.open(io.BytesIO(image.encoded_image_string))) for image in images]
+    return {image.step: array for image, array in zip(images, arrays, strict=True)}
+
+
+def examples_figure(examples, name, epoch, names=None):
+    title = f"true class and prediction under {name}, epoch {epoch}"
+    return render(perturbation_figure(examples, SPACE, title, names))
 
 
 def test_examples_of_each_attack(logger, examples):
     board = Board([logger], "robustness")
     board.show(3, **NOTHING | {"examples": {"pgd": examples, "cw": Examples(*(part[:0] for part in examples))}})
-    board.show(6, **NOTHING | {"examples": {"pgd": examples}})
-    events = read(logger)
-    assert events.Tags()["images"] == ["robustness/examples/pgd"]
-    images = events.Images("robustness/examples/pgd")
-    assert [image.step for image in images] == [3, 6]
-    shown = np.asarray(Image.open(io.BytesIO(images[1].encoded_image_string)))
-    np.testing.assert_array_equal(shown, picture(examples, "pgd", 6))
+    assert read(logger).Tags()["images"] == ["robustness/examples/pgd"]
+    np.testing.assert_array_equal(
+        pictures(logger, "robustness/examples/pgd")[3], examples_figure(examples, "pgd", epoch=0)
+    )
 
 
-def test_curves_of_all_epochs(logger):
-    board, curves = Board([logger], "robustness"), {epoch: curve_of(epoch) for epoch in (0, 2, 3)}
+def test_names_of_classes(logger, examples):
+    names = [f"class {number}" for number in range(11)]
+    board = Board([logger], "robustness", class_names=names)
+    board.show(3, **NOTHING | {"examples": {"pgd": examples}})
+    np.testing.assert_array_equal(
+        pictures(logger, "robustness/examples/pgd")[3], examples_figure(examples, "pgd", 0, names)
+    )
+
+
+def test_slow_pictures_are_drawn_every_fifth_time_and_at_the_end(logger, examples):
+    board, curves = Board([logger], "robustness"), {epoch: curve_of(epoch) for epoch in range(8)}
     for epoch, curve in curves.items():
-        board.show(10 * epoch, **NOTHING, epoch=epoch, curve=curve)
-    images = read(logger).Images("robustness/boundary_curve")
-    assert [image.step for image in images] == [0, 20, 30]
-    shown = np.asarray(Image.open(io.BytesIO(images[-1].encoded_image_string)))
-    np.testing.assert_array_equal(shown, render(boundary_figure(curves)))
+        shown = {"pgd": examples} if epoch < 7 else {}
+        board.show(10 * epoch, **NOTHING | {"epoch": epoch, "examples": shown}, curve=curve)
+    board.draw_waiting(71)
+    board.draw_waiting(72)
+    assert [*pictures(logger, "robustness/examples/pgd")] == [0, 50, 71]
+    np.testing.assert_array_equal(
+        pictures(logger, "robustness/examples/pgd")[71], examples_figure(examples, "pgd", epoch=6)
+    )
+    drawn = pictures(logger, "robustness/boundary_curve")
+    assert [*drawn] == [0, 50, 71]
+    np.testing.assert_array_equal(drawn[71], render(boundary_figure(curves)))
+
+
+def outcome(y, adv_preds):
+    parts = dict.fromkeys(AttackOutcome._fields, torch.zeros(len(y)))
+    return AttackOutcome(**parts | {"y": torch.tensor(y), "adv_preds": torch.tensor(adv_preds)})
+
+
+def test_classes(logger):
+    board = Board([logger], "robustness", class_names=["cat", "dog", "frog", "owl"])
+    board.open({}, {"cw": None, "fgsm": Budget("linf", 0.1)}, step=0)
+    found = {"cw": outcome([0], [1]), "fgsm": outcome([0, 0, 1, 1, 3], [0, 1, 1, 1, 0])}
+    board.show(4, **NOTHING | {"epoch": 2, "outcomes": found})
+    rates = torch.tensor([0.5, 1.0, torch.nan, 0.0])
+    expected = render(class_figure({2: rates}, ["cat", "dog", "frog", "owl"], "fgsm"))
+    np.testing.assert_array_equal(pictures(logger, "robustness/classes")[4], expected)
+
+
+def test_too_many_classes(logger):
+    board = Board([logger], "robustness")
+    board.open({}, BUDGETS, step=0)
+    board.show(4, **NOTHING | {"outcomes": {"pgd": outcome([3, 100], [3, 3])}})
+    assert read(logger).Tags()["images"] == []
+
+
+def test_the_run_is_one_picture_that_comes_first(logger):
+    board = Board([logger], "robustness")
+    history = [{"epoch": epoch, "step": 9 + epoch, "acc": 0.5, "adv_acc/pgd": 0.1 * epoch} for epoch in range(3)]
+    for number in range(1, 4):
+        board.show_run(history[:number], number)
+    drawn = pictures(logger, "robustness")
+    assert [*drawn] == [1, 2, 3]
+    for number in range(1, 4):
+        np.testing.assert_array_equal(drawn[number], render(history_figure(history[:number], "robustness")))
 
 
 def curve_of(epoch):
@@ -258,10 +360,10 @@ def test_without_matplotlib_there_is_one_warning_and_everything_else(logger, exa
     assert len(read(logger).Histograms("r/lambda_log10")) == 2
 
 
-def embed(logger, x, embedding=None, space=SPACE, **kwargs):
+def embed(logger, x, embedding=None, space=SPACE, more=None, **kwargs):
     y = torch.arange(len(x)) % 10
     embedding = torch.randn(len(x), 4) if embedding is None else embedding
-    Board([logger], "robustness", **kwargs).embed(5, embedding, y, y + 1, space.normalize(x), space)
+    Board([logger], "robustness", **kwargs).embed(5, embedding, y, y + 1, space.normalize(x), space, **more or {})
     return f"{logger.log_dir}/00005/robustness%2fembedding"
 
 
@@ -284,7 +386,7 @@ def test_projector_reads_labels_and_thumbnails(logger, digits):
     folder = embed(logger, x, embedding)
     np.testing.assert_allclose(np.loadtxt(f"{folder}/tensors.tsv"), embedding.flatten(1), rtol=1e-6)
     rows = [line.split("\t") for line in Path(folder, "metadata.tsv").read_text().splitlines()]
-    assert rows == [["label", "prediction"], *([str(label), str(label + 1)] for label in range(5))]
+    assert rows == [["label", "prediction", "input"], *([str(label), str(label + 1), "clean"] for label in range(5))]
     expected = np.repeat(x.permute(0, 2, 3, 1).numpy(), 3, axis=3)
     np.testing.assert_allclose(cut_tiles(folder, 8, 5), expected, atol=1 / 255)
     (info,) = config(logger)
@@ -292,6 +394,19 @@ def test_projector_reads_labels_and_thumbnails(logger, digits):
     assert info.sprite.single_image_dim == [8, 8]
     for path in (info.tensor_path, info.metadata_path, info.sprite.image_path):
         assert path.startswith("00005/robustness%2fembedding/")
+
+
+def test_projector_joins_points(logger):
+    """The page draws a line to the point whose index is in the column ``__next__``."""
+    names, more = list("abcd"), {"kinds": ["clean", "clean", "pgd"], "following": [None, 2, None]}
+    folder = embed(logger, torch.randn(3, 9), space=InputSpace(None, None), more=more, class_names=names)
+    rows = [line.split("\t") for line in Path(folder, "metadata.tsv").read_text().splitlines()]
+    assert rows == [
+        ["label", "prediction", "input", "__next__"],
+        ["a", "b", "clean", ""],
+        ["b", "c", "clean", "2"],
+        ["c", "d", "pgd", ""],
+    ]
 
 
 @pytest.mark.parametrize(("height", "width"), [(12, 7), (7, 12)])
@@ -326,16 +441,19 @@ def test_nothing_to_embed(logger):
 
 def show_all(loggers, examples):
     board = Board(loggers, "robustness")
-    board.open({"seed": "0"}, ["pgd"], step=0)
+    board.open({"seed": "0"}, BUDGETS, step=0)
     full = {"histograms": {"lambda_log10": torch.ones(3)}, "examples": {"pgd": examples}}
     board.show(4, **NOTHING | full | {"signs": [SIGN]})
+    board.show_run([{"epoch": 0, "step": 4, "acc": 0.5}], 4)
     board.embed(4, torch.ones(2, 3), examples.y, examples.preds, examples.x, SPACE)
 
 
 def test_weights_and_biases(examples, monkeypatch):
-    logged = []
+    logged, defined = [], []
 
     class Recorder(WandbLogger):
+        experiment = SimpleNamespace(define_metric=lambda name, **options: defined.append((name, options)))
+
         def __init__(self):
             pass
 
@@ -345,14 +463,34 @@ def test_weights_and_biases(examples, monkeypatch):
     wandb = SimpleNamespace(Image=lambda image: image, Table=lambda **table: table)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     show_all([Recorder()], examples)
-    settings, signs, (step, pictures) = logged
+    assert defined == [("robustness/*", {"step_metric": "epoch", "step_sync": True})]
+    glossary, settings, signs, (step, pictures), (last, run) = logged
+    assert glossary[1]["robustness/glossary"]["columns"] == ["key", "meaning"]
     table = {"columns": ["setting", "value"], "data": [["seed", "0"]], "dataframe": None}
     assert settings == (0, {"robustness/settings": table})
     table = {"columns": ["name", "evidence", "explanation", "remedy"], "data": [list(SIGN)], "dataframe": None}
     assert signs == (4, {"robustness/masking_signs": table})
-    assert step == 4
-    expected = render(perturbation_figure(examples, SPACE, "pgd, step 4"))
-    np.testing.assert_array_equal(pictures["robustness/examples/pgd"], [expected])
+    assert step == last == 4
+    np.testing.assert_array_equal(pictures["robustness/examples/pgd"], [examples_figure(examples, "pgd", 0)])
+    np.testing.assert_array_equal(
+        run["robustness"], [render(history_figure([{"epoch": 0, "step": 4, "acc": 0.5}], "robustness"))]
+    )
+
+
+def test_mlflow(examples):
+    logged = []
+    client = SimpleNamespace(
+        log_image=lambda run, image, key, step: logged.append((run, key, step, image.shape)),
+        log_text=lambda run, text, file: logged.append((run, file, text)),
+    )
+    logger = type("MLFlowLogger", (), {"experiment": client, "run_id": "run", "_prefix": "fold+1"})()
+    show_all([logger], examples)
+    glossary, settings, signs, picture, run = logged
+    assert glossary[:2] == ("run", "fold_1-robustness/glossary.md")
+    assert settings == ("run", "fold_1-robustness/settings.md", "- **seed**: 0")
+    assert signs[1] == "fold_1-robustness/masking_signs.md"
+    assert picture == ("run", "fold_1-robustness/examples/pgd", 4, examples_figure(examples, "pgd", 0).shape)
+    assert run == ("run", "fold_1-robustness", 4, (360, 504, 3))
 
 
 def test_others_get_nothing(examples, monkeypatch, tmp_path):

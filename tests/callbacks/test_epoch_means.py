@@ -20,7 +20,7 @@ def test_nothing_counts_for_nothing():
     means = EpochMeans()
     means.add("some", torch.tensor(float("nan")), 0)
     means.add("none", torch.tensor(float("nan")), 0)
-    means.add("some", torch.tensor(4.0), 2)
+    means.add("some", 4.0, 2)
     assert means.compute(SingleDeviceStrategy()) == {"some": torch.tensor(4.0)}
 
 
@@ -33,6 +33,8 @@ def test_values_of_another_shape_count_by_their_mean():
 
 class TwoRanks:
     """A strategy that adds what another process has."""
+
+    root_device = torch.device("cpu")
 
     def reduce(self, tensor, reduce_op):
         assert reduce_op == "sum"

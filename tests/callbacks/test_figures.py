@@ -5,6 +5,7 @@ import sys
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from PIL import Image
 from lightning_robustness.callbacks.figures import (
     as_images,
     boundary_figure,
+    class_figure,
     history_figure,
     perturbation_figure,
     render,
@@ -30,10 +32,21 @@ def examples(x, x_adv, space=SPACE):
     return Examples(space.normalize(x), space.normalize(x_adv), y, y, y + 1)
 
 
-def shown(axis):
-    """Pictures of a row, from left to right."""
-    assert [image.get_extent()[0] for image in axis.images] == list(range(len(axis.images)))
-    return np.stack([np.asarray(image.get_array()) for image in axis.images])
+def tiles(figure, number, height, width):
+    """Rows of images, cut out of the one that is drawn: clean, changes, adversarial."""
+    mosaic = np.asarray(figure.axes[0].images[0].get_array())
+    gap = (mosaic.shape[0] - 3 * height) // 2
+    assert mosaic.shape == (3 * height + 2 * gap, number * width + (number - 1) * gap, 3)
+    tops, lefts = ([step * (side + gap) for step in range(count)] for side, count in ((height, 3), (width, number)))
+    return [np.stack([mosaic[top : top + height, left : left + width] for left in lefts]) for top in tops]
+
+
+def row_labels(figure):
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def title(figure):
+    return figure.texts[0].get_text()
 
 
 @given(st.floats(-2, 2), st.floats(0.1, 4), st.sampled_from([1, 3]), st.floats(-3, 1), st.floats(0.5, 5))
@@ -69,18 +82,17 @@ def test_others_are_no_images(shape):
 def test_images_of_one_channel(digits):
     x = digits[0][:4]
     x_adv = (x + 0.1 * torch.where(torch.rand_like(x) < 0.5, -1.0, 1.0)).clamp(0, 1)
-    figure = perturbation_figure(examples(x, x_adv), SPACE, "pgd, step 7")
-    clean, perturbation, adversarial = figure.axes
-    assert figure.get_suptitle() == "pgd, step 7"
-    np.testing.assert_allclose(shown(clean), x.squeeze(1), atol=1e-6)
-    np.testing.assert_allclose(shown(perturbation), 5 * (x_adv - x).squeeze(1), atol=1e-5)
-    np.testing.assert_allclose(shown(adversarial), x_adv.squeeze(1), atol=1e-6)
-    assert [axis.get_ylabel() for axis in figure.axes] == ["clean", "perturbation,\n5 times", "adversarial"]
-    for axis, limits, colors in zip(
-        figure.axes, [(0, 1), (-0.5, 0.5), (0, 1)], ["gray", "RdBu_r", "gray"], strict=True
-    ):
-        assert [image.get_clim() for image in axis.images] == [limits] * 4
-        assert [image.get_cmap().name for image in axis.images] == [colors] * 4
+    figure = perturbation_figure(examples(x, x_adv), SPACE, "pgd, epoch 7")
+    clean, change, adversarial = tiles(figure, 4, 8, 8)
+    assert title(figure) == "pgd, epoch 7"
+    colors = plt.get_cmap("RdBu_r")(0.5 + 5 * (x_adv - x).squeeze(1).numpy())[..., :3]
+    for drawn, expected in ((clean, grey(x)), (change, colors), (adversarial, grey(x_adv))):
+        np.testing.assert_allclose(drawn, expected, atol=5e-3)  # a colour map has 256 colours
+    assert row_labels(figure) == ["clean", "change \u00d75", "adversarial"]
+
+
+def grey(x):
+    return np.repeat(x.permute(0, 2, 3, 1).numpy(), 3, axis=3)
 
 
 def test_colour_images_have_grey_for_nothing():
@@ -88,58 +100,64 @@ def test_colour_images_have_grey_for_nothing():
     x_adv = x.clone()
     x_adv[1, 0, 0, 0] += 8 / 255
     x_adv[1, 2, 0, 0] -= 4 / 255
-    perturbation = perturbation_figure(examples(x, x_adv), SPACE, "").axes[1]
+    figure = perturbation_figure(examples(x, x_adv), SPACE, "")
     expected = np.full((2, 4, 4, 3), 0.5)
     expected[1, 0, 0] = 0.5 + 15 * 8 / 255, 0.5, 0.5 - 15 * 4 / 255
-    np.testing.assert_allclose(shown(perturbation), expected, atol=1e-5)
-    assert perturbation.get_ylabel() == "perturbation,\n15 times"
+    np.testing.assert_allclose(tiles(figure, 2, 4, 4)[1], expected, atol=1e-5)
+    assert row_labels(figure)[1] == "change \u00d715"
 
 
 @pytest.mark.parametrize(("eps", "factor"), [(8 / 255, 15), (0.5 / 255, 255), (0.1, 5), (0.3, 1), (1.0, 1), (0.0, 1)])
 def test_factor(eps, factor):
     x = torch.zeros(1, 1, 2, 2)
-    figure = perturbation_figure(examples(x, x + eps), SPACE, "")
-    assert figure.axes[1].get_ylabel() == f"perturbation,\n{factor} times"
+    assert row_labels(perturbation_figure(examples(x, x + eps), SPACE, ""))[1] == f"change \u00d7{factor}"
 
 
 def test_factor_refers_to_what_is_shown():
     x, space = torch.zeros(1, 1, 2, 2), InputSpace(high=255)
-    figure = perturbation_figure(examples(x, x + 8, space), space, "")
-    assert figure.axes[1].get_ylabel() == "perturbation,\n15 times"
+    assert row_labels(perturbation_figure(examples(x, x + 8, space), space, ""))[1] == "change \u00d715"
 
 
 def test_clean_and_adversarial_images_without_bounds_share_a_scale():
     x, space = torch.tensor([0.0, 2.0]).reshape(1, 1, 1, 2), InputSpace(None, None)
-    clean, _, adversarial = perturbation_figure(examples(x, x + 2, space), space, "").axes
-    assert shown(clean).flatten().tolist() == [0.0, 0.5]
-    assert shown(adversarial).flatten().tolist() == [0.5, 1.0]
+    clean, _, adversarial = tiles(perturbation_figure(examples(x, x + 2, space), space, ""), 1, 1, 2)
+    assert clean[0, 0, :, 0].tolist() == [0.0, 0.5]
+    assert adversarial[0, 0, :, 0].tolist() == [0.5, 1.0]
 
 
-@pytest.mark.parametrize(("height", "width"), [(4, 8), (8, 4)])
+@pytest.mark.parametrize(("height", "width"), [(4, 8), (8, 4), (32, 32)])
 def test_images_keep_their_proportions(height, width):
     x = torch.zeros(3, 1, height, width)
-    for axis in perturbation_figure(examples(x, x + 0.1), SPACE, "").axes:
-        for image in axis.images:
-            left, right, bottom, top = image.get_extent()
-            assert (top - bottom) / (right - left) == pytest.approx(height / width)
-            assert axis.get_xlim()[0] <= left < right <= axis.get_xlim()[1]
-            assert axis.get_ylim()[0] <= bottom < top <= axis.get_ylim()[1]
-        assert axis.get_aspect() == 1
+    figure = perturbation_figure(examples(x, x + 0.1), SPACE, "")
+    mosaic = figure.axes[0].images[0].get_array()
+    box = figure.axes[0].get_window_extent()
+    assert box.height / box.width == pytest.approx(mosaic.shape[0] / mosaic.shape[1])
+    assert figure.get_size_inches()[0] == pytest.approx(3.6)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 9)])
-def test_labels(shape):
+@pytest.mark.parametrize("names", [None, [f"n{number}" for number in range(10)]])
+def test_classes_of_examples(shape, names):
     x = torch.zeros(shape)
     labels = torch.tensor([3, 3]), torch.tensor([3, 5]), torch.tensor([8, 9])
-    clean = perturbation_figure(Examples(x, x + 0.1, *labels), InputSpace(), "").axes[0]
-    expected = ["label 3\n-> predicted 8", "label 3, predicted 5\n-> predicted 9"]
-    assert [label.get_text() for label in clean.get_xticklabels()] == expected
-    assert [int(position) for position in clean.get_xticks()] == [0, 1]
+    axis = perturbation_figure(Examples(x, x + 0.1, *labels), InputSpace(), "", names).axes[0]
+    start = "" if names is None else "n"
+    expected = [f"{start}3\n\u2192 {start}8", f"{start}3\n{start}5 \u2192 {start}9"]
+    assert [label.get_text() for label in axis.get_xticklabels()] == expected
+    middles = [1.5, 6.5] if len(shape) == 4 else [0.46, 1.46]  # images have a gap of one pixel
+    assert axis.get_xticks().tolist() == pytest.approx(middles)
 
 
-def test_at_most_eight_samples(digits):
-    clean = perturbation_figure(examples(digits[0][:20], digits[0][:20]), SPACE, "").axes[0]
-    np.testing.assert_allclose(shown(clean), digits[0][:8].squeeze(1), atol=1e-6)
+def test_long_names_of_classes_are_cut():
+    x, y = torch.zeros(1, 1, 4, 4), torch.tensor([0])
+    names = ["a twelve-pack", "twelve-packs"]
+    axis = perturbation_figure(Examples(x, x, y, y, y + 1), InputSpace(), "", names).axes[0]
+    assert axis.get_xticklabels()[0].get_text() == "a twelve-pa\u2026\n\u2192 twelve-packs"
+
+
+def test_at_most_four_samples(digits):
+    figure = perturbation_figure(examples(digits[0][:20], digits[0][:20]), SPACE, "")
+    np.testing.assert_allclose(tiles(figure, 4, 8, 8)[0], grey(digits[0][:4]), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +172,14 @@ def test_other_inputs_are_lines_in_their_own_units(shape, lines):
         np.testing.assert_allclose(drawn, values.reshape(-1, lines[1]), atol=1e-5)
         columns = [sorted({int(position) for position in line.get_xdata()}) for line in axis.lines]
         assert columns == [[0]] * lines[0] + [[1]] * lines[0]
-    assert [axis.get_ylabel() for axis in figure.axes] == ["clean", "perturbation", "adversarial"]
+    assert [axis.get_ylabel() for axis in figure.axes] == ["clean", "change", "adversarial"]
 
 
 def test_matrices_without_a_channel_are_images():
     x = torch.rand(2, 20, 30)
     space = InputSpace(mean=np.linspace(0, 1, 20).tolist(), std=[0.5] * 20)
-    clean = perturbation_figure(examples(x, x, space), space, "").axes[0]
-    np.testing.assert_allclose(shown(clean), x, atol=1e-6)
+    clean, _, _ = tiles(perturbation_figure(examples(x, x, space), space, ""), 2, 20, 30)
+    np.testing.assert_allclose(clean, grey(x.unsqueeze(1)), atol=1e-6)
 
 
 HISTORY = (
@@ -175,19 +193,21 @@ HISTORY = (
 
 
 def curves(axis):
-    return {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in axis.lines}
+    lines = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in axis.lines}
+    return {label: points for label, points in lines.items() if not label.startswith("_")}
 
 
 def test_points_that_are_there_are_joined():
-    accuracy, features, fisher = history_figure(HISTORY, "robustness").axes
+    accuracy, rdi, roby, fisher = history_figure(HISTORY, "robustness").axes
     assert curves(accuracy) == {
         "clean": [(0, 0.5), (1, 0.7), (3, 0.9)],
         "square": [(0, 0.2)],
         "pgd": [(0, 0.1), (3, 0.3)],
         "worst": [(0, 0.0), (3, 0.25)],
     }
-    assert curves(features) == {"RDI": [(0, 0.1), (1, 0.2), (3, 0.4)], "ROBY": [(0, 0.6), (3, 0.3)]}
-    assert curves(fisher) == {"mean": [(0, 100.0), (1, 10.0), (3, 1.0)]}
+    assert curves(rdi) == {"RDI": [(0, 0.1), (1, 0.2), (3, 0.4)]}
+    assert curves(roby) == {"ROBY": [(0, 0.6), (3, 0.3)]}
+    assert curves(fisher) == {"Fisher information": [(0, 100.0), (1, 10.0), (3, 1.0)]}
 
 
 def test_an_attack_that_goes_beyond_the_budget_of_the_worst_case_is_left_out():
@@ -195,31 +215,71 @@ def test_an_attack_that_goes_beyond_the_budget_of_the_worst_case_is_left_out():
         {"epoch": 0, "step": 9, "acc": 0.9, "adv_acc/pgd": 0.5, "adv_acc/cw": 0.0, "adv_acc/worst": 0.4},
         {"epoch": 1, "step": 19, "acc": 0.9, "adv_acc/pgd": 0.6, "adv_acc/cw": 0.6, "adv_acc/worst": 0.6},
     ]
-    accuracy = history_figure(history, "robustness").axes[0]
-    assert [line.get_label() for line in accuracy.lines] == ["clean", "pgd", "worst"]
+    assert [*curves(history_figure(history, "robustness").axes[0])] == ["clean", "pgd", "worst"]
+
+
+def test_robust_accuracy_to_first_order_is_among_the_accuracies():
+    history = [{"epoch": 0, "step": 9, "acc": 0.9, "boundary_acc": 0.5}]
+    assert curves(history_figure(history, "").axes[0]) == {"clean": [(0, 0.9)], "first order": [(0, 0.5)]}
 
 
 def test_titles_labels_and_legends():
     figure = history_figure(HISTORY, "test_robustness")
-    assert figure.get_suptitle() == "test_robustness, epoch by epoch"
-    assert [axis.get_title() for axis in figure.axes] == [
-        "clean and adversarial accuracy\nhigher is more robust",
-        "RDI and ROBY\nRDI: higher is more robust, ROBY: lower",
-        "Fisher information\nlower is more robust",
+    assert title(figure) == "test_robustness: epoch 3 would be kept, 25.0 % under all attacks"
+    assert [axis.texts[0].get_text() for axis in figure.axes[1:]] == [
+        *("RDI \u2191", "ROBY \u2193", "Fisher information \u2193")
     ]
-    assert [axis.get_xlabel() for axis in figure.axes] == ["epoch"] * 3
-    legends = [[text.get_text() for text in axis.get_legend().get_texts()] for axis in figure.axes]
-    assert legends == [["clean", "square", "pgd", "worst"], ["RDI", "ROBY"], ["mean"]]
+    assert [axis.get_xlabel() for axis in figure.axes] == ["epoch", "", "", "epoch"]
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend == ["clean", "square", "pgd", "worst"]
+
+
+GUARDED = [
+    {"epoch": epoch, "step": 10 * epoch, "acc": acc, "adv_acc/pgd": robust, "samples": 500, "samples_attacks": 200}
+    for epoch, (acc, robust) in enumerate([(0.7, 0.6), (0.9, 0.3), (0.89, 0.4), (0.91, 0.2)])
+]
+
+
+def test_the_epoch_that_would_be_kept_is_accurate_too():
+    figure = history_figure(GUARDED, "robustness")
+    assert title(figure) == "robustness: epoch 2 would be kept, 40.0 % under pgd"
+    for axis in figure.axes:
+        (marker,) = [line for line in axis.lines if line.get_label().startswith("_")]
+        assert marker.get_xdata() == [2, 2]
+
+
+def test_nothing_is_kept_without_attacks():
+    figure = history_figure([{"epoch": 0, "step": 0, "acc": 0.5}], "robustness")
+    assert title(figure) == "robustness: no attack so far"
+    assert [len(axis.lines) for axis in figure.axes] == [1, 0, 0, 0]
+
+
+def test_bands_are_confidence_intervals():
+    bands = history_figure(GUARDED, "").axes[0].collections
+    for band, key, number in zip(bands, ("acc", "adv_acc/pgd"), (500, 200), strict=True):
+        vertices = band.get_paths()[0].vertices
+        for entry in GUARDED:
+            successes = round(entry[key] * number)
+            expected = scipy.stats.binomtest(successes, number).proportion_ci(method="wilson")
+            drawn = vertices[vertices[:, 0] == entry["epoch"], 1]
+            assert (drawn.min(), drawn.max()) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_epochs_with_all_attacks_are_marked_where_not_all_have_them():
+    some = [entry | ({"adv_acc/worst": 0.1} if entry["epoch"] in (0, 3) else {}) for entry in GUARDED]
+    assert curves(history_figure(some, "").axes[0])["all attacks"] == [(0, 0.0), (3, 0.0)]
+    every = [entry | {"adv_acc/worst": 0.1} for entry in GUARDED]
+    assert "all attacks" not in curves(history_figure(every, "").axes[0])
 
 
 def test_lines_can_be_told_apart():
-    names = [f"attack{index}" for index in range(8)]
+    names = [f"attack{index}" for index in range(7)]
     history = [{"epoch": 0, "step": 0, "acc": 1.0, **{f"adv_acc/{name}": 0.5 for name in [*names, "worst"]}}]
-    lines = history_figure(history, "").axes[0].lines
+    lines = [line for line in history_figure(history, "").axes[0].lines if not line.get_label().startswith("_")]
     colors = [plt.matplotlib.colors.to_hex(line.get_color()).upper() for line in lines]
     assert set(colors) <= OKABE_ITO - {"#F0E442"}
-    assert len({(color, line.get_marker()) for color, line in zip(colors, lines, strict=True)}) == 10
-    assert [line.get_linestyle() for line in lines] == ["-"] * 9 + ["--"]
+    assert len({(color, line.get_marker()) for color, line in zip(colors, lines, strict=True)}) == 9
+    assert [line.get_linestyle() for line in lines] == ["-"] * 8 + ["--"]
 
 
 @pytest.mark.parametrize(
@@ -227,15 +287,15 @@ def test_lines_can_be_told_apart():
 )
 def test_scale_of_the_fisher_information(values, scale):
     history = [{"epoch": epoch, "step": epoch, "fim": value} for epoch, value in enumerate(values)]
-    assert history_figure(history, "").axes[2].get_yscale() == scale
+    assert history_figure(history, "").axes[3].get_yscale() == scale
 
 
 def test_several_evaluations_of_an_epoch():
-    history = [{"epoch": index // 2, "step": 5 * index, "acc": 0.1 * index} for index in range(4)]
+    history = [{"epoch": index // 2, "step": 5 * index, "acc": 0.1 * index, "adv_acc/pgd": 0.5} for index in range(4)]
     figure = history_figure(history, "robustness")
     assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 5, 10, 15]
     assert figure.axes[0].get_xlabel() == "step"
-    assert figure.get_suptitle() == "robustness, step by step"
+    assert title(figure) == "robustness: step 15 would be kept, 50.0 % under pgd"
 
 
 def test_an_attack_at_the_end_keeps_the_epochs():
@@ -247,23 +307,30 @@ def test_an_attack_at_the_end_keeps_the_epochs():
 
 def test_nothing_measured():
     for axis in history_figure([], "robustness").axes:
-        assert [text.get_text() for text in axis.texts] == ["not measured"]
+        assert axis.texts[-1].get_text() == "not measured"
 
 
 @pytest.mark.parametrize("length", [1, 3, 40])
 def test_epochs_are_whole(length):
-    figure = history_figure([{"epoch": epoch, "step": epoch, "rdi": 0.5} for epoch in range(length)], "")
+    figure = history_figure([{"epoch": epoch, "step": epoch, "fim": 0.5} for epoch in range(length)], "")
     render(figure)
-    ticks = figure.axes[1].get_xticks()
+    ticks = figure.axes[3].get_xticks()
+    assert len(ticks)
     assert (ticks == np.round(ticks)).all()
 
 
+def test_a_figure_that_is_drawn_anew_is_like_a_new_one():
+    figure = None
+    for length in range(1, 5):
+        figure = history_figure(GUARDED[:length], "robustness", figure)
+        np.testing.assert_array_equal(render(figure), render(history_figure(GUARDED[:length], "robustness")))
+
+
 def test_rendered_picture_is_that_of_a_file():
-    # one figure each: drawing a figure again moves its axes a little
-    figure, other = (history_figure(HISTORY, "robustness") for _ in range(2))
+    figure = history_figure(HISTORY, "robustness")
     picture = render(figure)
     file = io.BytesIO()
-    other.savefig(file, format="png", dpi=figure.dpi)
+    figure.savefig(file, format="png", dpi=figure.dpi)
     np.testing.assert_array_equal(picture, np.asarray(Image.open(file).convert("RGB")))
     assert picture.dtype == np.uint8
 
@@ -291,12 +358,44 @@ def test_without_matplotlib(monkeypatch, module):
 
 def test_lines_of_epochs_become_darker():
     curves = {epoch: BoundaryCurve.of(torch.linspace(-0.1, 0.3 + 0.1 * epoch, 20), "l2", 0.1) for epoch in (4, 0, 2)}
-    (axis,) = boundary_figure(curves).axes
-    assert [line.get_ydata().tolist() for line in axis.lines] == [curves[epoch].share for epoch in (0, 2, 4)]
-    assert [line.get_xdata()[-1] for line in axis.lines] == pytest.approx([0.4] * 3)
-    opacities = [line.get_alpha() for line in axis.lines]
+    figure = boundary_figure(curves)
+    (axis,) = figure.axes
+    *lines, budget = axis.lines
+    assert [line.get_ydata().tolist() for line in lines] == [curves[epoch].share for epoch in (0, 2, 4)]
+    assert [line.get_xdata()[-1] for line in lines] == pytest.approx([0.4] * 3)
+    opacities = [line.get_alpha() for line in lines]
     assert opacities == sorted(opacities)
     assert opacities[-1] == 1
+    assert budget.get_xdata() == pytest.approx([0.1, 0.1])
     assert [text.get_text() for text in axis.get_legend().texts] == ["epoch 0", "epoch 4"]
     assert "l2" in axis.get_xlabel()
-    assert axis.get_ylabel() == "robust accuracy to first order (higher is more robust)"
+    assert title(figure) == "robust accuracy to first order, over budgets"
+
+
+def test_the_last_curve_has_its_interval():
+    last = BoundaryCurve.of(torch.linspace(-0.1, 0.3, 20), "l2", 0.1)
+    (band,) = boundary_figure({0: last._replace(low=last.share, high=last.share), 1: last}).axes[0].collections
+    vertices = band.get_paths()[0].vertices
+    for eps, low, high in zip(last.eps, last.low, last.high, strict=True):
+        drawn = vertices[np.isclose(vertices[:, 0], eps), 1]
+        assert (drawn.min(), drawn.max()) == pytest.approx((low, high))
+
+
+def test_classes_by_epochs():
+    rates = {4: torch.tensor([0.25, torch.nan]), 0: torch.tensor([0.5, 1.0])}
+    figure = class_figure(rates, ["cat", "a very long name"], "pgd")
+    axis, scale = figure.axes
+    drawn = axis.images[0].get_array().filled(torch.nan)
+    np.testing.assert_array_equal(drawn, np.array([[0.5, 0.25], [1.0, np.nan]], dtype=np.float32))
+    assert axis.images[0].get_clim() == (0, 1)
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "4"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["cat", "a very long\u2026"]
+    assert title(figure) == "robust accuracy of each class, pgd"
+    assert scale.get_ylim() == (0, 1)
+
+
+def test_many_epochs_and_classes_have_fewer_labels():
+    rates = {epoch: torch.full((100,), 0.5) for epoch in range(50)}
+    axis = class_figure(rates, [str(number) for number in range(100)], "pgd").axes[0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "7", "14", "21", "28", "35", "42", "49"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [str(5 * number) for number in range(20)]

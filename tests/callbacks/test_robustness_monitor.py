@@ -31,6 +31,7 @@ from lightning_robustness.functional import (
     roby,
 )
 from lightning_robustness.measurement.fixed_sample import FixedSample
+from lightning_robustness.measurement.keys import tag
 from lightning_robustness.utilities.sample import SpreadSample
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 
@@ -64,8 +65,11 @@ def small_monitor(**kwargs):
 
 
 def logged(trainer, prefix="robustness"):
-    metrics = trainer.callback_metrics
-    return {key.removeprefix(f"{prefix}/"): v.item() for key, v in metrics.items() if key.startswith(f"{prefix}/")}
+    """Values by name, without the ends of confidence intervals."""
+    metrics = {key: value.item() for key, value in trainer.callback_metrics.items() if key.startswith(f"{prefix}/")}
+    names = {key: key.removeprefix(f"{prefix}/").removeprefix("debug/") for key in metrics}
+    ends = ("adv_acc_low/", "adv_acc_high/")
+    return {names[key]: value for key, value in metrics.items() if not names[key].startswith(ends)}
 
 
 def by_hand(module, x, y, attacks, batch_size, seed=0):
@@ -223,13 +227,23 @@ def test_every_key_is_in_the_event_file_at_its_steps(tmp_path):
     events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0, "images": 0}).Reload()
     steps = [9, 19, 29, 39]
     for key in FEATURES | FISHER | ALWAYS:
-        assert [event.step for event in events.Scalars(f"robustness/{key}")] == steps, key
+        assert [event.step for event in events.Scalars(tag("robustness", key))] == steps, key
     for key in attack_keys("fgsm"):
         if not key.startswith("distortion/"):  # absent where most samples withstand
-            assert [event.step for event in events.Scalars(f"robustness/{key}")] == [9, 29, 39], key
+            assert [event.step for event in events.Scalars(tag("robustness", key))] == [9, 29, 39], key
+    for name in ("fgsm", "worst"):
+        low, value, high = (
+            [event.value for event in events.Scalars(f"robustness/{key}/{name}")]
+            for key in ("debug/adv_acc_low", "adv_acc", "debug/adv_acc_high")
+        )
+        intervals = [scipy.stats.binomtest(round(16 * v), 16).proportion_ci(method="wilson") for v in value]
+        assert low == pytest.approx([interval.low for interval in intervals], abs=1e-6)
+        assert high == pytest.approx([interval.high for interval in intervals], abs=1e-6)
     values = [event.value for event in events.Scalars("robustness/rdi")]
     assert values == pytest.approx([entry["rdi"] for entry in monitor.history])
-    assert set(events.Tags()["scalars"]) == {"val_acc", "epoch", *(f"robustness/{key}" for key in logged(trainer))}
+    ends = {f"robustness/debug/adv_acc_{end}/{name}" for end in ("low", "high") for name in ("fgsm", "worst")}
+    keys = {tag("robustness", key) for key in logged(trainer)}
+    assert set(events.Tags()["scalars"]) == {"val_acc", "epoch", *keys, *ends}
 
 
 @pytest.mark.parametrize(
@@ -656,7 +670,7 @@ def test_epochs_with_nan_are_marked_and_left_out(tmp_path):
         trainer.fit(Diverging(), train_loader(), val_loader())
     assert [entry["epoch"] for entry in monitor.history] == [0, 2]
     rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
-    skipped = rows["robustness/skipped"]
+    skipped = rows["robustness/debug/skipped"]
     assert skipped[np.isfinite(skipped)].tolist() == [0, 1, 0]
     assert np.isfinite(rows["robustness/rdi"]).sum() == 2
 
@@ -992,14 +1006,6 @@ def test_a_loader_that_is_not_there(tmp_path):
         MisconfigurationException, match="`dataloader_idx` to be below 1, the number of loaders, but got 3"
     ):
         make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
-
-
-@pytest.mark.parametrize("name", ["FSDPStrategy", "ModelParallelStrategy"])
-def test_sharded_strategies_are_refused(tmp_path, name):
-    trainer = make_trainer(tmp_path, monitor := small_monitor())
-    trainer.strategy.__class__ = type(name, (type(trainer.strategy),), {})
-    with pytest.raises(MisconfigurationException, match=f"{name} shards its parameters"):
-        monitor.setup(trainer, Classifier(), "validate")
 
 
 @pytest.mark.parametrize(

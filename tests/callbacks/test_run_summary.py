@@ -1,6 +1,7 @@
 import pytest
 import scipy.stats
 
+from lightning_robustness import InputSpace
 from lightning_robustness.callbacks.run_summary import RunSummary
 
 ACC = [0.60, 0.95, 0.94, 0.93, 0.95, 0.95]
@@ -40,6 +41,14 @@ def test_text():
         "gradient masking   no sign",
         "watching took      10.5 s (pgd 9.0, fim 1.5)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("space", "text"), [(None, "3.1/255"), (InputSpace(), "3.1/255"), (InputSpace(high=255), "0.0121")]
+)
+def test_distance_to_the_boundary_of_the_most_robust_epoch(space, text):
+    lines = dict(RunSummary.of(history(boundary=[0.5, 0.4, 0.0121, 0.3, 0.2, 0.1]), space).lines())
+    assert lines["its distance to the boundary"] == f"{text} in the median"
 
 
 def test_signs_of_masking_and_the_worst_case():

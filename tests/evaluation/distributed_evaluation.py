@@ -120,7 +120,7 @@ def without_times(report):
 
     def clean(value):
         if isinstance(value, dict):
-            return {key: clean(entry) for key, entry in value.items() if "seconds" not in key}
+            return {key: clean(entry) for key, entry in value.items() if "seconds" not in key and key != "date"}
         return [clean(entry) for entry in value] if isinstance(value, list) else value
 
     return clean(json.loads(report.to_json()))

@@ -196,3 +196,22 @@ def test_models_that_saw_different_samples_are_noted(digits, digits_network):
     reports = {name: compare({name: digits_network}, loader, **options).reports[name] for name, loader in parts.items()}
     note = compare(reports).notes[0]
     assert note.startswith("Models were attacked with different settings, so ranks mean little. checksum of the labels")
+
+
+def test_budget_is_checked_before_the_first_sweep(digits, digits_network):
+    loader = iter([(digits[0][:8], digits[1][:8])])
+    with pytest.raises(
+        ValueError, match=r"Expected argument `budget` to be one of the sweep, 2/255, 4/255, but got 0.1"
+    ):
+        compare({"a": digits_network}, loader, eps=[2 / 255, 4 / 255], budget=0.1)
+    assert len(list(loader)) == 1
+
+
+def test_comparison_knows_where_it_comes_from(digits, digits_network):
+    loader = [(digits[0][:50], digits[1][:50])]
+    report = compare({"a": digits_network}, loader, ["fgsm"], [0.1, 0.2, 0.3], budget=0.1, seed=3, progress=False)
+    assert report.budget == 0.1
+    assert {"data": "list", "seed": "3"}.items() <= report.provenance.items()
+    assert {"data": "list", "seed": "3"}.items() <= report.reports["a"].provenance.items()
+    assert report.facts["attacks"] == "fgsm (1 step)"
+    assert report.facts["inputs"] == "images with values in [0, 1]"

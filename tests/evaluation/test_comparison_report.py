@@ -79,7 +79,7 @@ def test_ranks_follow_the_direction_of_each_metric(reports):
     assert report.ranks["fim"] == {"a": 4, "b": 2, "c": 1, "d": 3}
     order = sorted(report.scores, key=report.scores.get, reverse=True)
     assert [report.ranks["cmmr"][name] for name in order] == [1, 2, 3, 4]
-    assert list(report.ranks)[:3] == ["cmmr", "adv_acc", "acc"]
+    assert list(report.ranks)[:4] == ["robust_acc", "adv_acc", "cmmr", "acc"]
 
 
 def test_misleading_metrics_are_shown_but_rank_nothing(reports):

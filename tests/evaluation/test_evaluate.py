@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import InputSpace, RobustnessMonitor
-from lightning_robustness.attacks import PGD, Square, run
+from lightning_robustness.attacks import CW, PGD, Square, run
 from lightning_robustness.evaluation import RobustnessReport, evaluate, sweep
 from lightning_robustness.functional import (
     boundary_distance,
@@ -78,7 +78,8 @@ def test_agrees_with_the_monitor_key_by_key(digits, digits_network, mode):
     )
     (logged,) = trainer.validate(module, DataLoader(data, batch_size=64), verbose=False)
     report = evaluate(module, DataLoader(data, batch_size=100), progress=False, **settings)
-    logged = {key.removeprefix("robustness/"): value for key, value in logged.items()}
+    logged = {key.removeprefix("robustness/").removeprefix("debug/"): value for key, value in logged.items()}
+    logged = {key: value for key, value in logged.items() if not key.startswith(("adv_acc_low/", "adv_acc_high/"))}
     assert logged.pop("skipped") == 0
     assert {"rdi", "roby", "fim", "asr/worst", "masking"} < report.metrics.keys()
     times = {key for key in report.metrics.keys() | logged.keys() if key.startswith("seconds/")}
@@ -396,3 +397,66 @@ def test_interruption_of_the_first_batch_of_the_sweep():
     report = evaluate(Interrupted(2, 2), [batch()], (), fim_samples=0, sweep_eps=[0.1], progress=False)
     assert report.interrupted == "the sweep"
     assert report.sweep is None
+
+
+def test_report_has_threat_model_classes_examples_and_provenance(loader, digits_network):
+    attacks = {"pgd": PGD(eps=16 / 255), "square": Square(eps=16 / 255, num_queries=20)}
+    options = {"attacks": attacks, "samples": 100, "per_sample": True, "progress": False}
+    report = evaluate(digits_network, loader, **options)
+    columns = report.per_sample
+    assert report.facts["budget"] == "16/255"
+    assert (report.threat_model.samples, report.threat_model.is_image) == (100, True)
+    assert 0 < report.threat_model.attacks["pgd"].queries <= 11
+    assert report.verdict.startswith(f"{100 * report.metrics['adv_acc/worst']:.1f} % robust accuracy at 16/255 (")
+    y, preds = np.array(columns["y"]), np.array(columns["preds"])
+    is_robust = np.logical_and.reduce([np.array(columns[f"adv_preds/{name}"]) == y for name in attacks])
+    assert [entry.label for entry in report.classes] == np.unique(y).tolist()
+    for entry in report.classes:
+        rows = y == entry.label
+        expected = (rows.sum(), (preds == y)[rows].mean(), is_robust[rows].mean())
+        assert entry[1:] == pytest.approx(expected)
+    broken = ((preds == y) & (np.array(columns["adv_preds/pgd"]) != y)).nonzero()[0][:8]
+    labels = [(example.label, example.adversarial_prediction) for example in report.adversarial_examples]
+    assert labels == [(y[row], columns["adv_preds/pgd"][row]) for row in broken]
+    assert {"data": "TensorDataset, 300 samples", "seed": "0"}.items() <= report.provenance.items()
+    without = evaluate(digits_network, loader, **options, num_examples=0)
+    assert without.adversarial_examples == []
+    assert without.rates == report.rates
+    assert without.per_sample == columns
+
+
+def test_examples_are_those_of_the_first_attack_with_a_budget_that_succeeds(loader, digits_network):
+    attacks = {"cw": CW(steps=5), "weak": PGD(eps=1e-6), "pgd": PGD(eps=0.2), "square": Square(eps=0.2, num_queries=5)}
+    options = {"samples": 50, "fim_samples": 0, "progress": False}
+    report = evaluate(digits_network, loader, attacks, **options)
+    assert {example.attack for example in report.adversarial_examples} == {"pgd"}
+    without_budget = {name: attacks[name] for name in ("weak", "cw")}
+    report = evaluate(digits_network, loader, without_budget, **options)
+    assert {example.attack for example in report.adversarial_examples} == {"cw"}
+
+
+def test_interrupted_attack_is_no_part_of_the_threat_model(loader, digits_network):
+    def interrupt(model, x, y):
+        raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="interrupted while it measured the attack"):
+        report = evaluate(
+            digits_network, loader, {"pgd": PGD(eps=0.1), "mine": interrupt}, samples=50, progress=False, fim_samples=0
+        )
+    assert list(report.threat_model.attacks) == ["pgd"]
+    assert report.classes == []
+    assert " % accuracy under pgd at 0.1 (" in report.verdict
+    assert report.verdict.endswith("interrupted while measuring the attack mine.")
+
+
+@pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")
+def test_inputs_that_are_not_images_have_no_pictures():
+    report = evaluate(linear(), [batch()], attacks=[PGD(eps=0.5)], progress=False)
+    assert report.metrics["asr/pgd"] > 0
+    assert report.adversarial_examples == []
+    assert report.facts["inputs"] == "values in [0, 1]"
+
+
+def test_number_of_examples_is_checked():
+    with pytest.raises(ValueError, match="`num_examples`"):
+        evaluate(linear(), [batch()], num_examples=-1, progress=False)

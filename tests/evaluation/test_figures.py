@@ -2,9 +2,12 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from lightning_robustness.evaluation import ComparisonReport, figures
 from lightning_robustness.evaluation.decision_space import DecisionSpace
+from lightning_robustness.evaluation.verdict import Share
+from lightning_robustness.measurement.threat_model import AttackFacts, ThreatModel
 from tests.evaluation.reports import ATTACKS, EPS, make_full_report, make_report, make_sweep
 
 
@@ -36,7 +39,7 @@ def test_boundary_curve_has_its_confidence_interval():
     corners = axis.collections[0].get_paths()[0].vertices
     for ends in (curve.low, curve.high):
         assert {*zip(curve.eps, ends, strict=True)} <= {tuple(corner) for corner in corners.tolist()}
-    assert axis.get_ylabel() == "robust accuracy to first order (higher is more robust)"
+    assert axis.get_ylabel() == "robust accuracy to first order"
     assert "linf" in axis.get_xlabel()
 
 
@@ -82,13 +85,50 @@ def test_scatter_fits_a_line():
     assert second.get_xlabel() == "Fisher"
 
 
-@pytest.mark.parametrize("asr", [0.0, 0.5, 1.0])
-def test_success_rates_have_intervals(asr):
-    rates = {"pgd": {"asr": asr, "asr_low": max(asr - 0.1, 0), "asr_high": min(asr + 0.2, 1)}}
-    (axis,) = figures.success_rates(rates).axes
-    assert axis.lines[0].get_xdata().tolist() == [rates["pgd"]["asr_low"], rates["pgd"]["asr_high"]]
-    assert axis.lines[1].get_xdata().tolist() == [asr]
-    assert axis.texts[0].get_text() == f"{asr:.1%}"
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 1.0])
+def test_accuracies_have_intervals(accuracy):
+    share = Share(accuracy, max(accuracy - 0.1, 0), min(accuracy + 0.2, 1), 50)
+    (axis,) = figures.accuracies({"pgd": share, "cw": share}, unbounded=["cw"], budget="8/255").axes
+    assert axis.lines[0].get_xdata().tolist() == [share.low, share.high]
+    assert axis.lines[1].get_xdata().tolist() == [accuracy]
+    assert axis.texts[0].get_text() == f"{100 * accuracy:.1f} %"
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["pgd", "cw, no budget"]
+    assert axis.get_xlabel() == "accuracy, attacks at 8/255, 95 % intervals"
+
+
+def test_worst_curves_have_wilson_intervals():
+    sweep = make_sweep()
+    (axis,) = figures.worst_curves({"a": sweep}, budget=0.2).axes
+    line, mark = axis.lines
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([0.0, *EPS], [0.9, *sweep.worst])
+    assert mark.get_xdata() == [0.2, 0.2]
+    corners = axis.collections[0].get_paths()[0].vertices.tolist()
+    for eps, accuracy in zip([0.0, *EPS], [0.9, *sweep.worst], strict=True):
+        interval = scipy.stats.binomtest(round(100 * accuracy), 100).proportion_ci(method="wilson")
+        found = sorted(value for place, value in corners if place == eps)
+        # The made-up accuracies are not multiples of a hundredth
+        assert [found[0], found[-1]] == pytest.approx([interval.low, interval.high], abs=6e-3)
+
+
+def test_budgets_of_images_are_fractions_of_255():
+    threat = ThreatModel({"pgd": AttackFacts({"linf": 2 / 255}, "10 steps")}, 100, is_image=True)
+    sweep = make_sweep(eps=[2 / 255, 4 / 255, 8 / 255], threat_model=threat)
+    figure = figures.attack_curves(sweep)
+    figure.canvas.draw()
+    (axis,) = figure.axes
+    assert {"0", "2/255", "8/255"} <= {tick.get_text() for tick in axis.get_xticklabels()}
+    assert axis.get_xlabel() == "perturbation budget (pixels from 0 to 1, linf)"
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_panels_are_arranged_in_columns(columns):
+    sweeps = {"a": make_sweep(1), "b": make_sweep(2)}
+    for figure in (
+        figures.model_curves(sweeps, columns),
+        figures.scatter([figures.Series(name, [0.1, 0.2], 1.0) for name in "abc"], {"a": 0.3, "b": 0.5}, columns),
+    ):
+        assert figure.axes[0].get_gridspec().ncols == columns
+        assert len(figure.axes) == 3
 
 
 def test_decision_space_has_a_cloud_for_every_class():
@@ -113,7 +153,9 @@ def test_comparison_draws_every_kind():
     report = ComparisonReport({name: make_report(seed) for seed, name in enumerate("abc")})
     drawn = report.figures()
     assert len(drawn) == 5
-    assert report.plot().axes[0].get_ylabel() == drawn["CMMR against the budget"].axes[0].get_ylabel()
+    assert next(iter(drawn)) == "Robust accuracy under the worst of all attacks"
+    assert report.plot().axes[0].get_ylabel() == "robust accuracy"
+    assert drawn["CMMR against the budget"].axes[0].get_ylabel() == "CMMR (higher is more robust)"
     axes = report.plot_correlations().axes
     assert [axis.get_title() for axis in axes] == [
         f"r = {r['pearson']:.2f}, n = 3" for r in report.correlations.values()
@@ -131,4 +173,5 @@ def test_names_are_drawn_as_they_are():
     curves = figures.cmmr_curves(EPS, {name: [0.9, 0.5, 0.1] for name in names})
     assert [text.get_text() for text in curves.axes[0].get_legend().texts] == [" _a", "res\\$net\\$", "x\\$y^"]
     page = ComparisonReport({name: make_report(seed) for seed, name in enumerate(names)}).to_html()
-    assert page.count("data:image/svg+xml") == 5
+    assert page.count("<figcaption>") == 5 + 4
+    assert ">res$net$</text>" in page

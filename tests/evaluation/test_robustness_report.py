@@ -7,7 +7,7 @@ from tests.evaluation.reports import make_full_report, make_report, make_sweep
 def test_text_has_all_values():
     report = make_full_report()
     text = str(report)
-    assert text.startswith("Robustness of Network\n")
+    assert "\n\nRobustness of Network\n\n" in text
     assert f"ROBY                             {report.metrics['roby']:.4f}  lower" in text
     assert f"RDI                              {report.metrics['rdi']:.4f}  higher" in text
     rate = report.rates["pgd"]
@@ -42,7 +42,7 @@ def test_notes_name_what_a_reader_must_know():
 
 def test_plot_shows_rates_or_curves():
     report = make_report(sweep=None)
-    assert report.plot().axes[0].get_xlabel().startswith("attack success rate")
+    assert report.plot().axes[0].get_xlabel().startswith("accuracy")
     assert make_report().plot().axes[0].get_ylabel() == "accuracy under attack"
     with pytest.raises(ValueError, match="Expected results of attacks or a sweep to plot but the report has none"):
         make_report(sweep=None, rates={}).plot()

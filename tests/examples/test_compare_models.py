@@ -12,10 +12,10 @@ def test_example_ends_in_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *(part for option in options.items() for part in option)])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     text = capsys.readouterr().out
-    models = {"natural", "eps 0.05", "eps 0.15", "eps 0.25"}
+    models = {"natural", "robust 0.05", "robust 0.15", "robust 0.25"}
     summary = re.search(r"Models, the most robust first\n.*\n((?:.+\n)+)", text).group(1)
-    scores = dict(re.findall(r"^(\S+(?: \S+)?)  +([\d.]+)", summary, flags=re.MULTILINE))
+    scores = dict(re.findall(r"^(\S+(?: \S+)?)  +([\d.]+)  ", summary, flags=re.MULTILINE))
     assert scores.keys() == models
     assert [float(score) for score in scores.values()] == sorted(map(float, scores.values()), reverse=True)
-    assert all(f'<td class="word">{name}</td>' in page.read_text() for name in models)
-    assert page.read_text().count("data:image/svg+xml") == 9
+    assert all(f'<td class="word" data-name="model">{name}</td>' in page.read_text() for name in models)
+    assert page.read_text().count("<svg") == 9 + 7  # seven of nine figures are drawn for phones as well

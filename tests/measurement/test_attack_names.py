@@ -20,14 +20,14 @@ def test_attacks_by_name():
     assert attacks == {
         "pgd": get_attack("strong_pgd", eps=0.1),
         "fgsm": get_attack("fgsm", eps=0.1),
-        "cw": CW(),
-        "square": Square(eps=0.1, num_queries=200),
+        "cw": CW(initial_steps=16, steps=2),
+        "square": Square(eps=0.1, num_queries=100),
         "pgd_l2": PGD(eps=1.0, norm="l2"),
         "deepfool": TorchattacksAdapter(attack="DeepFool"),
     }
-    defaults = {"pgd": get_attack("strong_pgd"), "square": Square(num_queries=200)}
+    defaults = {"pgd": get_attack("strong_pgd"), "square": Square(num_queries=100)}
     assert name_attacks(["pgd", "square"]) == defaults
-    assert name_attacks(DEFAULT_ATTACKS) == {**defaults, "cw": CW()}
+    assert name_attacks(DEFAULT_ATTACKS) == {**defaults, "cw": CW(initial_steps=16, steps=2)}
     assert name_attacks([]) == {}
 
 
@@ -49,11 +49,13 @@ def test_attacks_in_a_mapping():
         "mine": custom,
         "Square": attacks["Square"],
     }
-    assert attacks["Square"] == Square(eps=0.1, num_queries=200)
+    assert attacks["Square"] == Square(eps=0.1, num_queries=100)
 
 
 def test_attacks_as_published():
     attacks = name_attacks(["pgd", "pgd_l2", "torchattacks:PGDL2"], eps=0.1, as_published=True)
+    others = name_attacks(["cw", "square"], eps=0.1, as_published=True)
+    assert others == {"cw": CW(), "square": Square(eps=0.1, num_queries=200)}
     expected = PGD(eps=0.1), PGD(eps=0.1, norm="l2"), get_attack("torchattacks:PGDL2", eps=0.1)
     assert tuple(attacks.values()) == expected
 

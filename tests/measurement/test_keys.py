@@ -9,10 +9,12 @@ from lightning_robustness.evaluation import evaluate
 from lightning_robustness.measurement import keys
 from lightning_robustness.measurement.keys import (
     KEYS,
+    Chart,
     Key,
     attack_free_metrics,
     charts,
     get_key,
+    is_tag,
     logged_keys,
     markdown_table,
     tag,
@@ -133,25 +135,58 @@ def test_one_entry_is_enough_for_a_new_value(monkeypatch):
     ]
     trust = [f"trust/{name}" for name in trusted]
     assert logged_keys(["features", "fim", "trust"], []) == [*FEATURES, *FISHER, *trust, "sharpness"]
-    assert list(charts(["features", "fim", "trust"], ["pgd"])) == [
-        *("Clean and adversarial accuracy", "Attack success", "RDI", "ROBY, FSA, FSD", "Fisher information"),
-        *("Distance to the boundary", "Trust", "What watching costs (seconds)", "Sharpness"),
-    ]
+    assert Chart("Sharpness", ["sharpness"]) in charts(["features", "fim", "trust"], ["pgd"])
     assert get_key("trust/rdi").label == "trust in rdi"
     assert attack_free_metrics()["sharpness"] == NEW
     assert "| `sharpness` | median sharpness | input | higher | fim |" in markdown_table().splitlines()
 
 
+def interval_chart(name):
+    names = [f"adv_acc/{name}", f"adv_acc_low/{name}", f"adv_acc_high/{name}"]
+    return Chart(f"Accuracy under the {name} attack, 95 % interval", names, has_interval=True)
+
+
 def test_charts_have_the_values_of_their_parts():
-    assert charts(["features", "fim"], ["pgd"]) == {
-        "Clean and adversarial accuracy": ["acc", "boundary_acc", "adv_acc/<attack>"],
-        "Attack success": ["asr/<attack>"],
-        "RDI": ["rdi", "rdi_embedding"],
-        "ROBY, FSA, FSD": ["roby", "fsa", "fsd"],
-        "Fisher information": ["fim", "fim_geometric"],
-        "Distance to the boundary": ["boundary"],
-        "What watching costs (seconds)": ["seconds/<part>"],
-    }
-    assert list(charts(["features"], [])) == [
-        *("Clean and adversarial accuracy", "RDI", "ROBY, FSA, FSD", "What watching costs (seconds)")
+    assert charts(["features", "fim", "trust"], ["cw", "pgd", "square"], unbounded=["cw"]) == [
+        interval_chart("worst"),
+        interval_chart("pgd"),
+        Chart("RDI", ["rdi"]),
+        Chart("ROBY", ["roby"]),
+        Chart("Clean accuracy", ["acc"]),
+        Chart("Fisher information", ["fim"]),
+        Chart("Distance to the boundary", ["boundary"]),
+        Chart("Robust accuracy to first order", ["boundary_acc"]),
+        Chart("Distortion of the cw attack", ["distortion/cw"]),
+        Chart("Trust", ["trust/rdi", "trust/boundary_acc"]),
     ]
+    assert charts(["clever"], []) == [Chart("CLEVER", ["clever"])]
+
+
+def test_one_attack_has_one_chart():
+    assert charts([], ["pgd"]) == [interval_chart("worst")]
+
+
+DEBUG = (
+    *("fim_geometric", "fim_inverse", "skipped", "samples", "samples_fim", "samples_clever", "samples_attacks"),
+    *("seconds/pgd", "seconds/figures", "adv_acc_low/pgd", "adv_acc_high/worst", "seconds/<part>"),
+)
+
+
+@pytest.mark.parametrize("name", DEBUG)
+def test_bookkeeping_is_logged_apart(name):
+    assert tag("r", name) == f"r/debug/{name}"
+    assert is_tag("r", f"r/debug/{name}")
+    assert not is_tag("r", f"r/{name}")
+
+
+@pytest.mark.parametrize("name", ["rdi", "rdi_intra", "acc", "asr/worst", "adv_acc/pgd", "masking", "trust/rdi"])
+def test_everything_else_has_the_prefix_alone(name):
+    assert tag("r", name) == f"r/{name}"
+    assert is_tag("r", f"r/{name}")
+    assert not is_tag("r", f"r/debug/{name}")
+
+
+def test_tags_are_in_the_table():
+    with pytest.raises(ValueError, match=r"Expected one of rdi, .* but got 'loss'"):
+        tag("r", "loss")
+    assert not is_tag("r", "s/rdi")

@@ -162,3 +162,25 @@ def test_without_a_range_nothing_is_clipped():
 def test_evident_mistakes_are_many_values_or_a_mean_outside(values, is_mistaken):
     x = torch.tensor([values])
     assert InputSpace().is_mistaken(x, InputSpace().clip(x)[1]) is is_mistaken
+
+
+@pytest.mark.parametrize(
+    ("space", "low", "high", "expected"),
+    [
+        (InputSpace(), 0.0, 1.0, True),
+        (InputSpace(), -1e-7, 1.0 + 1e-7, True),
+        (InputSpace(), -1e-3, 1.0, False),
+        (InputSpace(), 0.0, 1.001, False),
+        (InputSpace(mean=0.5, std=0.25), -2.0, 2.0, True),
+        (InputSpace(mean=0.5, std=0.25), -2.0, 2.1, False),
+        (InputSpace(low=None), -100.0, 1.0, True),
+        (InputSpace(low=None, high=None), -100.0, 100.0, True),
+        (InputSpace(low=None, high=None), -100.0, torch.inf, False),
+        (InputSpace(low=None, high=None), -torch.inf, 0.0, False),
+        (InputSpace(low=None, high=None), torch.nan, 0.0, False),
+        (InputSpace(), torch.nan, 0.0, False),
+    ],
+)
+def test_contains(space, low, high, expected):
+    assert space.contains(torch.tensor([[low, 0.0], [0.5, high]])) is expected
+    assert space.contains(torch.empty(0, 2))

@@ -1,0 +1,115 @@
+"""Weights & Biases, offline, and MLflow, in a local store, as they are."""
+
+import struct
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+from PIL import Image
+
+from lightning_robustness import RobustnessMonitor
+from lightning_robustness.callbacks.figures import history_figure, render
+from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+# Everything but the picture of the run: in the first of three evaluations, and at the end
+SLOW = ("examples/fgsm", "boundary_curve", "classes")
+
+
+def fit(path, logger):
+    monitor = RobustnessMonitor(attacks=("fgsm",), eps=0.1, fim_samples=16, attack_samples=32, attack_every_n_epochs=1)
+    make_trainer(path, monitor, max_epochs=3, logger=logger).fit(Classifier(), train_loader(), val_loader())
+    return monitor
+
+
+def last_picture(monitor):
+    return render(history_figure(monitor.history, "robustness"))
+
+
+@pytest.mark.slow
+def test_mlflow(tmp_path):
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    store = {"tracking_uri": f"sqlite:///{tmp_path}/store.db", "artifact_location": str(tmp_path / "artifacts")}
+    logger = MLFlowLogger("experiment", **store)
+    monitor = fit(tmp_path, logger)
+    rdi = logger.experiment.get_metric_history(logger.run_id, "robustness/rdi")
+    assert [point.value for point in rdi] == pytest.approx([entry["rdi"] for entry in monitor.history])
+    folder = tmp_path / "artifacts" / logger.run_id / "artifacts"
+    names = [file.name.split("+") for file in (folder / "images").glob("*.png")]
+    steps = {"robustness": [9, 19, 29], **{f"robustness/{name}".replace("/", "~"): [9, 30] for name in SLOW}}
+    assert {parts[0] for parts in names} == steps.keys()
+    for name, expected in steps.items():
+        assert sorted(int(parts[2]) for parts in names if parts[0] == name) == expected
+    (file,) = (folder / "images").glob("robustness+step+29+*.png")
+    np.testing.assert_array_equal(np.asarray(Image.open(file).convert("RGB")), last_picture(monitor))
+    texts = {file.stem: file.read_text() for file in (folder / "robustness").glob("*.md")}
+    assert texts.keys() == {"glossary", "settings", "summary"}
+    assert "- **rdi**: RDI of the logits" in texts["glossary"]
+    assert f"- **most robust epoch**: {monitor.summary().epoch}, accuracy" in texts["summary"]
+
+
+def records(path):
+    """What an offline run wrote: blocks of 32 KiB after a header of 7 bytes, as the logs of LevelDB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, message = path.read_bytes(), 7, b""
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        message += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = Record()
+            record.ParseFromString(message)
+            message = b""
+            yield record
+
+
+@pytest.mark.slow
+def test_weights_and_biases(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(offline=True, save_dir=tmp_path, project="project")
+    try:
+        monitor = fit(tmp_path, logger)
+    finally:
+        logger.experiment.finish()
+        wandb.teardown()  # waits until its own process has written everything
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    found = list(records(file))
+    axes = {record.metric.glob_name: record.metric.step_metric for record in found if record.HasField("metric")}
+    assert axes["robustness/*"] == "epoch"
+    rows = [
+        {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+        for record in found
+        if record.HasField("history")
+    ]
+    rdi = {int(row["epoch"]): float(row["robustness/rdi"]) for row in rows if "robustness/rdi" in row}
+    assert rdi == pytest.approx({entry["epoch"]: entry["rdi"] for entry in monitor.history})
+    media = file.parent / "files" / "media"
+    for name in SLOW:
+        assert len([*(media / "images" / "robustness").glob(f"{name}_*.png")]) == 2
+    pictures = [np.asarray(Image.open(path).convert("RGB")) for path in (media / "images").glob("robustness_*.png")]
+    assert len(pictures) == 3
+    expected = last_picture(monitor)
+    assert any(np.array_equal(picture, expected) for picture in pictures)
+    assert {path.name.split("_")[0] for path in (media / "table" / "robustness").iterdir()} == {
+        *("glossary", "settings", "summary")
+    }
+
+
+def test_a_tracker_that_fails_does_not_end_the_run(tmp_path):
+    def fail(*args, **kwargs):
+        raise ConnectionError("no server")
+
+    class MLFlowLogger(DummyLogger):
+        run_id, experiment = "run", SimpleNamespace(log_image=fail, log_text=fail)
+
+    with pytest.warns(UserWarning, match="ConnectionError: no server"):
+        monitor = fit(tmp_path, MLFlowLogger())
+    assert [entry["epoch"] for entry in monitor.history] == [0, 1, 2]

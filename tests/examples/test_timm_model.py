@@ -1,0 +1,16 @@
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("timm", reason="needs timm, which imports torchvision", exc_type=ImportError)
+
+
+@pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")  # they are random
+def test_a_tiny_run_keeps_its_epoch(run_example, logged):
+    _, output = run_example("timm_model.py", "--tiny")
+    path = re.search(r"The most robust epoch is in (.+)", output).group(1)
+    weights = torch.load(path, weights_only=True)["state_dict"]
+    assert weights["model.fc.weight"].shape[0] == 10
+    assert logged("robustness/adv_acc/pgd").keys() == logged("robustness/rdi").keys()
+    assert "adversarial_training/acc" in logged()["scalars"]
