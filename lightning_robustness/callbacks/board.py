@@ -277,7 +277,8 @@ def _describe_budget(budget: Budget | None) -> str:
 
 
 def _describe_key(glossary: str, direction: str) -> str:
-    return f"{glossary} ({direction} is more robust)" if direction else glossary
+    text = glossary.replace("`", "")  # within them, Markdown would show escaped brackets as they are
+    return f"{text} ({direction} is more robust)" if direction else text
 
 
 def _thumbnails(images: Tensor) -> Tensor:

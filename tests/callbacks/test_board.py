@@ -200,6 +200,7 @@ def test_glossary(logger):
 def test_glossary_has_every_key_that_is_logged(logger):
     open_board(logger, "robustness")
     ((_, text),) = texts(logger, "robustness/glossary/text_summary")
+    assert "Kendall's tau-b of <key> with" in html.unescape(re.sub("<[^<>]+>", "", markdown_to_safe_html(text)))
     shown = [html.unescape(line.split("**")[1]) for line in text.splitlines()][len(BUDGETS) :]
     families = [re.compile(re.sub("<.+>", ".+", re.escape(name))) for name in shown]
     logged = [tag("", name)[1:] for name in logged_keys(PARTS, list(BUDGETS))]
