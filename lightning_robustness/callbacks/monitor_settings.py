@@ -5,7 +5,6 @@ from typing import Any
 from torch import nn
 
 from lightning_robustness.attacks import budget_of
-from lightning_robustness.callbacks.board import describe_eps
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.keys import Part, logged_keys, tag
 from lightning_robustness.measurement.meter import SampleMeter
@@ -13,6 +12,7 @@ from lightning_robustness.measurement.sample_meters import common_budget, make_s
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.metrics.class_statistics import Mode
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.number_text import write_budget
 
 
 @dataclass(frozen=True)
@@ -72,4 +72,4 @@ class MonitorSettings:
         described = describe_settings(
             self.attacks, self.attack_samples, self.make_meters(), self.mode, self.input_space, self.seed
         )
-        return described | {"eps": ", ".join(dict.fromkeys(describe_eps(budget.eps) for budget in budgets if budget))}
+        return described | {"eps": ", ".join(dict.fromkeys(write_budget(budget.eps) for budget in budgets if budget))}

@@ -13,8 +13,8 @@ from lightning_robustness.attacks import Attack
 from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.callbacks.attack_schedule import AttackSchedule
 from lightning_robustness.callbacks.distrust import warn_of_distrust
-from lightning_robustness.callbacks.figures import history_figure
 from lightning_robustness.callbacks.history import History
+from lightning_robustness.callbacks.history_figure import history_figure
 from lightning_robustness.callbacks.hparams import announce_values, close_table
 from lightning_robustness.callbacks.intervals import interval_values
 from lightning_robustness.callbacks.monitor_run import MonitorRun

@@ -91,10 +91,7 @@ class ThreatModel:
         for facts in self.attacks.values():
             for norm, eps in facts.budgets.items():
                 largest[norm] = max(eps, largest.get(norm, 0.0))
-        # l-infinity goes without saying
-        return " and ".join(
-            write_budget(eps) + (f" in {norm}" if norm == "l2" else "") for norm, eps in largest.items()
-        )
+        return " and ".join(write_budget(eps, norm) for norm, eps in largest.items())
 
     @property
     def has_pixels(self) -> bool:

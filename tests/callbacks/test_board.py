@@ -29,19 +29,19 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_robustness.attacks import Budget, MaskingSign
 from lightning_robustness.callbacks import board as board_module
-from lightning_robustness.callbacks.board import Board, describe_eps
+from lightning_robustness.callbacks.board import Board
 from lightning_robustness.callbacks.figures import (
     boundary_figure,
     class_figure,
-    history_figure,
     perturbation_figure,
-    render,
 )
+from lightning_robustness.callbacks.history_figure import history_figure
 from lightning_robustness.callbacks.sinks import markdown_list
 from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.measurement.attack_outcome import AttackOutcome
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import logged_keys, tag
+from lightning_robustness.utilities.drawing import render
 from lightning_robustness.utilities.input_space import InputSpace
 
 SPACE = InputSpace(mean=0.5, std=0.25)
@@ -189,7 +189,7 @@ def test_glossary(logger):
     ((step, text),) = texts(logger, "robustness/glossary/text_summary")
     lines = text.splitlines()
     assert step == 3
-    assert lines[0] == "- **attack pgd**: perturbations of at most 0.0314 (8/255) in linf"
+    assert lines[0] == "- **attack pgd**: perturbations of at most 8/255 in linf"
     assert lines[1] == "- **attack cw**: no perturbation budget: it looks for the smallest perturbation"
     assert lines[2].startswith("- **clever**: mean CLEVER score: ")
     assert lines[2].endswith(" (higher is more robust)")
@@ -529,29 +529,3 @@ def test_processes_without_a_writer(logger, examples, monkeypatch):
     show_all([logger], examples)
     monkeypatch.setattr("lightning.fabric.loggers.logger.rank_zero_only.rank", 0)
     assert all_tags(logger) == set()
-
-
-@pytest.mark.parametrize(
-    ("eps", "expected"),
-    [
-        (8 / 255, "0.0314 (8/255)"),
-        (0.25 / 255, "0.00098 (0.25/255)"),
-        (0.3, "0.3 (76.5/255)"),
-        (0.12, "0.12"),
-        (0.0314, "0.0314"),
-        (1e-9, "1e-09"),
-        (0.0, "0"),
-        (1.0, "1"),
-        (8, "8"),
-        (None, "None"),
-    ],
-)
-def test_budgets(eps, expected):
-    assert describe_eps(eps) == expected
-
-
-@given(st.integers(1, 254))
-def test_all_steps_of_pixels(number):
-    shown = re.fullmatch(r"([\d.]+) \((\d+)/255\)", describe_eps(number / 255))
-    assert int(shown[2]) == number
-    assert float(shown[1]) == pytest.approx(number / 255, rel=5e-3)
