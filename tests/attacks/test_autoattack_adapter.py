@@ -25,7 +25,7 @@ class StandIn:
         self.apgd_targeted, self.fab = Part(), Part()
         self.made.append(self)
         if verbose:
-            pass
+            sys.stdout.write("setting parameters for standard version\n")
 
     def run_standard_evaluation(self, x_orig, y_orig, bs=250):
         sys.settrace(None)

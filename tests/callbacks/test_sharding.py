@@ -76,7 +76,10 @@ def run(rank, path, module, *callbacks, fn="validate", **kwargs):
 
 def validate(rank, path, kind):
     trainer, messages = run(rank, path, trained(kind), RobustnessMonitor(fim_samples=8, attack_samples=8))
-    logged = {key.removeprefix("robustness/"): value.item() for key, value in trainer.callback_metrics.items()}
+    logged = {
+        key.removeprefix("robustness/").removeprefix("debug/"): value.item()
+        for key, value in trainer.callback_metrics.items()
+    }
     return {key: value for key, value in logged.items() if "seconds" not in key and key != "val_acc"}, messages
 
 
