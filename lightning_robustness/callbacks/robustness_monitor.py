@@ -322,7 +322,7 @@ class RobustnessMonitor(Callback):
         if self.history:
             summary = self.summary()
             rank_zero_info(f"RobustnessMonitor:\n{summary}")
-            run.show_summary(summary.lines())
+            run.board.show_summary(summary.lines())
             run.faults.tolerate("the HParams tab lacks the values", partial(close_table, trainer, run.settings))
 
     def _attack_at_the_end(self, run: MonitorRun, trainer: Trainer) -> None:
@@ -384,6 +384,6 @@ class RobustnessMonitor(Callback):
         """Show the run so far, and return the time that all figures of this evaluation took."""
         if trainer.state.fn != "fit":
             return {}
-        taken = run.show_history(self.history)
+        taken = run.board.show_history(self.history)
         self.history[-1]["seconds/figures"] = self.history[-1].get("seconds/figures", 0.0) + taken
         return {"seconds/figures": values.get("seconds/figures", 0.0) + taken}
