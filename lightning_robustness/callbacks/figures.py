@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.measurement.boundary_curve import REACH, BoundaryCurve
 from lightning_robustness.measurement.keys import get_key
-from lightning_robustness.utilities.drawing import COLORS, plain_figure, set_title
+from lightning_robustness.measurement.threat_model import is_image
+from lightning_robustness.utilities.drawing import COLORS, amplification, plain_figure, set_title
 from lightning_robustness.utilities.input_space import InputSpace
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
         tensor([[[[0., 1.]]]])
 
     """
-    if x.ndim != 4 or x.shape[1] not in (1, 3) or x.numel() == 0:
+    if not is_image(x) or x.numel() == 0:
         return None
     x = _unnormalize(x, input_space)
     low = x.min().item() if input_space.low is None else input_space.low
@@ -187,8 +188,7 @@ def _describe_classes(y: str, before: str, after: str) -> str:
 def _image_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:
     """Draw all images as one, since an axis for each takes many times as long; return the middle of each column."""
     delta = x_adv - x
-    largest = delta.abs().max().item() or 0.5
-    factor = max(1, int(0.5 / largest + 1e-3))  # 0.1 in float32 still gives 5
+    factor = amplification(delta)
     # Zero is white with one channel, which has a colour for each sign, and grey with three
     amplified = _signed_colors(factor * delta) if x.shape[1] == 1 else (0.5 + factor * delta).clamp(0.0, 1.0)
     rows = {"clean": x, f"change \u00d7{factor}": amplified, "adversarial": x_adv}

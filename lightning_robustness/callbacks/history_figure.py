@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightning_robustness.callbacks.intervals import accuracy_interval
+from lightning_robustness.measurement.intervals import accuracy_interval
 from lightning_robustness.measurement.keys import Key, get_key
 from lightning_robustness.measurement.trust import Evaluation, candidates, comparable, pick, reference_of
 from lightning_robustness.utilities.drawing import COLORS, MARKERS, plain_figure, set_title

@@ -222,8 +222,8 @@ class MonitorRun:
         step.close()
         route, call = step.find(y)
         if group_size(self._trainer) > 1 and route.head is not None:
-            # Of the embedding, each process may have a part
-            route = route._replace(head=None, num_features=0, reason="the layers before are divided among processes")
+            reason = "layers are divided among processes, each of which may have a part of the embedding"
+            route = route._replace(head=None, num_features=0, reason=reason)
         check_route(self._module, route, call.logits, y, self.settings.num_classes)
         self._route = _announced(route)
         self._watch = self._open(route, x.device)

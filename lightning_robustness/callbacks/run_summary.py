@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from typing_extensions import Self
 
-from lightning_robustness.callbacks.intervals import accuracy_interval
+from lightning_robustness.measurement.intervals import accuracy_interval
 from lightning_robustness.measurement.keys import attack_free_metrics
 from lightning_robustness.measurement.trust import (
     Evaluation,

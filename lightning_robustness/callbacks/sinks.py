@@ -11,6 +11,7 @@ import numpy as np
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from lightning_robustness.callbacks.trainer_access import kinds_of
 from lightning_robustness.measurement.keys import Chart, tag
 
 # TensorBoard shows only the last layout of a run, so each writer's layout is kept and extended
@@ -150,8 +151,7 @@ class MLflowSink(Sink):
 def sinks_of(loggers: Iterable[Logger], prefix: str) -> Iterator[Sink]:
     """Yield the loggers that show more than scalars."""
     for logger in loggers:
-        # By class name: ``pytorch_lightning`` has copies of the classes
-        kinds = {kind.__name__ for kind in type(logger).__mro__}
+        kinds = kinds_of(logger)
         if "TensorBoardLogger" in kinds:
             yield TensorBoardSink(logger, prefix)
         elif "MLFlowLogger" in kinds:

@@ -30,8 +30,12 @@ def correlation_table(correlations: Mapping[str, Mapping[str, float]], num_model
 
 def weight_table(entropy: Mapping[str, float], prior: Mapping[str, float], weights: Mapping[str, float]) -> Table:
     """Make a table of the weights in CMMR; metrics without a prior weight have 1."""
-    rows = [[label, entropy[name], prior.get(name, 1.0), weights[name]] for name, label in METRIC_LABELS.items()]
-    return Table("Weights of the metrics in CMMR", ["metric", "entropy weight", "prior", "weight"], rows, folded=True)
+    return Table(
+        "Weights of the metrics in CMMR",
+        ["metric", "entropy weight", "prior", "weight"],
+        [[label, entropy[name], prior.get(name, 1.0), weights[name]] for name, label in METRIC_LABELS.items()],
+        folded=True,
+    )
 
 
 def explain_weights(weights: Mapping[str, float]) -> str:

@@ -131,9 +131,18 @@ def test_package_that_is_not_installed(monkeypatch):
         get_attack("autoattack:standard")
 
 
+def test_package_that_fails_to_import(monkeypatch, tmp_path):
+    """Torchattacks 3.3 brings a copy of it that needs an old release of torch."""
+    (tmp_path / "autoattack.py").write_text("from torch.autograd.gradcheck import zero_gradients")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "autoattack", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="cannot be imported: .*zero_gradients.* Install it with"):
+        get_attack("autoattack:standard")
+
+
 def test_reference_package(digits, digits_network):
     """The package of the authors, where it is installed, breaks what our ensemble breaks."""
-    pytest.importorskip("autoattack")
+    pytest.importorskip("autoattack", exc_type=ImportError)  # torchattacks 3.3 brings an old copy that fails
     x, y = digits[0][:40], digits[1][:40]
     theirs = run(digits_network, get_attack("autoattack:standard", eps=0.1), x, y)
     ours = run(digits_network, get_attack("worst", eps=0.1), x, y)
