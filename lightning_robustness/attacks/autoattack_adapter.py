@@ -101,8 +101,11 @@ class AutoAttackAdapter(Attack):
 
 def _import_package() -> Any:
     try:
+        importlib.import_module(
+            "autoattack.fab_pt"
+        )  # torchattacks 3.3 brings a copy that needs an old release of torch
         return importlib.import_module("autoattack")
-    except ImportError as error:  # torchattacks 3.3 brings a copy that needs an old release of torch
+    except ImportError as error:
         raise ModuleNotFoundError(
             f"Expected the package autoattack to be installed but it cannot be imported: {error}. Install it with "
             '`pip install git+https://github.com/fra31/auto-attack`, or use get_attack("autoattack"), the ensemble '
