@@ -120,7 +120,7 @@ class SweepReport(Report):
     @property
     @override
     def notes(self) -> list[str]:
-        missing = "The sweep was interrupted: it covers the first {} samples." if self.interrupted else ""
+        missing = "The sweep was interrupted: it covers {} samples." if self.interrupted else ""
         return [missing.format(self.samples)] if missing else []
 
     def without_samples(self) -> Self:
