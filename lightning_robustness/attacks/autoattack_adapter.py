@@ -101,9 +101,8 @@ class AutoAttackAdapter(Attack):
 
 def _import_package() -> Any:
     try:
-        importlib.import_module(
-            "autoattack.fab_pt"
-        )  # torchattacks 3.3 brings a copy that needs an old release of torch
+        # torchattacks 3.3 brings a copy whose parts need an old release of torch
+        importlib.import_module("autoattack.fab_pt")
         return importlib.import_module("autoattack")
     except ImportError as error:
         raise ModuleNotFoundError(

@@ -176,10 +176,6 @@ def _compare(folder: Path, name: str, facts: Mapping[str, str]) -> None:
         )
 
 
-def _shorten(text: Any) -> str:
-    return str(text) if len(str(text)) <= 200 else f"{str(text)[:200]}..."
-
-
 def _slug(name: str) -> str:
     """Return a file name for any name, with a checksum, since different names may look alike."""
     return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:60]}-{zlib.crc32(name.encode()):08x}"
