@@ -30,7 +30,7 @@ START, END = "<!-- costs, by benchmarks/run_all.py -->\n", "<!-- end of costs --
 # the parts of each script that the table needs, with as many repetitions as fit into half an hour
 SCRIPTS = {
     "monitor_overhead": ["--repetitions", "2"],
-    "feature_metrics": ["--parts", "1", "2"],
+    "feature_metrics": ["--parts", "1", "2", "--classes", "1000"],
     "adversarial_training": ["--parts", "pgd", "--repetitions", "4"],
     "sweep": ["--samples", "300", "--repetitions", "1"],
     "fisher": ["--parts", "3", "--repetitions", "1"],

@@ -297,7 +297,7 @@ REFUSED = {
     ),
     "member as head": (
         Case(zoo.Ensemble, options={"head": "members.0.2"}),
-        r"'members.0.2' is not, because they come from 2 layers.*Leave `head` out",
+        r"'members.0.2' is not, because the logits come from 2 layers.*Leave `head` out",
         {"head": None},
     ),
 }

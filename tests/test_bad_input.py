@@ -1077,6 +1077,7 @@ for kind, report in {
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")
 def test_bad_input(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call, error, match = ROWS[name]

@@ -36,7 +36,7 @@ class AutoAttackAdapter(Attack):
         all_steps: Without effect: AutoAttack leaves misclassified samples as they are.
 
     Raises:
-        ModuleNotFoundError: If the package is not installed.
+        ModuleNotFoundError: If the package is not installed, or cannot be imported.
         ValueError: If an argument is out of range or unknown, or targeted mode is asked for; when it attacks, if the
             model has too few classes for the loss DLR, or the inputs are not images or have no range.
 
@@ -101,10 +101,12 @@ class AutoAttackAdapter(Attack):
 
 def _import_package() -> Any:
     try:
+        # torchattacks 3.3 brings a copy whose parts need an old release of torch
+        importlib.import_module("autoattack.fab_pt")
         return importlib.import_module("autoattack")
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ModuleNotFoundError(
-            f"Expected the package autoattack to be installed but {error.name} was not found. Install it with "
+            f"Expected the package autoattack to be installed but it cannot be imported: {error}. Install it with "
             '`pip install git+https://github.com/fra31/auto-attack`, or use get_attack("autoattack"), the ensemble '
             "of this package."
         ) from error

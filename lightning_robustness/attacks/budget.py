@@ -50,8 +50,9 @@ def budgets_of(attack: Callable[..., Any], input_space: InputSpace | None = None
     if hasattr(attack, "budgets_in"):  # attacks that have members, or a budget that depends on the range
         return list(attack.budgets_in(check_input_space(input_space)))
     eps = getattr(attack, "eps", None)
-    is_number = isinstance(eps, Real) and not isinstance(eps, bool)
-    return [Budget(getattr(attack, "norm", None), eps) if is_number else None]  # type: ignore[arg-type]
+    if not isinstance(eps, Real) or isinstance(eps, bool):
+        return [None]
+    return [Budget(getattr(attack, "norm", None), float(eps))]
 
 
 def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace | None) -> None:

@@ -40,12 +40,12 @@ def worst(eps: float | None = None, norm: Norm = "linf", targeted: bool = False,
 def autoattack(
     eps: float | None = None, norm: Norm = "linf", targeted: bool = False, all_steps: bool = False
 ) -> Cascade:
-    """Make the standard ensemble of AutoAttack (Croce and Hein, 2020) from the attacks here.
+    """Make an ensemble like the standard one of AutoAttack (Croce and Hein, 2020) from the attacks here.
 
     100 adaptive steps with cross-entropy, 40 against each of the nine highest rivals of the label, and Square with
-    5,000 queries. Instead of DLR, its loss is the margin, whose direction does not depend on the scale of the logits
-    either. 100 steps against each rival and the minimum-norm attack FAB, as published, are left out: they found nothing
-    more and took half of the time.
+    4,000 queries. Instead of DLR, its loss is the margin, whose direction does not depend on the scale of the logits
+    either. As published, there are 100 steps against each rival, the minimum-norm attack FAB, and 5,000 queries: they
+    found nothing more where it was tried, and take three times as long.
 
     Args:
         eps: Largest distance from the input; by default 8/255, in the l2 norm 1.
@@ -55,7 +55,9 @@ def autoattack(
 
     """
     shared = _shared(eps, norm, targeted, all_steps)
-    return _cascade(PGD(steps=100, schedule="adaptive", **shared), _against_rivals(40, shared), Square(**shared))
+    return _cascade(
+        PGD(steps=100, schedule="adaptive", **shared), _against_rivals(40, shared), Square(num_queries=4000, **shared)
+    )
 
 
 def _shared(eps: float | None, norm: Norm, targeted: bool, all_steps: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal, cast
@@ -12,9 +12,13 @@ from typing_extensions import override
 from lightning_robustness.attacks import PGD, Attack, budget_of, run
 from lightning_robustness.attacks.attack import craft
 from lightning_robustness.attacks.classifier import Classifier, open_classifier
-from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
+from lightning_robustness.callbacks.catastrophic_overfitting import (
+    MANY_STEPS,
+    CatastrophicOverfitting,
+    watch_for_overfitting,
+)
 from lightning_robustness.callbacks.epoch_means import EpochMeans
-from lightning_robustness.callbacks.inner_attack import make_inner_attack
+from lightning_robustness.callbacks.inner_attack import make_inner_attacks
 from lightning_robustness.callbacks.replaced_loss import (
     AdversarialLoss,
     check_loss,
@@ -34,8 +38,6 @@ from lightning_robustness.utilities.rank_zero import rank_zero_warn
 from lightning_robustness.utilities.sandbox import sandbox
 
 AdversarialMode = Literal["replace", "mix", "concat"]
-# Number of steps of the attack that looks for catastrophic overfitting
-_MANY_STEPS = 5
 
 
 class AdversarialTraining(TrainingStepCallback):
@@ -133,11 +135,7 @@ class AdversarialTraining(TrainingStepCallback):
         check_share("ratio", ratio)
         check_functions(forward_fn, batch_fn)
         check_name("prefix", prefix)
-        check_loss(loss, loss_weight)
-        if loss is not None and mode != "replace":
-            raise ValueError(
-                f"Expected `mode` to be 'replace' with `loss={loss!r}`, which has its own, but got {mode!r}."
-            )
+        check_loss(loss, loss_weight, mode)
         counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
         for name, value in counts.items():
             check_integer(name, value, minimum=0)
@@ -156,14 +154,9 @@ class AdversarialTraining(TrainingStepCallback):
         self.batch_fn = batch_fn
         self.seed = seed
         self.prefix = prefix
-        budgets = eps if isinstance(eps, Sequence) and not isinstance(eps, str) else [eps]
-        if len(budgets) == 0:
-            raise ValueError("Expected argument `eps` to hold at least one number but got none.")
         if loss is not None and attack == "pgd":
             attack = published_attack(loss)
-        self._attacks = [
-            make_inner_attack(attack, budget, steps, alpha, all_steps, self.input_space) for budget in budgets
-        ]
+        self._attacks = make_inner_attacks(attack, eps, steps, alpha, all_steps, self.input_space)
         self.attack = self._attacks[0]
         self._is_one_step = isinstance(self.attack, PGD) and self.attack.steps == 1
         if overfitting_checkpoint is not None and not (self._is_one_step and overfitting_samples):
@@ -336,7 +329,7 @@ class AdversarialTraining(TrainingStepCallback):
     def _look_for_overfitting(
         self, trainer: Trainer, pl_module: LightningModule, x: Tensor, y: Tensor
     ) -> dict[str, float]:
-        many = replace(cast(PGD, self.attack), alpha=None, steps=_MANY_STEPS, start="uniform")
+        many = replace(cast(PGD, self.attack), alpha=None, steps=MANY_STEPS, start="uniform")
         right = [
             run(self._forward(pl_module), attack, x, y, self.input_space, self.seed, trainer.global_rank).adv_preds == y
             for attack in (self.attack, many)
@@ -344,18 +337,6 @@ class AdversarialTraining(TrainingStepCallback):
         counts = torch.tensor([right[0].sum(), right[1].sum(), len(y)], device=x.device)
         *numbers, total = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
         single, multi = (number / total for number in numbers)
-        sign, before = self._overfitting, replace(self._overfitting)
-        is_there = sign.update(single, multi, cast(PGD, self.attack).eps)
-        if sign.seen and not before.seen:
-            kept = self.overfitting_checkpoint
-            rank_zero_warn(
-                f"Catastrophic overfitting: at the end of epoch {trainer.current_epoch}, accuracy under the one step "
-                f"that this run trains against is {single:.0%}, after {before.single:.0%} in an earlier epoch, but "
-                f"{multi:.0%}, after {before.multi:.0%}, under PGD with {_MANY_STEPS} steps: the network has learned "
-                "to defeat the one step. Train against several (`attack='pgd'`), or with a smaller `eps` or `alpha`."
-                + (f" A checkpoint of the last epoch before is in {kept}." if kept is not None else "")
-            )
-        has_fallen = multi <= sign.multi - sign.margin
-        if self.overfitting_checkpoint is not None and not sign.seen and not has_fallen:
-            trainer.save_checkpoint(self.overfitting_checkpoint)
+        eps, checkpoint = cast(PGD, self.attack).eps, self.overfitting_checkpoint
+        is_there = watch_for_overfitting(trainer, self._overfitting, single, multi, eps, checkpoint)
         return {"acc_pgd": multi, "overfitting": float(is_there)}

@@ -6,7 +6,7 @@ from lightning.pytorch import Trainer
 from lightning_robustness.callbacks.trainer_access import num_training_batches
 from lightning_robustness.utilities.checks import check_integer
 
-# PGD costs about as much as the Fisher information; other attacks cost more
+# PGD is the cheapest of the default attacks, and what trust is measured by
 _DEFAULTS = {"pgd": 1}
 _DEFAULT = 5
 

@@ -7,7 +7,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness.callbacks.trainer_access import is_sharded, logged_in_this_epoch
-from lightning_robustness.measurement.keys import get_key
+from lightning_robustness.measurement.keys import find_key
 from lightning_robustness.utilities.checks import check_option
 
 ExtremeMode = Literal["min", "max"]
@@ -35,13 +35,11 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
         return mode
     parts = key.split("/")
     for start in range(1, len(parts)):  # prefixes may have several parts
-        try:
-            is_higher_better = get_key("/".join(parts[start:])).higher_is_better
-        except ValueError:
-            continue
-        if is_higher_better is not None:
-            return "max" if is_higher_better else "min"
-        break
+        found = find_key("/".join(parts[start:]))
+        if found is not None and found.higher_is_better is not None:
+            return "max" if found.higher_is_better else "min"
+        if found is not None:
+            break
     raise ValueError(f"Expected argument `mode` to be 'min' or 'max', whichever is better for {key!r}, but got None.")
 
 

@@ -15,16 +15,17 @@ from lightning_robustness.callbacks.figures import (
     as_images,
     boundary_figure,
     class_figure,
-    history_figure,
     perturbation_figure,
-    render,
 )
+from lightning_robustness.callbacks.history_figure import history_figure
 from lightning_robustness.callbacks.sinks import sinks_of
 from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.measurement.attack_outcome import AttackOutcome
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import KEYS, Part, charts, get_key, logged_keys
+from lightning_robustness.utilities.drawing import render
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.number_text import write_budget
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
@@ -246,22 +247,6 @@ class Board:
             sink.image(name, picture, step)
 
 
-def describe_eps(eps: float) -> str:
-    """Write a perturbation budget as a number and, if it is a multiple of a quarter, in 8-bit pixel steps.
-
-    Example:
-        >>> from lightning_robustness.callbacks.board import describe_eps
-        >>> describe_eps(8 / 255), describe_eps(0.5 / 255), describe_eps(0.12), describe_eps(8)
-        ('0.0314 (8/255)', '0.00196 (0.5/255)', '0.12', '8')
-
-    """
-    if not isinstance(eps, (int, float)):
-        return str(eps)
-    quarters = 4 * 255 * eps
-    is_simple = 0 < eps < 1 and math.isclose(quarters, round(quarters), rel_tol=1e-6)
-    return f"{eps:.3g} ({round(quarters) / 4:g}/255)" if is_simple else f"{eps:g}"
-
-
 def _glossary(budgets: Mapping[str, Budget | None], parts: Collection[Part]) -> list[tuple[str, str]]:
     """Explain the attacks and every key that will be logged, one line each, families as a whole."""
     attacks = [(f"attack {name}", _describe_budget(budget)) for name, budget in budgets.items()]
@@ -273,11 +258,12 @@ def _glossary(budgets: Mapping[str, Budget | None], parts: Collection[Part]) -> 
 def _describe_budget(budget: Budget | None) -> str:
     if budget is None:
         return "no perturbation budget: it looks for the smallest perturbation"
-    return f"perturbations of at most {describe_eps(budget.eps)}" + (f" in {budget.norm}" if budget.norm else "")
+    return f"perturbations of at most {write_budget(budget.eps)}" + (f" in {budget.norm}" if budget.norm else "")
 
 
 def _describe_key(glossary: str, direction: str) -> str:
-    return f"{glossary} ({direction} is more robust)" if direction else glossary
+    text = glossary.replace("`", "")  # within them, Markdown would show escaped brackets as they are
+    return f"{text} ({direction} is more robust)" if direction else text
 
 
 def _thumbnails(images: Tensor) -> Tensor:

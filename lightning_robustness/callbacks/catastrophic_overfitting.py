@@ -1,4 +1,13 @@
-from dataclasses import dataclass
+"""Catastrophic overfitting of training against a single-step attack."""
+
+from dataclasses import dataclass, replace
+
+from lightning.pytorch import Trainer
+
+from lightning_robustness.utilities.rank_zero import rank_zero_warn
+
+# Number of steps of the attack that looks for it
+MANY_STEPS = 5
 
 
 @dataclass
@@ -37,3 +46,41 @@ class CatastrophicOverfitting:
             self.single, self.multi, self.eps = single, multi, eps
         self.seen = self.seen or is_there
         return is_there
+
+
+def watch_for_overfitting(
+    trainer: Trainer,
+    sign: CatastrophicOverfitting,
+    single: float,
+    multi: float,
+    eps: float,
+    checkpoint: str | None = None,
+) -> bool:
+    """Update the sign at the end of an epoch, warn the first time it is seen, and keep a checkpoint until then.
+
+    Args:
+        trainer: The Trainer.
+        sign: The sign, which is updated.
+        single: Accuracy under one step.
+        multi: Accuracy under many steps.
+        eps: Budget of both.
+        checkpoint: Path of a checkpoint, written in each epoch before the collapse; None for none.
+
+    Returns:
+        Whether the epoch shows the sign.
+
+    """
+    before = replace(sign)
+    is_there = sign.update(single, multi, eps)
+    if sign.seen and not before.seen:
+        rank_zero_warn(
+            f"Catastrophic overfitting: at the end of epoch {trainer.current_epoch}, accuracy under the one step "
+            f"that this run trains against is {single:.0%}, after {before.single:.0%} in an earlier epoch, but "
+            f"{multi:.0%}, after {before.multi:.0%}, under PGD with {MANY_STEPS} steps: the network has learned "
+            "to defeat the one step. Train against several (`attack='pgd'`), or with a smaller `eps` or `alpha`."
+            + (f" A checkpoint of the last epoch before is in {checkpoint}." if checkpoint is not None else "")
+        )
+    has_fallen = multi <= sign.multi - sign.margin
+    if checkpoint is not None and not sign.seen and not has_fallen:
+        trainer.save_checkpoint(checkpoint)
+    return is_there

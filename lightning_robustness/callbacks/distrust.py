@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from lightning.pytorch import Trainer
 
 from lightning_robustness.callbacks.monitor_run import MonitorRun
+from lightning_robustness.callbacks.trainer_access import kinds_of
 from lightning_robustness.measurement.keys import tag
 from lightning_robustness.measurement.trust import Trust
 
@@ -21,8 +22,7 @@ def warn_of_distrust(trainer: Trainer, run: MonitorRun, trust: Mapping[str, Trus
     """
     names = {tag(run.prefix, name): name for name in trust}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        kinds = {kind.__name__ for kind in type(callback).__mro__}  # `pytorch_lightning` has copies of the classes
-        if not kinds & {"EarlyStopping", "ModelCheckpoint"} or callback.monitor not in names:
+        if not kinds_of(callback) & {"EarlyStopping", "ModelCheckpoint"} or callback.monitor not in names:
             continue
         tau, number, reference = trust[names[callback.monitor]]
         if tau < 0 and number >= _MIN_EVALUATIONS:

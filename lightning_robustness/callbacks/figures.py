@@ -1,37 +1,30 @@
-"""Figures of adversarial inputs and of a training run, drawn without pyplot and its global state."""
+"""Figures of adversarial inputs, budgets and classes, drawn without pyplot and its global state."""
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightning_robustness.callbacks.intervals import accuracy_interval
 from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.measurement.boundary_curve import REACH, BoundaryCurve
-from lightning_robustness.measurement.keys import Key, get_key
-from lightning_robustness.measurement.trust import Evaluation, candidates, comparable, pick, reference_of
-from lightning_robustness.utilities.drawing import COLORS, MARKERS, new_figure
+from lightning_robustness.measurement.keys import get_key
+from lightning_robustness.measurement.threat_model import is_image
+from lightning_robustness.utilities.drawing import COLORS, amplification, plain_figure, set_title
 from lightning_robustness.utilities.input_space import InputSpace
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Inches across, and dots per inch: two dots for one of a card of TensorBoard, which is 350 wide
-_WIDTH, _DPI = 3.6, 150
+# In inches
+_WIDTH = 3.6
 # Space between samples, relative to their size
 _GAP = 0.08
 _NUM_EXAMPLES = 4
 _MAX_LINES = 8
-_MAX_MARKERS = 40
 _MAX_NAME = 12
-_WORST = "adv_acc/worst"
-_ATTACK_FREE = ("rdi", "roby", "fim")
-_ARROWS = {"higher": "↑", "lower": "↓"}
 
 
 def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
@@ -48,7 +41,7 @@ def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
         tensor([[[[0., 1.]]]])
 
     """
-    if x.ndim != 4 or x.shape[1] not in (1, 3) or x.numel() == 0:
+    if not is_image(x) or x.numel() == 0:
         return None
     x = _unnormalize(x, input_space)
     low = x.min().item() if input_space.low is None else input_space.low
@@ -85,55 +78,11 @@ def perturbation_figure(
         figure, columns = _line_figure(x, x_adv)
     else:
         figure, columns = _image_figure(*images.chunk(2))
-    _set_title(figure, title)
+    set_title(figure, title)
     names = [[_name(label, class_names) for label in part.tolist()] for part in examples[2:]]
     labels = [_describe_classes(*row) for row in zip(*names, strict=True)]
     figure.axes[0].set_xticks(columns, labels)
     figure.axes[0].tick_params(length=0, labelsize=9, top=True, labeltop=True, bottom=False, labelbottom=False)
-    return figure
-
-
-def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure | None" = None) -> "Figure":
-    """Draw a training run: accuracy, clean and under attack, and beside it RDI, ROBY and the Fisher information.
-
-    Bands are 95 % confidence intervals. A dotted line marks the epoch that would be kept: the most robust one of those
-    whose clean accuracy is within two points of the best. Triangles mark the evaluations in which all attacks ran, if
-    only some of them ran in others. Arrows point to what is more robust. Attacks without a perturbation budget, such as
-    C&W, are left out: they break nearly every sample.
-
-    Args:
-        history: One mapping per evaluation, with ``epoch``, ``step`` and the measured values. If an epoch has several
-            values of one kind, all are drawn against the step instead.
-        prefix: Prefix of the monitor, for the title.
-        figure: A figure of this function to draw anew, which takes half the time.
-
-    Raises:
-        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
-
-    Example:
-        >>> from lightning_robustness.callbacks.figures import history_figure
-        >>> history = [{"epoch": 0, "step": 9, "acc": 0.5, "rdi": 0.1}, {"epoch": 1, "step": 19, "acc": 0.75}]
-        >>> figure = history_figure(history, "robustness")
-        >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
-        [[0.5, 0.75]]
-
-    """
-    figure, position, kept = figure or _empty_history_figure(), _position(history), _kept(history)
-    before = [[*axis.texts, *axis.collections, *axis.lines] for axis in figure.axes]
-    for artist in (*figure.texts, *(artist for artists in before for artist in artists)):
-        artist.remove()
-    accuracy, *others = figure.axes
-    _draw_accuracy(accuracy, history, position)
-    for axis, name in zip(others, _ATTACK_FREE, strict=True):
-        _draw_attack_free(axis, get_key(name), _points(history, name, position))
-    for axis in figure.axes:
-        axis.relim()
-        if kept is not None:
-            axis.axvline(kept[position], color="0.4", linestyle=":", linewidth=1, zorder=0)
-    for axis in (accuracy, others[-1]):
-        axis.set_xlabel(position, fontsize=8, labelpad=1)
-    title = f"{prefix}: no attack so far" if kept is None else f"{prefix}: {_describe_kept(kept, history, position)}"
-    _set_title(figure, title)
     return figure
 
 
@@ -158,7 +107,7 @@ def boundary_figure(curves: Mapping[int, BoundaryCurve]) -> "Figure":
         ['epoch 0', '_epoch 5', 'epoch 9']
 
     """
-    figure = _plain_figure(3.6, 2.8)
+    figure = plain_figure(3.6, 2.8)
     axis = figure.add_axes((0.12, 0.17, 0.85, 0.72))
     epochs = sorted(curves)
     last = curves[epochs[-1]]
@@ -170,12 +119,13 @@ def boundary_figure(curves: Mapping[int, BoundaryCurve]) -> "Figure":
     axis.fill_between(last.eps, last.low, last.high, color=COLORS[0], alpha=0.15, linewidth=0)
     axis.axvline(last.eps[-1] / REACH, color="0.4", linestyle=":", linewidth=1, zorder=0)
     axis.text(last.eps[-1] / REACH, 1.0, " eps", fontsize=8, va="top")
-    axis.set(ylim=(-0.03, 1.03), xlim=(0, last.eps[-1]))
+    axis.set(ylim=(-0.03, 1.03), yticks=[0, 0.25, 0.5, 0.75, 1], xlim=(0, last.eps[-1]))
+    axis.locator_params(axis="x", nbins=5)
     axis.set_xlabel(f"perturbation budget ({last.norm}, units of the input)", fontsize=8)
     axis.tick_params(labelsize=8)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, frameon=False)
-    _set_title(figure, f"{get_key('boundary_acc').label}, over budgets")
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend(fontsize=8, frameon=False, loc="upper right")
+    set_title(figure, f"{get_key('boundary_acc').label}, over budgets")
     return figure
 
 
@@ -198,7 +148,7 @@ def class_figure(rates: Mapping[int, Tensor], class_names: Sequence[str], attack
         [[0.5, 0.25], [1.0, 0.75]]
 
     """
-    figure, epochs = _plain_figure(3.6, 2.8), sorted(rates)
+    figure, epochs = plain_figure(3.6, 2.8), sorted(rates)
     axis, scale = figure.add_axes((0.25, 0.16, 0.6, 0.74)), figure.add_axes((0.875, 0.16, 0.03, 0.74))
     shares = torch.stack([rates[epoch] for epoch in epochs], dim=1).numpy()
     image = axis.imshow(shares, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
@@ -210,15 +160,8 @@ def class_figure(rates: Mapping[int, Tensor], class_names: Sequence[str], attack
     axis.tick_params(labelsize=8, length=2)
     axis.set_xlabel("epoch", fontsize=8)
     figure.colorbar(image, cax=scale, ticks=[0, 0.5, 1]).ax.tick_params(labelsize=8)
-    _set_title(figure, f"robust accuracy of each class, {attack}")
+    set_title(figure, f"robust accuracy of each class, {attack}")
     return figure
-
-
-def render(figure: "Figure") -> np.ndarray:
-    """Render a figure of this module as an array of shape ``(H, W, 3)`` with values from 0 to 255."""
-    canvas: Any = figure.canvas
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
 def _unnormalize(x: Tensor, input_space: InputSpace) -> Tensor:
@@ -228,34 +171,6 @@ def _unnormalize(x: Tensor, input_space: InputSpace) -> Tensor:
 def _as_matrices(x: Tensor) -> Tensor:
     """Add a channel to matrices without one, such as spectrograms, so that they are drawn as images."""
     return x.unsqueeze(1) if x.ndim == 3 and x.shape[1] > _MAX_LINES else x
-
-
-def _plain_figure(width: float, height: float) -> "Figure":
-    """Make a figure whose axes are placed by hand, which takes half the time of a layout engine."""
-    figure = new_figure(width, height)
-    figure.set_layout_engine("none")
-    figure.set_dpi(_DPI)
-    return figure
-
-
-def _empty_history_figure() -> "Figure":
-    figure = _plain_figure(4.2, 3.0)
-    accuracy = figure.add_axes((0.1, 0.12, 0.5, 0.64), ylim=(0.0, 1.02), yticks=[0, 0.25, 0.5, 0.75, 1])
-    accuracy.grid(axis="y", alpha=0.3)
-    for number in range(len(_ATTACK_FREE)):
-        axis = figure.add_axes((0.74, 0.605 - 0.2425 * number, 0.24, 0.155))
-        axis.locator_params(axis="y", nbins=3)
-        if number < len(_ATTACK_FREE) - 1:
-            axis.set_xticks([])
-    for axis in (accuracy, figure.axes[-1]):
-        axis.locator_params(axis="x", integer=True, min_n_ticks=1, nbins=5)
-    for axis in figure.axes:
-        axis.tick_params(labelsize=8, length=2, pad=2)
-    return figure
-
-
-def _set_title(figure: "Figure", title: str) -> None:
-    figure.text(0.5, 0.995, title, fontsize=9, ha="center", va="top")
 
 
 def _name(label: int, class_names: Sequence[str] | None) -> str:
@@ -273,8 +188,7 @@ def _describe_classes(y: str, before: str, after: str) -> str:
 def _image_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:
     """Draw all images as one, since an axis for each takes many times as long; return the middle of each column."""
     delta = x_adv - x
-    largest = delta.abs().max().item() or 0.5
-    factor = max(1, int(0.5 / largest + 1e-3))  # 0.1 in float32 still gives 5
+    factor = amplification(delta)
     # Zero is white with one channel, which has a colour for each sign, and grey with three
     amplified = _signed_colors(factor * delta) if x.shape[1] == 1 else (0.5 + factor * delta).clamp(0.0, 1.0)
     rows = {"clean": x, f"change \u00d7{factor}": amplified, "adversarial": x_adv}
@@ -286,7 +200,7 @@ def _image_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:
     left, bottom, top = 0.22, 0.02, 0.56  # inches around the images
     scale = (_WIDTH - left - bottom) / mosaic.shape[1]
     total = top + bottom + scale * mosaic.shape[0]
-    figure = _plain_figure(_WIDTH, total)
+    figure = plain_figure(_WIDTH, total)
     axis = figure.add_axes((left / _WIDTH, bottom / total, 1 - (left + bottom) / _WIDTH, 1 - (top + bottom) / total))
     axis.imshow(mosaic.numpy(), aspect="auto")
     middles = [row * (height + gap) + (height - 1) / 2 for row in range(3)]
@@ -306,7 +220,7 @@ def _signed_colors(delta: Tensor) -> Tensor:
 
 def _line_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:
     """Draw signals as lines; return the middle of each column."""
-    figure = _plain_figure(_WIDTH, 3.6)
+    figure = plain_figure(_WIDTH, 3.6)
     rows = {"clean": x, "change": x_adv - x, "adversarial": x_adv}
     for row, (color, (label, values)) in enumerate(zip((COLORS[0], "black", COLORS[1]), rows.items(), strict=True)):
         axis = figure.add_axes((0.16, 0.59 - 0.28 * row, 0.82, 0.24))
@@ -319,89 +233,3 @@ def _line_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:
         axis.set_ylabel(label, fontsize=8)
         axis.tick_params(labelsize=7)
     return figure, [column + (1 - _GAP) / 2 for column in range(len(x))]
-
-
-def _position(history: Sequence[Evaluation]) -> str:
-    points = [(key, entry["epoch"]) for entry in history for key in entry if key not in ("epoch", "step")]
-    return "epoch" if len(set(points)) == len(points) else "step"
-
-
-def _kept(history: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the evaluation that a guarded checkpoint would keep; None if no attack ran."""
-    reference = reference_of(history)
-    attacked = candidates(comparable(history, reference, reference))
-    return pick(attacked, reference) if attacked else None
-
-
-def _describe_kept(kept: Evaluation, history: Sequence[Evaluation], position: str) -> str:
-    reference = reference_of(history)
-    name = reference.removeprefix("adv_acc/")
-    attack = "all attacks" if name == "worst" else name
-    return f"{position} {kept[position]:g} would be kept, {100 * kept[reference]:.1f} % under {attack}"
-
-
-def _is_below_worst(history: Sequence[Evaluation], key: str) -> bool:
-    """Return whether an attack exceeds the budget of the worst case, so that its success says little."""
-    return any(entry[key] < entry["adv_acc/worst"] for entry in history if key in entry and "adv_acc/worst" in entry)
-
-
-def _points(history: Sequence[Evaluation], key: str, position: str) -> list[tuple[float, float]]:
-    return [(entry[position], entry[key]) for entry in history if math.isfinite(entry.get(key, math.nan))]
-
-
-def _draw_accuracy(axis: "Axes", history: Sequence[Evaluation], position: str) -> None:
-    keys = dict.fromkeys(key for entry in history for key in entry if key.startswith("adv_acc/"))
-    attacked = [key for key in keys if key != _WORST and not _is_below_worst(history, key)]
-    labels = {"acc": "clean", "boundary_acc": "first order", **{key: key.removeprefix("adv_acc/") for key in attacked}}
-    labels |= {_WORST: "worst"} if _WORST in keys else {}
-    for number, (key, label) in enumerate(labels.items()):
-        color, style = ("black", "--") if key == _WORST else (COLORS[number % len(COLORS)], "-")
-        style = ":" if key == "boundary_acc" else style
-        _draw_curve(axis, _points(history, key, position), label, color, style, MARKERS[number % len(MARKERS)])
-        if key in ("acc", reference_of(history), _WORST):
-            _draw_band(axis, history, key, position, color)
-    worst = [entry[position] for entry in history if _WORST in entry]
-    if 0 < len(worst) < len([entry for entry in history if any(key in entry for key in attacked)]):
-        axis.plot(worst, [0.0] * len(worst), "k^", markersize=4, clip_on=False, label="all attacks")
-    if axis.lines:
-        places: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.2, 0.99), "ncols": 4}
-        axis.legend(fontsize=8, frameon=False, handlelength=1.6, columnspacing=1.2, labelspacing=0.2, **places)
-    else:
-        axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)
-
-
-def _draw_curve(
-    axis: "Axes",
-    points: Sequence[tuple[float, float]],
-    label: str,
-    color: str,
-    style: str = "-",
-    marker: str = "o",
-) -> None:
-    if points:
-        size = 3 if len(points) <= _MAX_MARKERS else 0
-        axis.plot(*zip(*points, strict=True), style, color=color, marker=marker, markersize=size, label=label)
-
-
-def _draw_band(axis: "Axes", history: Sequence[Evaluation], key: str, position: str, color: str) -> None:
-    """Draw the confidence interval of an accuracy."""
-    number = "samples" if key == "acc" else "samples_attacks"
-    entries = [entry for entry in history if not math.isnan(entry.get(key, math.nan) + entry.get(number, math.nan))]
-    if entries:
-        ends = [accuracy_interval(entry[key], entry[number]) for entry in entries]
-        places = [entry[position] for entry in entries]
-        lows, highs = zip(*ends, strict=True)
-        axis.fill_between(places, lows, highs, color=color, alpha=0.15, linewidth=0)
-
-
-def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, float]]) -> None:
-    """Draw one value, over a logarithmic axis if it spans two orders of magnitude."""
-    _draw_curve(axis, points, key.label, color=COLORS[2])
-    values = [value for _, value in points]
-    if values and 0 < 100 * min(values) < max(values):
-        axis.set_yscale("log")
-    # Much faster than a title, for which matplotlib looks for space
-    title = f"{key.label} {_ARROWS[key.direction]}"
-    axis.text(1, 1.08, title, fontsize=8, ha="right", transform=axis.transAxes)
-    if not values:
-        axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)

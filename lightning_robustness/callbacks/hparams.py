@@ -7,6 +7,7 @@ from lightning.fabric.utilities.logger import _convert_params, _flatten_dict
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
+from lightning_robustness.callbacks.trainer_access import kinds_of
 from lightning_robustness.measurement.keys import logged_keys, tag
 
 # Columns of the table, where they are measured
@@ -44,8 +45,7 @@ def _describe(settings: MonitorSettings) -> dict[str, Any]:
 
 def _tensorboards(trainer: Trainer) -> Iterator[Any]:
     for logger in trainer.loggers:
-        # By class name: ``pytorch_lightning`` has a copy of the class
-        if trainer.is_global_zero and "TensorBoardLogger" in {kind.__name__ for kind in type(logger).__mro__}:
+        if trainer.is_global_zero and "TensorBoardLogger" in kinds_of(logger):
             yield logger
 
 

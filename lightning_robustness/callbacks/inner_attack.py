@@ -1,6 +1,6 @@
 """The attack of adversarial training, from the arguments of a user."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -51,6 +51,29 @@ def make_inner_attack(
         raise ValueError(f"Expected an attack that has a budget, for `eps`, but got {made!r}. Leave `eps` out.")
     check_budgets([made], input_space)
     return made
+
+
+def make_inner_attacks(
+    attack: str | Callable[..., Any],
+    eps: float | Sequence[float] | None,
+    steps: int | None,
+    alpha: float | None,
+    all_steps: bool,
+    input_space: InputSpace,
+) -> list[Callable[..., Any]]:
+    """Get an attack for each budget in a list, or for the only one.
+
+    Raises:
+        ValueError: If the list is empty, or as for ``make_inner_attack``.
+
+    """
+    budgets = eps if isinstance(eps, Sequence) and not isinstance(eps, str) else [eps]
+    if len(budgets) == 0:
+        raise ValueError(
+            "Expected argument `eps` to hold at least one number but got none. Leave it out for the budget of the "
+            "attack."
+        )
+    return [make_inner_attack(attack, budget, steps, alpha, all_steps, input_space) for budget in budgets]
 
 
 def _change(attack: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """One run of a Trainer as the monitor sees it, from ``setup`` to ``teardown``."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,12 +13,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_robustness.attacks import budget_of
-from lightning_robustness.callbacks.board import Board
-from lightning_robustness.callbacks.class_names import find_class_names
-from lightning_robustness.callbacks.embedding_points import EmbeddingPoints
 from lightning_robustness.callbacks.faults import Faults
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
+from lightning_robustness.callbacks.run_board import RunBoard
 from lightning_robustness.callbacks.step_route import StepRoute
 from lightning_robustness.callbacks.trainer_access import (
     evaluation_loader,
@@ -26,11 +23,10 @@ from lightning_robustness.callbacks.trainer_access import (
     group_size,
     has_trained,
     is_sharded,
-    log_step,
     logged_in_this_epoch,
 )
 from lightning_robustness.callbacks.validation_watch import ValidationWatch
-from lightning_robustness.measurement.attack_meter import AttackMeter, Examples
+from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.attack_names import FINAL
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.feature_meter import FeatureMeter
@@ -41,7 +37,6 @@ from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.utilities.batch import read_batch, read_extras, require_labels
 from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
-from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.leaks import find_leaks
 from lightning_robustness.utilities.loader_share import loader_share
 from lightning_robustness.utilities.logits import pick_entry
@@ -59,6 +54,8 @@ class MonitorRun:
 
     Attributes:
         settings: Settings of the monitor, for this run.
+        prefix: First part of keys.
+        board: Everything that is shown besides scalars.
         faults: Errors and warnings of the run.
         epoch: Number of the epoch under way.
         has_seen_data: Whether a batch of validation was seen.
@@ -70,6 +67,8 @@ class MonitorRun:
         self.epoch = 0
         self.has_seen_data = False
         self.settings = settings
+        self.prefix = f"test_{settings.prefix}" if trainer.testing else settings.prefix
+        self.board = RunBoard(settings, trainer, pl_module, self.prefix, self.faults)
         self._trainer = trainer
         self._module = pl_module
         self._route: Route | None = None
@@ -82,12 +81,6 @@ class MonitorRun:
         # Where parameters are sharded, the first validation step shows what otherwise a pass of our own does
         self._is_sharded = is_sharded(trainer)
         self._first: tuple[StepRoute, Tensor, Tensor | None] | None = None
-        self._board: Board | None = None
-
-    @property
-    def prefix(self) -> str:
-        """The first part of keys."""
-        return f"test_{self.settings.prefix}" if self._trainer.testing else self.settings.prefix
 
     @property
     def has_sample(self) -> bool:
@@ -200,22 +193,6 @@ class MonitorRun:
         verdict = self._attack(AttackMeter(settings.final, settings.input_space), list(settings.final))
         return values | {key: value for key, value in verdict.items() if key.endswith(f"/{FINAL}")}
 
-    def show_summary(self, lines: Iterable[tuple[str, str]]) -> None:
-        """Hand the summary of the run to the loggers that take texts."""
-        if self._board is not None:
-            step = log_step(self._trainer)
-            self.faults.tolerate("pictures could not be logged", partial(self._board.draw_waiting, step))
-            show = partial(self._board.show_text, "summary", ("title", "text"), lines, step)
-            self.faults.tolerate("the summary could not be logged", show)
-
-    def show_history(self, history: Sequence[Mapping[str, float]]) -> float:
-        """Hand the picture of the run to the loggers; return the seconds that it took."""
-        start = perf_counter()
-        if self._board is not None:
-            show = partial(self._board.show_run, history, log_step(self._trainer))
-            self.faults.tolerate("the picture of the run could not be logged", show)
-        return perf_counter() - start
-
     def _inspect(self, x: Tensor, y: Tensor | None, name: str | None, extras: Mapping[str, Tensor]) -> Route:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""
         if self._route is None:
@@ -245,8 +222,8 @@ class MonitorRun:
         step.close()
         route, call = step.find(y)
         if group_size(self._trainer) > 1 and route.head is not None:
-            # Of the embedding, each process may have a part
-            route = route._replace(head=None, num_features=0, reason="the layers before are divided among processes")
+            reason = "layers are divided among processes, each of which may have a part of the embedding"
+            route = route._replace(head=None, num_features=0, reason=reason)
         check_route(self._module, route, call.logits, y, self.settings.num_classes)
         self._route = _announced(route)
         self._watch = self._open(route, x.device)
@@ -346,47 +323,8 @@ class MonitorRun:
         histograms: Mapping[str, Tensor] = MappingProxyType({}),
         curve: BoundaryCurve | None = None,
     ) -> None:
-        """Hand everything that is not a scalar to the loggers; a picture is never worth a training run."""
-        if not self._trainer.is_global_zero or not self._trainer.loggers or self._route is None:
-            return
-        step, settings = log_step(self._trainer), self.settings
-        try:
-            if self._board is None:
-                names = None
-                with suppress(Exception):  # a data set may fail to say; numbers will do
-                    names = find_class_names(self._trainer, settings.dataloader_idx, self._route.num_classes)
-                self._board = Board(self._trainer.loggers, self.prefix, settings.log_figures, names)
-                head = f"{self._route.head!r} of {type(self._module).__name__}"
-                described = settings.describe() | {"head": f"{head}, {self._route.num_classes} classes"}
-                budgets = {name: budget_of(a, settings.input_space) for name, a in settings.attacks.items()}
-                self._board.open(described, budgets, step, settings.parts)
-            self._board.show(
-                step,
-                epoch=self.epoch,
-                input_space=settings.input_space,
-                histograms=histograms,
-                examples=attacks.examples,
-                outcomes=attacks.outcomes,
-                signs=attacks.signs,
-                curve=curve,
-            )
-            if settings.log_embeddings and self._sample is not None and self._route.head is not None:
-                self._embed(self._board, self._sample, self._route.tap(self._module), attacks.examples, step)
-        except Exception as error:
-            self.faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
-
-    def _embed(
-        self, board: Board, sample: FixedSample, tap: HeadTap, examples: Mapping[str, Examples], step: int
-    ) -> None:
-        subject = self._subject(self._module.device)
-        points = EmbeddingPoints.of(sample.samples, {} if self._extra is not None or subject.embed else examples)
-        x, y, *_ = points.samples
-        calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(points.samples, "embeddings")]
-        embedding = torch.cat([call.embedding for call in calls if call.embedding is not None]).cpu()
-        preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
-        x = x if isinstance(x, Tensor) else torch.zeros(len(x), 1)  # without pictures, for inputs of several shapes
-        labels, space = preds if y is None else y, self.settings.input_space
-        board.embed(step, embedding, labels, preds, x, space, points.kinds, points.following)
+        subject, samples = self._subject(self._module.device), None if self._sample is None else self._sample.samples
+        self.board.show(self._route, self.epoch, subject, samples, attacks, histograms, curve)
 
 
 def _announced(route: Route) -> Route:

@@ -2,22 +2,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from lightning_robustness.attacks import budget_of
-from lightning_robustness.callbacks.board import describe_eps
+from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import Part, logged_keys, tag
 from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.metrics.class_statistics import Mode
+from lightning_robustness.utilities.checks import check_functions, check_head, check_integer, check_name
 from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.number_text import write_budget
 
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """The arguments of the monitor; see there."""
+    """The arguments of the monitor, checked; see there."""
 
     attacks: Mapping[str, Callable[..., Any]]
     final: Mapping[str, Callable[..., Any]]
@@ -41,6 +45,18 @@ class MonitorSettings:
     log_figures: bool
     log_embeddings: bool
     progress: bool | None
+
+    def __post_init__(self) -> None:
+        for name in ("dataloader_idx", "seed"):
+            check_integer(name, getattr(self, name), minimum=0)
+        check_integer("batch_size", self.batch_size, minimum=1)
+        check_name("prefix", self.prefix)
+        check_functions(self.forward_fn, self.batch_fn, self.embed_fn)
+        check_head(self.head)
+        check_budgets([*self.attacks.values(), *self.final.values()], self.input_space)
+        # These check the other arguments
+        self.make_meters()
+        FeatureMeter(2 if self.num_classes is None else self.num_classes, self.mode, torch.device("cpu"))
 
     @property
     def parts(self) -> list[Part]:
@@ -72,4 +88,4 @@ class MonitorSettings:
         described = describe_settings(
             self.attacks, self.attack_samples, self.make_meters(), self.mode, self.input_space, self.seed
         )
-        return described | {"eps": ", ".join(dict.fromkeys(describe_eps(budget.eps) for budget in budgets if budget))}
+        return described | {"eps": ", ".join(dict.fromkeys(write_budget(budget.eps) for budget in budgets if budget))}

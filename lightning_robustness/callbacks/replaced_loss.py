@@ -17,11 +17,11 @@ AdversarialLoss = Literal["trades", "mart"]
 _WEIGHTS: dict[AdversarialLoss, float] = {"trades": 6.0, "mart": 5.0}
 
 
-def check_loss(loss: AdversarialLoss | None, weight: float | None) -> None:
+def check_loss(loss: AdversarialLoss | None, weight: float | None, mode: str) -> None:
     """Check the arguments of a user.
 
     Raises:
-        ValueError: If the loss is unknown, or the weight negative or without a loss.
+        ValueError: If the loss is unknown or not for this mode, or the weight negative or without a loss.
 
     """
     if loss is None:
@@ -31,6 +31,11 @@ def check_loss(loss: AdversarialLoss | None, weight: float | None) -> None:
     check_option("loss", loss, AdversarialLoss)
     if weight is not None:
         check_number("loss_weight", weight)
+    if mode != "replace":
+        raise ValueError(
+            f"Expected `mode` to be 'replace' with `loss={loss!r}`, which has clean and adversarial inputs of its own, "
+            f"but got {mode!r}. Leave `mode` out."
+        )
 
 
 def published_attack(loss: AdversarialLoss) -> PGD:

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,12 @@ from torch import nn
 from typing_extensions import override
 
 from lightning_robustness.attacks import Attack
-from lightning_robustness.attacks.budget import check_budgets
-from lightning_robustness.callbacks.attack_schedule import AttackSchedule
-from lightning_robustness.callbacks.distrust import warn_of_distrust
-from lightning_robustness.callbacks.figures import history_figure
-from lightning_robustness.callbacks.history import History
+from lightning_robustness.callbacks.history_figure import history_figure
 from lightning_robustness.callbacks.hparams import announce_values, close_table
-from lightning_robustness.callbacks.intervals import interval_values
 from lightning_robustness.callbacks.monitor_run import MonitorRun
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
 from lightning_robustness.callbacks.run_page import run_page
+from lightning_robustness.callbacks.run_record import RunRecord
 from lightning_robustness.callbacks.run_summary import RunSummary
 from lightning_robustness.callbacks.sharding import warn_of_sharding
 from lightning_robustness.callbacks.trainer_access import (
@@ -27,17 +23,14 @@ from lightning_robustness.callbacks.trainer_access import (
     check_validation,
     is_sharded,
     is_spawned,
-    log_step,
     log_to_all,
-    num_training_batches,
 )
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks, name_final_attack
-from lightning_robustness.measurement.feature_meter import FeatureMeter
+from lightning_robustness.measurement.intervals import interval_values
 from lightning_robustness.measurement.keys import tag
-from lightning_robustness.measurement.trust import measure_trust
 from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.checks import check_functions, check_head, check_integer, check_name
+from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 
 if TYPE_CHECKING:
@@ -64,7 +57,7 @@ class RobustnessMonitor(Callback):
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. C&W by name takes 18 gradients and Square 64 queries; pass ``CW()`` or
+            published attack. C&W by name takes 18 gradients and Square 100 queries; pass ``CW()`` or
             ``Square()`` for more.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
@@ -135,17 +128,10 @@ class RobustnessMonitor(Callback):
         log_embeddings: bool = False,
         progress: bool | None = None,
     ) -> None:
-        counts = {"attack_samples": attack_samples, "dataloader_idx": dataloader_idx, "seed": seed}
-        for name, value in counts.items():
-            check_integer(name, value, minimum=0)
-        check_integer("batch_size", batch_size, minimum=1)
-        check_name("prefix", prefix)
-        check_functions(forward_fn, batch_fn, embed_fn)
-        check_head(head)
+        check_integer("attack_samples", attack_samples, minimum=0)
         named = name_attacks(attacks, eps) if attack_samples else {}
         space = check_input_space(input_space, bounded=embed_fn is None)
         final = {} if final_attacks is None or not attack_samples else name_final_attack(final_attacks, eps)
-        check_budgets([*named.values(), *final.values()], space)
         self.settings = MonitorSettings(
             attacks=named,
             final=final,
@@ -170,14 +156,10 @@ class RobustnessMonitor(Callback):
             log_embeddings=log_embeddings,
             progress=progress,
         )
-        self._history = History()
         self.late_keys: set[str] = set()
-        self._schedule = AttackSchedule(named, attack_every_n_epochs)
+        self._record = RunRecord(named, attack_every_n_epochs)
         self._run: MonitorRun | None = None
         self._is_fitting = True
-        # Wrong arguments are found here
-        self.settings.make_meters()
-        FeatureMeter(2 if num_classes is None else num_classes, mode, torch.device("cpu"))
 
     @property
     @override
@@ -187,11 +169,11 @@ class RobustnessMonitor(Callback):
     @property
     def history(self) -> list[dict[str, float]]:
         """One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix."""
-        return self._history.entries
+        return self._record.history.entries
 
     @history.setter
     def history(self, history: list[dict[str, float]]) -> None:
-        self._history.entries = history
+        self._record.history.entries = history
 
     @override
     def __repr__(self) -> str:
@@ -233,13 +215,12 @@ class RobustnessMonitor(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"schedule": self._schedule.state_dict(), "history": self.history}
+        return self._record.state_dict()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._is_fitting:  # `validate` and `test` load checkpoints too, which must not cut the history short
-            self._schedule.load_state_dict(state_dict["schedule"])
-            self.history = list(state_dict["history"])
+            self._record.load_state_dict(state_dict)
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -247,9 +228,7 @@ class RobustnessMonitor(Callback):
         if self._is_fitting:
             check_validation(trainer)
             check_order(trainer, self)
-            self._history.begin(anew=trainer.current_epoch == 0)
-            if trainer.current_epoch == 0:
-                self._schedule.reset()
+            self._record.begin(trainer)
         warn_of_sharding(trainer, self.settings)
         settings = self._settings_for(trainer)
         self._run = MonitorRun(settings, trainer, pl_module)
@@ -322,19 +301,19 @@ class RobustnessMonitor(Callback):
         if self.history:
             summary = self.summary()
             rank_zero_info(f"RobustnessMonitor:\n{summary}")
-            run.show_summary(summary.lines())
+            run.board.show_summary(summary.lines())
             run.faults.tolerate("the HParams tab lacks the values", partial(close_table, trainer, run.settings))
 
     def _attack_at_the_end(self, run: MonitorRun, trainer: Trainer) -> None:
-        missing = [name for name in self._schedule.missing(trainer) if name in run.settings.attacks]
+        missing = [name for name in self._record.schedule.missing(trainer) if name in run.settings.attacks]
         if not (missing or run.settings.final) or not run.has_sample:
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
         values = run.faults.compute(f"left epoch {run.epoch} out", partial(run.attack_at_the_end, missing))
         if not values:
             return
-        values = self._remember(run, trainer, values, missing)
-        values |= self._draw(run, trainer, values)
+        values = self._record.add(run, trainer, values, missing)
+        values |= self._record.show(run, trainer, values)
         logged = {tag(run.prefix, key): value for key, value in (values | interval_values(values)).items()}
         run.faults.tolerate("the last values could not be logged", partial(log_to_all, trainer, logged))
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
@@ -348,7 +327,7 @@ class RobustnessMonitor(Callback):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and is_spawned(trainer) and trainer.is_global_zero:
-            self._history.send()
+            self._record.history.send()
         if self._run is not None:
             self._run.close_epoch()
         self._run = None
@@ -357,33 +336,9 @@ class RobustnessMonitor(Callback):
         return self.settings.without_gradients() if is_sharded(trainer) else self.settings
 
     def _evaluate(self, run: MonitorRun, trainer: Trainer) -> dict[str, float]:
-        attacks = [name for name in self._schedule.due(trainer) if name in run.settings.attacks]
+        attacks = [name for name in self._record.schedule.due(trainer) if name in run.settings.attacks]
         values = run.end_epoch(attacks)
         if values is None:
             return {"skipped": 1.0}
-        values = self._remember(run, trainer, values, attacks)
-        return values | self._draw(run, trainer, values)
-
-    def _remember(
-        self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Sequence[str]
-    ) -> dict[str, float]:
-        """Add values to the history, and return them together with what the history then says about trust."""
-        if trainer.state.fn != "fit":
-            return values
-        self._history.add(num_training_batches(trainer), run.epoch, log_step(trainer), values)
-        if not attacks:
-            return values
-        self._schedule.record(trainer, run.epoch, attacks)
-        trust = measure_trust(self.history)
-        warn_of_distrust(trainer, run, trust)
-        measured = {f"trust/{name}": agreement.tau for name, agreement in trust.items()}
-        self.history[-1] |= measured
-        return values | measured
-
-    def _draw(self, run: MonitorRun, trainer: Trainer, values: Mapping[str, float]) -> dict[str, float]:
-        """Show the run so far, and return the time that all figures of this evaluation took."""
-        if trainer.state.fn != "fit":
-            return {}
-        taken = run.show_history(self.history)
-        self.history[-1]["seconds/figures"] = self.history[-1].get("seconds/figures", 0.0) + taken
-        return {"seconds/figures": values.get("seconds/figures", 0.0) + taken}
+        values = self._record.add(run, trainer, values, attacks)
+        return values | self._record.show(run, trainer, values)

@@ -1,14 +1,15 @@
 """A training run as a page."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning_robustness.callbacks.monitor_settings import MonitorSettings
 from lightning_robustness.callbacks.run_summary import RunSummary
 from lightning_robustness.measurement.glossary import glossary
-from lightning_robustness.measurement.keys import KEYS, Key, get_key
+from lightning_robustness.measurement.keys import KEYS, find_key, get_key
 from lightning_robustness.measurement.threat_model import ThreatModel
+from lightning_robustness.measurement.trust import Evaluation
 from lightning_robustness.utilities.number_text import write_interval, write_share
 from lightning_robustness.utilities.page import Page
 from lightning_robustness.utilities.provenance import describe_run
@@ -17,7 +18,12 @@ from lightning_robustness.utilities.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Evaluation = Mapping[str, float]
+_PARTS = (
+    ("attacks", "Attacks, by epoch"),
+    ("features", "RDI, ROBY and accuracy, by epoch"),
+    ("fim", "Fisher information and distance to the boundary, by epoch"),
+    ("clever", "CLEVER, by epoch"),
+)
 
 
 def run_page(history: Sequence[Evaluation], settings: MonitorSettings, figure: "Figure") -> Page:
@@ -87,24 +93,9 @@ def _tables(
     ]
 
 
-_PARTS = (
-    ("attacks", "Attacks, by epoch"),
-    ("features", "RDI, ROBY and accuracy, by epoch"),
-    ("fim", "Fisher information and distance to the boundary, by epoch"),
-    ("clever", "CLEVER, by epoch"),
-)
-
-
 def _part(name: str) -> str:
-    key = _find(name)
+    key = find_key(name)  # None for epoch and step
     return "" if key is None or key.role == "bookkeeping" else key.part
-
-
-def _find(name: str) -> Key | None:
-    try:
-        return get_key(name)
-    except ValueError:  # epoch, step
-        return None
 
 
 def _history_table(title: str, history: Sequence[Evaluation], names: Sequence[str]) -> Table:

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 from typing_extensions import Self
 
-from lightning_robustness.callbacks.intervals import accuracy_interval
-from lightning_robustness.measurement.distance_text import describe_distance
+from lightning_robustness.measurement.intervals import accuracy_interval
 from lightning_robustness.measurement.keys import attack_free_metrics
 from lightning_robustness.measurement.trust import (
     Evaluation,
@@ -15,7 +14,8 @@ from lightning_robustness.measurement.trust import (
     pick,
     reference_of,
 )
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.utilities.input_space import InputSpace, check_input_space
+from lightning_robustness.utilities.number_text import write_distance
 
 
 class Choice(NamedTuple):
@@ -80,7 +80,9 @@ class RunSummary:
         number, accuracy = best["samples_attacks"], best[reference]
         masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
         interval, choices = accuracy_interval(accuracy, number), _choices(history, reference)
-        boundary = describe_distance(best["boundary"], input_space) if "boundary" in best else None
+        space = check_input_space(input_space)
+        has_pixels = (space.low, space.high) == (0, 1)
+        boundary = write_distance(best["boundary"], has_pixels) if "boundary" in best else None
         epoch, masked_epochs = int(best["epoch"]), list(masked)
         return cls(reference, epoch, accuracy, interval, int(number), choices, masked_epochs, seconds, boundary)
 

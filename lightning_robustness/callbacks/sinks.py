@@ -10,7 +10,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
+from typing_extensions import override
 
+from lightning_robustness.callbacks.trainer_access import kinds_of
 from lightning_robustness.measurement.keys import Chart, tag
 
 # TensorBoard shows only the last layout of a run, so each writer's layout is kept and extended
@@ -69,8 +71,8 @@ class TensorBoardSink(Sink):
     def _writer(self) -> Any:
         return self._logger.experiment
 
+    @override
     def open(self, charts: Sequence[Chart]) -> None:
-        """Lay out the charts beside those of other prefixes."""
         layout, prefix = _LAYOUTS.setdefault(self._writer, {}), f"{self._start}{self._prefix}"
         # In two groups, as TensorBoard would show those with intervals last
         groups = {f"{prefix}: accuracy under attack": True, f"{prefix}: other values": False}
@@ -79,18 +81,19 @@ class TensorBoardSink(Sink):
             layout |= {title: {chart.title: _lay_out(prefix, chart) for chart in chosen}} if chosen else {}
         self._writer.add_custom_scalars(layout)
 
+    @override
     def image(self, name: str, picture: np.ndarray, step: int) -> None:
-        """Show a picture as a card."""
         self._writer.add_image(self._tag(name), picture, step, dataformats="HWC")
 
+    @override
     def text(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int) -> None:
-        """Show texts as a list."""
         self._writer.add_text(self._tag(name), markdown_list(rows), step)
 
+    @override
     def histogram(self, name: str, values: Tensor, step: int) -> None:
-        """Show a distribution."""
         self._writer.add_histogram(self._tag(name), values, step)
 
+    @override
     def embedding(
         self,
         name: str,
@@ -100,9 +103,9 @@ class TensorBoardSink(Sink):
         thumbnails: Tensor | None,
         step: int,
     ) -> None:
-        """Show points in the projector."""
         self._writer.add_embedding(points, metadata, thumbnails, step, tag=self._tag(name), metadata_header=header)
 
+    @override
     def _tag(self, name: str) -> str:
         return self._start + super()._tag(name)  # the writer, unlike the logger, adds no prefix
 
@@ -111,23 +114,24 @@ class TableSink(Sink):
     """A logger with ``log_image`` and ``log_text`` as that of Weights & Biases has them."""
 
     @property
+    @override
     def takes_images(self) -> bool:  # type: ignore[override]
-        """Whether it takes pictures."""
         return _takes(self._logger, "log_image", "images")
 
+    @override
     def open(self, charts: Sequence[Chart]) -> None:
-        """Show values over epochs, not over steps, where the logger has a choice."""
+        # Values are shown over epochs, not over steps, where the logger has a choice
         define = getattr(getattr(self._logger, "experiment", None), "define_metric", None)
         if define is not None:
             define(f"{self._start}{self._prefix}/*", step_metric=f"{self._start}epoch", step_sync=True)
 
+    @override
     def image(self, name: str, picture: np.ndarray, step: int) -> None:
-        """Show a picture as a panel."""
         if self.takes_images:
             self._logger.log_image(self._tag(name), images=[picture], step=step)
 
+    @override
     def text(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int) -> None:
-        """Show texts as a table."""
         if _takes(self._logger, "log_text", "columns"):
             self._logger.log_text(self._tag(name), columns=list(columns), data=[list(row) for row in rows], step=step)
 
@@ -135,14 +139,15 @@ class TableSink(Sink):
 class MLflowSink(Sink):
     """MLflow, which keeps pictures and texts as artifacts of the run; its charts have no other axis than the step."""
 
+    @override
     def image(self, name: str, picture: np.ndarray, step: int) -> None:
-        """Keep a picture of this step."""
         self._logger.experiment.log_image(self._logger.run_id, picture, key=self._tag(name), step=step)
 
+    @override
     def text(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int) -> None:
-        """Keep texts as a Markdown file."""
         self._logger.experiment.log_text(self._logger.run_id, markdown_list(rows), f"{self._tag(name)}.md")
 
+    @override
     def _tag(self, name: str) -> str:
         return re.sub(r"[^\w\-./ ]", "_", self._start + super()._tag(name), flags=re.ASCII)
 
@@ -150,8 +155,7 @@ class MLflowSink(Sink):
 def sinks_of(loggers: Iterable[Logger], prefix: str) -> Iterator[Sink]:
     """Yield the loggers that show more than scalars."""
     for logger in loggers:
-        # By class name: ``pytorch_lightning`` has copies of the classes
-        kinds = {kind.__name__ for kind in type(logger).__mro__}
+        kinds = kinds_of(logger)
         if "TensorBoardLogger" in kinds:
             yield TensorBoardSink(logger, prefix)
         elif "MLFlowLogger" in kinds:

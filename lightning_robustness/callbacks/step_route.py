@@ -10,6 +10,12 @@ from lightning_robustness.utilities.head import HeadCall, hookable_modules, is_s
 from lightning_robustness.utilities.logits_route import Call, Route, copy_output, is_layer, name_of, trace_logits
 from lightning_robustness.utilities.sandbox import is_compiled
 
+NOT_SEEN = (
+    "Expected `validation_step` to run the network on the inputs of its batch as they are but it did not. Where "
+    "parameters are sharded, values come from hooks alone: no process can run a forward pass by itself. Let the loader "
+    "or `forward` prepare the inputs, instead of `validation_step`."
+)
+
 
 class StepRoute:
     """Record one validation step, and find the route of its logits.
@@ -95,10 +101,3 @@ class StepRoute:
         self._calls.append(Call(name, module, kept, embedding, copy_output(output, module), [], returned))
         if module is self._root:
             self._root, self._output = None, output
-
-
-NOT_SEEN = (
-    "Expected `validation_step` to run the network on the inputs of its batch as they are but it did not. Where "
-    "parameters are sharded, values come from hooks alone: no process can run a forward pass by itself. Let the loader "
-    "or `forward` prepare the inputs, instead of `validation_step`."
-)

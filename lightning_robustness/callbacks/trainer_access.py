@@ -17,10 +17,14 @@ _SHARDED = {"FSDPStrategy", "ModelParallelStrategy"}
 _DEFAULT_DTYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
+def kinds_of(thing: object) -> set[str]:
+    """Return the names of the classes of an object of Lightning: ``pytorch_lightning`` has copies of the classes."""
+    return {kind.__name__ for kind in type(thing).__mro__}
+
+
 def is_sharded(trainer: Trainer) -> bool:
     """Return whether the parameters of the network are spread over processes."""
-    names = {parent.__name__ for parent in type(trainer.strategy).__mro__}
-    return bool(names & _SHARDED) or getattr(trainer.strategy, "zero_stage_3", False)
+    return bool(kinds_of(trainer.strategy) & _SHARDED) or getattr(trainer.strategy, "zero_stage_3", False)
 
 
 def group_size(trainer: Trainer) -> int:
@@ -63,7 +67,7 @@ def check_order(trainer: Trainer, monitor: Callback) -> None:
     """Warn of callbacks that validate with averaged weights and swap them out before the monitor measures."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     before = callbacks[: callbacks.index(monitor)]
-    names = [type(c).__name__ for c in before if "WeightAveraging" in {kind.__name__ for kind in type(c).__mro__}]
+    names = [type(c).__name__ for c in before if "WeightAveraging" in kinds_of(c)]
     if names:
         rank_zero_warn(
             f"RobustnessMonitor comes after {names[0]}, which swaps the averaged weights out before Fisher "
@@ -79,8 +83,7 @@ def has_trained(trainer: Trainer) -> bool:
 
 def is_spawned(trainer: Trainer) -> bool:
     """Return whether Lightning starts processes that end with the run, as `ddp_spawn` and `ddp_fork` do."""
-    launcher = trainer.strategy.launcher
-    return "_MultiProcessingLauncher" in {kind.__name__ for kind in type(launcher).__mro__}
+    return "_MultiProcessingLauncher" in kinds_of(trainer.strategy.launcher)
 
 
 def num_training_batches(trainer: Trainer) -> int:

@@ -21,7 +21,7 @@ class ValidationWatch:
 
     Args:
         model: The module that validation runs.
-        forward: What computes logits, for batches that validation does not run through the head; None if nothing may.
+        forward: What computes logits, for batches that validation does not run through the head; None if it cannot.
         route: How the logits come about.
         meter: What takes the features.
         share: Which samples come to this process.

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_robustness.measurement.attack_meter import Examples
+from lightning_robustness.utilities.drawing import amplification
 from lightning_robustness.utilities.input_space import InputSpace
 
 # Larger images are shrunk to this many pixels, so that a report stays small
@@ -61,7 +62,7 @@ def make_examples(name: str, examples: Examples, input_space: InputSpace) -> lis
     high = x.max().item() if input_space.high is None else input_space.high
     x, x_adv = ((part - low) / ((high - low) or 1.0) for part in (x, x_adv))
     delta = x_adv - x
-    factor = max(1, int(0.5 / (delta.abs().max().item() or 0.5) + 1e-3))  # 0.1 in float32 still gives 5
+    factor = amplification(delta)
     rows = zip(examples.y.tolist(), examples.preds.tolist(), examples.adv_preds.tolist(), strict=True)
     tiles = (x, 0.5 + factor * delta, x_adv)
     return [

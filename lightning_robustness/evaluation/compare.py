@@ -7,7 +7,7 @@ from torch import nn
 from lightning_robustness.evaluation.comparison_checks import UNCLASSIFIED, check_budget, check_prior, check_reports
 from lightning_robustness.evaluation.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.evaluate import evaluate
-from lightning_robustness.evaluation.processes import Processes
+from lightning_robustness.evaluation.processes import Processes, ProcessesLostError, describe_error
 from lightning_robustness.evaluation.resume import check_folder, subfolder
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
@@ -54,6 +54,7 @@ def compare(
         report; if no model can be, the first error is raised.
 
     Raises:
+        RuntimeError: If the connection to another process is lost.
         TypeError: If an entry is neither a model nor a report, or there is no loader to iterate once per model.
         ValueError: If models have different numbers of classes, reports cannot be compared, a report has no sweep, a
             weight is out of range, or no model classifies any sample correctly.
@@ -89,10 +90,11 @@ def compare(
     if reports:
         check_reports(reports, *((list(plan[0]), eps) if modules else ()))
         options["num_classes"] = next(iter(reports.values())).num_classes
-    left_out, errors = [], dict[str, Exception]()
+    left_out, errors, processes = [], dict[str, Exception](), Processes()
     for name, model in modules.items():
         try:
-            report = evaluate(model, dataloader, resume=subfolder(resume, name), **options)  # type: ignore[arg-type]
+            with processes.step():  # so that a model fails in all processes or in none
+                report = evaluate(model, dataloader, resume=subfolder(resume, name), **options)  # type: ignore[arg-type]
             if report.interrupted is not None or report.sweep is None:
                 break
             if not report.sweep.clean_accuracy > 0:
@@ -100,25 +102,26 @@ def compare(
                 rank_zero_warn(f"{UNCLASSIFIED.format(repr(name))} It is left out.")
                 continue
             check_reports(reports | {name: report})
+        except ProcessesLostError:
+            raise
         except Exception as error:  # what was measured of other models is not lost
             errors[name] = error
-            rank_zero_warn(f"{name!r} could not be measured and is left out. {type(error).__name__}: {error}")
+            if len(models) > 1:
+                rank_zero_warn(f"{name!r} could not be measured and is left out. {describe_error(error)}")
             continue
         reports[name] = report
         options["num_classes"] = report.num_classes  # a mismatch must surface before the next sweep
     missing = [name for name in modules if name not in {*reports, *left_out, *errors}]
     if not reports:
         _raise(errors, missing, left_out)
+    # In the words of the first process, so that reports are the same in all of them
+    failed = processes.gather({name: describe_error(error) for name, error in errors.items()})[0]
     ordered = {name: reports[name] for name in models if name in reports}
     origin = describe_run(options.get("device") or "cpu")
     if dataloader is not None:
         origin |= describe_data(dataloader) | {"seed": str(options.get("seed", 0))}
-    failed, origin = Processes().gather((_describe(errors), origin))[0]  # the same words in all processes
+    origin = processes.gather(origin)[0]
     return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out, failed, budget, origin)
-
-
-def _describe(errors: Mapping[str, Exception]) -> dict[str, str]:
-    return {name: f"{type(error).__name__}: {error}" for name, error in errors.items()}
 
 
 def _raise(errors: Mapping[str, Exception], missing: Sequence[str], left_out: Sequence[str]) -> None:

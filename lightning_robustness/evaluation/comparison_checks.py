@@ -1,10 +1,11 @@
-"""Checks of a comparison, made before models are swept or reports are combined."""
+"""Checks of a comparison: what must be the same for all models, and what should be."""
 
 from collections.abc import Mapping, Sequence
 
 from lightning_robustness.evaluation.cmmr import check_weights
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
+from lightning_robustness.measurement.fisher_meter import FisherMeter
 from lightning_robustness.utilities.number_text import write_budget
 
 UNCLASSIFIED = (
@@ -93,6 +94,26 @@ def compared_settings(sweeps: Mapping[str, SweepReport]) -> dict[str, dict[str, 
     """Return the settings that should be equal for all models, each with its value per model."""
     names = dict.fromkeys(name for sweep in sweeps.values() for name in sweep.settings if name != _NOT_COMPARED)
     return {what: {name: sweep.settings.get(what, "unknown") for name, sweep in sweeps.items()} for what in names}
+
+
+def differing_settings(reports: Mapping[str, RobustnessReport], sweeps: Mapping[str, SweepReport]) -> list[str]:
+    """Describe the settings that differ between models, a sentence each."""
+    fisher = {name: report.settings.get(FisherMeter.title, "unknown") for name, report in reports.items()}
+    notes = [
+        f"Models were attacked with different settings, so ranks mean little. {what}: {_list_values(values)}."
+        for what, values in compared_settings(sweeps).items()
+        if len(set(values.values())) > 1
+    ]
+    if len(set(fisher.values())) > 1:
+        listed = _list_values(fisher)
+        notes.append(
+            f"{FisherMeter.title} and distance to the boundary were measured with different settings: {listed}."
+        )
+    return notes
+
+
+def _list_values(values: Mapping[str, str]) -> str:
+    return "; ".join(f"{value} ({name})" for name, value in values.items())
 
 
 def _list(eps: Sequence[float]) -> str:

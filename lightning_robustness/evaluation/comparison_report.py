@@ -12,7 +12,17 @@ from lightning_robustness.evaluation.comparison_checks import (
     check_budget,
     check_prior,
     check_reports,
-    compared_settings,
+    differing_settings,
+)
+from lightning_robustness.evaluation.comparison_tables import (
+    METRIC_LABELS,
+    agreement_table,
+    checkpoint_table,
+    correlation_table,
+    explain_weights,
+    settings_table,
+    value_table,
+    weight_table,
 )
 from lightning_robustness.evaluation.correlation import kendall, kendall_w, pearson, spearman
 from lightning_robustness.evaluation.report import Report
@@ -20,7 +30,6 @@ from lightning_robustness.evaluation.report_fields import check_fields
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS
 from lightning_robustness.evaluation.verdict import Share
-from lightning_robustness.measurement.fisher_meter import FisherMeter
 from lightning_robustness.measurement.keys import Key, attack_free_metrics, get_key
 from lightning_robustness.utilities.number_text import write_budget, write_share
 from lightning_robustness.utilities.table import Table
@@ -35,9 +44,13 @@ _HEADLINES = (
     Key("cmmr", "run", "CMMR", "", True, None, "composite score of the sweep"),
     replace(get_key("acc"), label="clean accuracy", higher_is_better=True),
 )
+# Attributes that are written beside the arguments
+_COMPUTED = (
+    *("budget", "robust_accuracy", "scores", "curves", "composite", "entropy_weights", "weights"),
+    *("adversarial_accuracy", "ranks", "correlations", "metric_pearson", "attack_pearson", "concordance"),
+)
 # Values with a smaller relative difference are equal
 _ROUNDING = 1e-12
-_LABELS = {"accuracy": "accuracy", "ssim": "SSIM (ASS)", "psnr": "PSNR", "mse": "MSE", "ald2": "ALD2"}
 
 
 @dataclass(repr=False)
@@ -135,7 +148,7 @@ class ComparisonReport(Report):
     @property
     def _budget_text(self) -> str:
         first = next(iter(self._sweeps.values()))
-        return write_budget(self.budget or 0.0) + (" in l2" if first.norm == "l2" else "")
+        return write_budget(self.budget or 0.0, first.norm)
 
     def _robust(self, name: str) -> Share:
         return self._sweeps[name].robust_accuracy(self.budget)
@@ -150,31 +163,20 @@ class ComparisonReport(Report):
         notes = [f"The run was interrupted: no results for {', '.join(self.missing)}."] if self.missing else []
         notes += [f"{name} is left out: it classifies no sample correctly." for name in self.left_out]
         notes += [f"{name} is left out: it could not be measured. {error}" for name, error in self.failed.items()]
-        for what, by_model in compared_settings(self._sweeps).items():
-            if len(set(by_model.values())) > 1:
-                listed = "; ".join(f"{value} ({name})" for name, value in by_model.items())
-                notes.append(f"Models were attacked with different settings, so ranks mean little. {what}: {listed}.")
-        measured = {name: report.settings.get(FisherMeter.title, "unknown") for name, report in self.reports.items()}
-        if len(set(measured.values())) > 1:
-            listed = "; ".join(f"{value} ({name})" for name, value in measured.items())
-            notes.append(
-                f"{FisherMeter.title} and distance to the boundary were measured with different settings: {listed}."
-            )
+        notes += differing_settings(self.reports, self._sweeps)
         notes += [f"{name}: {note}" for name, report in self.reports.items() for note in report.notes]
         for metric, weight in self.entropy_weights.items():
             if weight == 0:
                 values = torch.tensor([sweep.values[metric] for sweep in self._sweeps.values()])
                 reason = "is not defined for these inputs" if values.isnan().any() else "is constant"
-                notes.append(f"{_LABELS[metric]} {reason}: it carries no information and has weight 0 in CMMR.")
+                notes.append(f"{METRIC_LABELS[metric]} {reason}: it carries no information and has weight 0 in CMMR.")
         if len(self.reports) < 3:
             notes.append("Correlations over fewer than three models mean nothing: two points always lie on a line.")
         return notes
 
     @override
     def tables(self) -> list[Table]:
-        models = self._order()
-        metrics, attack_free = self._metrics(), self.correlations
-        described = {name: (metrics[name].label, metrics[name].direction) for name in attack_free}
+        models, metrics = self._order(), self._metrics()
         tables = [
             Table(
                 "Models, the most robust first",
@@ -186,40 +188,19 @@ class ComparisonReport(Report):
                     ]
                     for model in models
                 ],
-                note=self._explain_weights(),
+                note=explain_weights(self.weights),
             ),
-            Table(
-                "Attack-free metrics",
-                ["metric", "more robust", *models],
-                [[*described[name], *(self.reports[model].cell(name) for model in models)] for name in attack_free],
-            ),
+            value_table(list(self.correlations), {model: self.reports[model] for model in models}),
             Table(
                 "Ranks, 1 is most robust",
                 ["metric", *models],
                 [[metrics[name].label, *(rank[model] for model in models)] for name, rank in self.ranks.items()],
             ),
-            Table(
-                "Weights of the metrics in CMMR",
-                ["metric", "entropy weight", "prior", "weight"],
-                [
-                    [label, self.entropy_weights[metric], self.prior.get(metric, 1.0), self.weights[metric]]
-                    for metric, label in _LABELS.items()
-                ],
-                folded=True,
-            ),
-            Table(
-                "Correlation of attack-free metrics with adversarial accuracy",
-                ["metric", "more robust", "Pearson", "Spearman", "Kendall", "models"],
-                [[*described[name], *row.values(), len(models)] for name, row in attack_free.items()],
-            ),
-            Table(
-                f"Pearson's correlation of M with each metric, and of CMMR with M (Kendall's W {self.concordance:.4f})",
-                ["attack", *_LABELS.values(), "CMMR"],
-                [[attack, *row.values(), self.attack_pearson[attack]] for attack, row in self.metric_pearson.items()],
-                folded=True,
-            ),
-            Table("Checkpoints", ["model", "checkpoint", "SHA-256"], self._checkpoints()),
-            Table("Settings", ["setting", "value"], self._settings(), folded=True),
+            weight_table(self.entropy_weights, self.prior, self.weights),
+            correlation_table(self.correlations, len(models)),
+            agreement_table(self.metric_pearson, self.attack_pearson, self.concordance),
+            checkpoint_table(self.reports),
+            settings_table(self._sweeps, self.balance),
         ]
         return [table for table in tables if table.rows or table.title != "Checkpoints"]
 
@@ -288,20 +269,6 @@ class ComparisonReport(Report):
 
     @override
     def to_dict(self) -> dict[str, Any]:
-        computed = (
-            *(
-                "budget",
-                "robust_accuracy",
-                "scores",
-                "curves",
-                "composite",
-                "entropy_weights",
-                "weights",
-                "adversarial_accuracy",
-                "ranks",
-            ),
-            *("correlations", "metric_pearson", "attack_pearson", "concordance"),
-        )
         return {
             "kind": type(self).__name__,
             "prior": self.prior,
@@ -310,7 +277,7 @@ class ComparisonReport(Report):
             "left_out": self.left_out,
             "failed": self.failed,
             "provenance": self.provenance,
-            **{name: getattr(self, name) for name in computed},
+            **{name: getattr(self, name) for name in _COMPUTED},
             "reports": {name: report.to_dict() for name, report in self.reports.items()},
         }
 
@@ -322,24 +289,6 @@ class ComparisonReport(Report):
         later = ("failed", "budget", "provenance")  # not in reports of earlier versions
         own |= {name: fields[name] for name in later if name in fields}
         return check_fields(cls(reports, dict(fields["prior"]), **own))
-
-    def _explain_weights(self) -> str:
-        ordered = sorted(self.weights.items(), key=lambda item: -item[1])
-        listed = ", ".join(f"{_LABELS[metric]} {weight:.2f}" for metric, weight in ordered)
-        return f"CMMR weighs metrics by how much they vary (entropy method), not by how much they matter: {listed}."
-
-    def _checkpoints(self) -> list[list[str]]:
-        rows = {name: report.provenance for name, report in self.reports.items() if "checkpoint" in report.provenance}
-        return [[name, row["checkpoint"], row.get("checkpoint SHA-256", "unknown")] for name, row in rows.items()]
-
-    def _settings(self) -> list[list[str]]:
-        budgets = ", ".join(map(write_budget, self.eps))
-        samples = str(next(iter(self._sweeps.values())).samples)
-        rows = {"attacks": ", ".join(self.attacks), "budgets": budgets, "attacked samples": samples}
-        rows["balancing weight"] = f"{self.balance:g}"
-        for what, values in compared_settings(self._sweeps).items():
-            rows[what] = "; ".join(dict.fromkeys(values.values()))
-        return [[name, value] for name, value in rows.items()]
 
     def _score(self) -> CompositeScores:
         # Shape: models, attacks, budgets, metrics

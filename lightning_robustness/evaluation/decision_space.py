@@ -57,10 +57,8 @@ class DecisionSpace:
         return cls(**fields)
 
 
-def embed_batch(subject: Subject, tap: HeadTap | None, attack: Callable[..., Any], batch: Samples) -> dict[str, Tensor]:
+def embed_batch(subject: Subject, tap: HeadTap, attack: Callable[..., Any], batch: Samples) -> dict[str, Tensor]:
     """Attack a batch and return its labels and the inputs of the classifier head, before and after."""
-    if tap is None:
-        raise ValueError("Expected a classifier head to take embeddings from but there is none.")
     x, y, positions = batch.x, batch.labels(), batch.positions
     x_adv = run(subject.forward, attack, x, y, subject.input_space, subject.seed, positions=positions).x_adv
     clean, adversarial = (_embedding(tap, subject.forward, inputs) for inputs in (x, x_adv))

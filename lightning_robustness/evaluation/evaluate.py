@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lightning_robustness.evaluation.setting import open_setting, unwrap
 from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, AttackLike, name_attacks
+from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
@@ -72,7 +73,7 @@ def evaluate(
         dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. C&W by name takes 18 gradients and Square 64 queries; pass ``CW()`` or
+            published attack. C&W by name takes 18 gradients and Square 100 queries; pass ``CW()`` or
             ``Square()`` for more.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
@@ -169,15 +170,26 @@ def evaluate(
         features = FeaturePass(model, subject, wanted, processes, records)
         run = EvaluationRun(model, features, named, attacked, space, processes, records)
         parts = [Part("the features", partial(run.measure_features, dataloader))]
-        parts += [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
-        parts += [Part(f"the attack {name}", partial(run.attack, name)) for name in named]
-        if num_examples and named:
-            parts.append(Part("the adversarial examples", partial(run.show_examples, num_examples)))
-        if plan:
-            parts.append(Part("the sweep", partial(run.sweep, plan, budgets)))
+        parts += _list_parts(run, meters, named, num_examples, plan, budgets)
         if decision_space is not None:
             project = partial(run.project, name_attacks(["pgd"], eps, as_published=True), decision_space)
             parts.append(Part("the decision space", project))
         run.measure(parts)
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
         return run.report(settings, per_sample, origin)
+
+
+def _list_parts(
+    run: EvaluationRun,
+    meters: Iterable[SampleMeter],
+    attacks: Collection[str],
+    num_examples: int,
+    plan: Sequence[Mapping[str, Callable[..., Any]]],
+    budgets: Sequence[float],
+) -> list[Part]:
+    """List the parts that need the sample."""
+    parts = [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
+    parts += [Part(f"the attack {name}", partial(run.attack, name)) for name in attacks]
+    if attacks and num_examples:
+        parts.append(Part("the adversarial examples", partial(run.show_examples, num_examples)))
+    return [*parts, Part("the sweep", partial(run.sweep, plan, budgets))] if plan else parts

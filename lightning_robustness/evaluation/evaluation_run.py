@@ -161,9 +161,12 @@ class EvaluationRun:
             return  # a warning has said that there are no embeddings, or no attacks
         ((name, attack),) = attacks.items()
         subject, samples = self._features.subject, self._take(self._attack_samples)
-        route = self._features.route
-        measure = partial(embed_batch, subject, None if route is None else route.tap(self._model), attack)
-        title = "decision space"
+        route, title = self._features.route, "decision space"
+        tap = None if route is None else route.tap(self._model)
+
+        def measure(batch: Samples) -> dict[str, Tensor]:
+            return {} if tap is None else embed_batch(subject, tap, attack, batch)  # without samples, there is no tap
+
         finished = measure_chunks(self._processes, self._records, title, subject, samples, measure, title)
         if finished.is_interrupted:
             raise KeyboardInterrupt

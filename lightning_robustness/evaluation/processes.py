@@ -6,13 +6,35 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 T = TypeVar("T")
 
 _PREFIX = "lightning_robustness"
 # The time that NCCL has by default, after which it ends the processes without a reason
 _PATIENCE = timedelta(minutes=10)
+
+
+class ProcessesLostError(RuntimeError):
+    """Processes cannot talk to each other any more, so that nothing they do together can go on."""
+
+
+class OtherProcessError(RuntimeError):
+    """Another process failed.
+
+    Args:
+        message: The message, which names the process.
+        reason: The error of that process.
+
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe an error by its kind and message, that of another process as if it were this one's."""
+    return error.reason if isinstance(error, OtherProcessError) else f"{type(error).__name__}: {error}"
 
 
 class _OtherProcessStopped(Exception):  # noqa: N818
@@ -26,7 +48,7 @@ class Processes:
     only then do they exchange results. So no process waits for the results of one that has none.
 
     Raises:
-        RuntimeError: If a process does not take part.
+        ProcessesLostError: If a process does not take part.
 
     """
 
@@ -34,9 +56,11 @@ class Processes:
         is_group = dist.is_available() and dist.is_initialized()
         self.number = dist.get_world_size() if is_group else 1
         self.rank = dist.get_rank() if is_group else 0
-        self._num_steps = 0
+        self._num_steps = self._num_gathers = 0
         self._call = 0
         if self.number > 1:
+            from torch.distributed import distributed_c10d  # not in all builds of torch
+
             # The group has no public access to its key-value store, which can be asked without waiting for the others
             self._store = distributed_c10d._get_default_store()
             self._call = self._store.add(self._calls, 1)
@@ -51,7 +75,7 @@ class Processes:
         except RuntimeError as error:
             self._store.add(self._calls, -1)
             missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
-            raise RuntimeError(
+            raise ProcessesLostError(
                 f"Expected all {self.number} processes to evaluate together but process {', '.join(missing)} did not "
                 f"start within {_PATIENCE.total_seconds():g} seconds. Call the function in every process, not in the "
                 "first alone."
@@ -61,23 +85,29 @@ class Processes:
         """Return the values of all processes, in the order of their ranks.
 
         Raises:
-            RuntimeError: If the connection to a process is lost.
+            ProcessesLostError: If the connection to a process is lost, or one is somewhere else in the program.
 
         """
         if self.number == 1:
             return [value]
-        values: list[T] = [value] * self.number
+        self._num_gathers += 1
+        own = (self._call, self._num_gathers, value)
+        found = [own] * self.number
         try:
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(found, own)
         except RuntimeError as error:
-            raise RuntimeError(
-                f"Process {self.rank} of {self.number} lost the connection to another one, which has ended or does not "
-                f"call the same function: {error}"
+            raise ProcessesLostError(
+                f"Process {self.rank} of {self.number} lost the connection to another one, which has ended: {error}"
             ) from error
-        return values
+        if any(entry[:2] != own[:2] for entry in found):
+            raise ProcessesLostError(
+                f"Expected all {self.number} processes to be in the same part of an evaluation but they are not. An "
+                "error in one of them came before."
+            )
+        return [entry[2] for entry in found]
 
     def poll(self) -> None:
-        """Leave the step if another process has failed or was interrupted in it; costs about 0.1 ms."""
+        """Leave the step if another process has failed or was interrupted in it; takes less than 0.1 ms."""
         if self.number > 1 and self._store.check([self._key]):
             raise _OtherProcessStopped
 
@@ -86,7 +116,7 @@ class Processes:
         """Work that each process does by itself, without talking to the others.
 
         Raises:
-            RuntimeError: If another process failed, with its error.
+            OtherProcessError: If another process failed, with its error.
             KeyboardInterrupt: If one was interrupted and none failed.
 
         """
@@ -99,6 +129,8 @@ class Processes:
             yield
         except _OtherProcessStopped:
             pass
+        except ProcessesLostError:  # of a step within this one
+            raise
         except (Exception, KeyboardInterrupt) as caught:
             error = caught
             self._store.set(self._key, "stopped")
@@ -109,7 +141,7 @@ class Processes:
         """Enter a context in a step, so that all processes enter it or none does.
 
         Raises:
-            RuntimeError: If another process failed.
+            OtherProcessError: If another process failed.
 
         """
         with ExitStack() as stack:
@@ -119,13 +151,14 @@ class Processes:
 
     def _conclude(self, error: BaseException | None) -> None:
         is_failure = isinstance(error, Exception)
-        found = self.gather((error is not None, f"{type(error).__name__}: {error}" if is_failure else ""))
+        found = self.gather((error is not None, describe_error(error) if error is not None and is_failure else ""))
         if error is not None and is_failure:
             raise error
         failed = [(rank, text) for rank, (_, text) in enumerate(found) if text]
         if failed:
+            rank, text = failed[0]
             others = f" So did {len(failed) - 1} more." if len(failed) > 1 else ""
-            raise RuntimeError(f"Process {failed[0][0]} of {self.number} failed. {failed[0][1]}{others}")
+            raise OtherProcessError(f"Process {rank} of {self.number} failed. {text}{others}", text)
         if any(is_stopped for is_stopped, _ in found):
             raise KeyboardInterrupt
 

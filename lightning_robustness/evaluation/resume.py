@@ -16,6 +16,7 @@ from lightning_robustness.evaluation.processes import Processes
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 _UNFINISHED = ".unfinished"
+_VALUES = ".values.json"
 
 
 class Chunk(NamedTuple):
@@ -95,10 +96,11 @@ class Records:
         return self._values.get(part)
 
     def save_values(self, part: str, values: Any) -> None:
-        """Keep the values of a part, which are the same in all processes."""
-        if self._folder is not None and self._processes.rank == 0:
-            text = json.dumps(values)
-            _write(self._folder / f"{part}.values.json", lambda file: file.write(text.encode()))
+        """Keep the values of a part, which are the same in all processes, in all of them at once."""
+        with self._processes.step():
+            if self._folder is not None and self._processes.rank == 0:
+                text = json.dumps(values)
+                _write(self._folder / f"{part}{_VALUES}", lambda file: file.write(text.encode()))
 
     def positions(self, part: str) -> Tensor:
         """Return the positions of the samples for which a part is finished."""
@@ -115,15 +117,20 @@ class Records:
             _write(path, lambda file: torch.save(chunk._asdict(), file))
 
     def _read(self, folder: Path) -> None:
-        for path in sorted(folder.glob("*.values.json")):
-            self._values[path.name.removesuffix(".values.json")] = json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("*.pt")):
+        for path in sorted(folder.glob(f"*{_VALUES}")) + sorted(folder.glob("*.pt")):
             try:
-                chunk = Chunk(**torch.load(path, weights_only=True))
+                if path.suffix == ".pt":
+                    self._add(path.name.rsplit(".", 2)[0], Chunk(**torch.load(path, weights_only=True)))
+                else:
+                    self._values[path.name.removesuffix(_VALUES)] = json.loads(path.read_text(encoding="utf-8"))
             except Exception as error:  # a damaged file can fail in any way
                 rank_zero_warn(f"{path} cannot be read, so its results are computed again: {error}")
-                continue
-            self._chunks.setdefault(path.name.rsplit(".", 2)[0], []).append(chunk)
+
+    def _add(self, part: str, chunk: Chunk) -> None:
+        """Add a chunk, unless it has samples of another: a process of a killed run may have gone on for a while."""
+        chunks = self._chunks.setdefault(part, [])
+        if not any(torch.isin(chunk.positions, other.positions).any() for other in chunks):
+            chunks.append(chunk)
 
 
 def check_folder(resume: Any) -> None:
@@ -137,7 +144,10 @@ def check_folder(resume: Any) -> None:
     if resume is not None and not isinstance(resume, str | Path):
         raise TypeError(f"Expected argument `resume` to be the path of a folder but got {type(resume).__name__}.")
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
-        raise ValueError(f"Expected argument `resume` to be the path of a folder but {resume} is a file.")
+        raise ValueError(
+            f"Expected argument `resume` to be the path of a folder but {resume} is a file. Pass another path, such as "
+            "that of a folder which does not exist yet."
+        )
 
 
 def subfolder(folder: str | Path | None, name: str) -> Path | None:
@@ -154,7 +164,9 @@ def _compare(folder: Path, name: str, facts: Mapping[str, str]) -> None:
     try:
         before = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"Expected the {name} of an evaluation in {path} but it cannot be read: {error}.") from error
+        raise ValueError(
+            f"Expected the {name} of an evaluation in {path} but it cannot be read: {error}. Pass another folder."
+        ) from error
     names = [key for key in {**before, **facts} if before.get(key) != facts.get(key)]
     if names:
         listed = "; ".join(f"{key}: {before.get(key, 'none')} there, {facts.get(key, 'none')} here" for key in names)
@@ -162,10 +174,6 @@ def _compare(folder: Path, name: str, facts: Mapping[str, str]) -> None:
             f"Expected results of the same model, data and settings in {folder} but they differ. {listed}. "
             "Go on with what it was started with, or pass another folder."
         )
-
-
-def _shorten(text: Any) -> str:
-    return str(text) if len(str(text)) <= 200 else f"{str(text)[:200]}..."
 
 
 def _slug(name: str) -> str:

@@ -95,14 +95,15 @@ class RobustnessReport(Report):
         """Budget of robust accuracy to first order as text; empty if it is unknown."""
         if self.boundary is None:
             return ""
-        return write_budget(self.boundary.budget) + (" in l2" if self.boundary.norm == "l2" else "")
+        return write_budget(self.boundary.budget, self.boundary.norm)
 
     def cell(self, name: str) -> Cell:
         """Return a value for a table: the distance to the boundary of images in steps of 8-bit pixels."""
         value = self.metrics.get(name, math.nan)
         has_pixels = self.threat_model is not None and self.threat_model.has_pixels
         in_linf = self.boundary is not None and self.boundary.norm == "linf"
-        return NumberText(write_distance(value)) if name == "boundary" and has_pixels and in_linf else value
+        is_written = name == "boundary" and has_pixels and in_linf and math.isfinite(value)
+        return NumberText(write_distance(value)) if is_written else value
 
     @override
     def tables(self) -> list[Table]:

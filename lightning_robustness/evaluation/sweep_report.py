@@ -94,7 +94,7 @@ class SweepReport(Report):
     @property
     def budget_text(self) -> str:
         """The middle budget as text, with its norm where it is not l-infinity."""
-        return write_budget(self.middle) + (" in l2" if self.norm == "l2" else "")
+        return write_budget(self.middle, self.norm)
 
     def robust_accuracy(self, eps: float | None = None) -> Share:
         """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none."""
@@ -120,7 +120,7 @@ class SweepReport(Report):
     @property
     @override
     def notes(self) -> list[str]:
-        missing = "The sweep was interrupted: it covers the first {} samples." if self.interrupted else ""
+        missing = "The sweep was interrupted: it covers {} samples." if self.interrupted else ""
         return [missing.format(self.samples)] if missing else []
 
     def without_samples(self) -> Self:

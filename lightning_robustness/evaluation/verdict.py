@@ -3,10 +3,9 @@
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from typing_extensions import Self
 
-from lightning_robustness.functional.attack_success_rate import wilson_interval
+from lightning_robustness.measurement.intervals import accuracy_interval
 from lightning_robustness.utilities.number_text import write_interval, write_share
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ class Share(NamedTuple):
         """
         if math.isnan(value):
             return cls(value, 0.0, 1.0, int(samples))
-        trials = torch.tensor(float(samples), dtype=torch.float64)
-        low, high = wilson_interval(value * trials, trials)
-        return cls(value, low.item(), high.item(), int(samples))
+        return cls(value, *accuracy_interval(value, samples), int(samples))
 
     def __str__(self) -> str:
         return f"({write_interval(self.low, self.high)}, n = {self.samples})"

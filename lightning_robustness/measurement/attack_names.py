@@ -13,7 +13,7 @@ WORST, FINAL = "worst", "final"
 _WATCHING: dict[str, tuple[str, dict[str, Any]]] = {
     "pgd": ("strong_pgd", {}),
     "cw": ("cw", {"initial_steps": 16, "steps": 2}),
-    "square": ("square", {"num_queries": 64}),
+    "square": ("square", {"num_queries": 100}),
 }
 # The same in a sweep, which takes attacks as published: 200 queries are those of the RDI paper for CIFAR
 _PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {"square": ("square", {"num_queries": 200})}
@@ -25,7 +25,7 @@ def name_attacks(
     """Get attacks by the names that their values are reported under.
 
     ``"pgd"`` by name is ``get_attack("strong_pgd")``, so that a value under this name is the same verdict everywhere;
-    pass ``PGD()`` for the published attack. ``"cw"`` by name takes 16 steps of DDN and 2 of Adam, ``"square"`` 64
+    pass ``PGD()`` for the published attack. ``"cw"`` by name takes 16 steps of DDN and 2 of Adam, ``"square"`` 100
     queries. ``"worst"`` by name is reported as ``cascade``, since ``worst`` is the worst case of all attacks.
 
     Args:

@@ -1,6 +1,6 @@
 from collections.abc import Iterable
 
-from lightning_robustness.measurement.keys import KEYS, Key, get_key
+from lightning_robustness.measurement.keys import KEYS, find_key
 from lightning_robustness.utilities.table import Table
 
 
@@ -20,14 +20,7 @@ def glossary(names: Iterable[str]) -> Table:
         ...
 
     """
-    names = list(names)
-    known = [key for key in KEYS if any(_belongs(name, key) for name in names)]
-    rows = [[key.name, key.glossary, key.unit, key.direction] for key in known if key.role != "bookkeeping"]
+    explained = {key.glossary for key in map(find_key, names) if key is not None}
+    known = [key for key in KEYS if key.glossary in explained and key.role != "bookkeeping"]
+    rows = [[key.name, key.glossary, key.unit, key.direction] for key in known]
     return Table("Terms", ["key", "meaning", "unit", "more robust"], rows, folded=True)
-
-
-def _belongs(name: str, key: Key) -> bool:
-    try:
-        return get_key(name).glossary == key.glossary
-    except ValueError:
-        return False

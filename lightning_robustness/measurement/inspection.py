@@ -86,13 +86,13 @@ def check_route(
     if num_classes not in (None, route.num_classes):
         raise ValueError(
             f"Expected {num_classes} classes, as `num_classes` or the models before say, but the model has "
-            f"{route.num_classes}."
+            f"{route.num_classes}. Leave `num_classes` out, or compare models of the same classes."
         )
     if y is not None:
         check_classes(y, route.num_classes)
     if route.head is None:
         rank_zero_warn(
-            f"{type(model).__name__} has no last layer to take embeddings from: of the logits, {route.reason}. "
+            f"{type(model).__name__} has no last layer to take embeddings from: {route.reason}. "
             "`rdi_embedding`, ROBY, FSA and FSD are left out; nothing else needs it."
         )
 

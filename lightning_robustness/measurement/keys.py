@@ -148,6 +148,14 @@ def get_key(name: str) -> Key:
         'accuracy under the worst attack (higher is more robust)'
 
     """
+    key = find_key(name)
+    if key is None:
+        raise ValueError(f"Expected one of {', '.join(key.name for key in KEYS)} but got {name!r}.")
+    return key
+
+
+def find_key(name: str) -> Key | None:
+    """Return the table entry of a value as ``get_key`` does, None if there is none."""
     for key in KEYS:
         family, placeholder = _split(key.name)
         if name == key.name and not placeholder:
@@ -156,7 +164,7 @@ def get_key(name: str) -> Key:
             member = name.removeprefix(family)
             label, chart = (text and text.replace(f"<{placeholder}>", member) for text in (key.label, key.chart))
             return replace(key, name=name, label=label or "", chart=chart)
-    raise ValueError(f"Expected one of {', '.join(key.name for key in KEYS)} but got {name!r}.")
+    return None
 
 
 def attack_free_metrics() -> dict[str, Key]:

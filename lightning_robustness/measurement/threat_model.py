@@ -15,10 +15,10 @@ _MAX_MEMBERS = 4
 
 
 class AttackFacts(NamedTuple):
-    """What a reader has to know about an attack.
+    """Facts about an attack that a reader of a report needs.
 
     Args:
-        budgets: Norms and sizes of what it may do, by norm; empty for an attack without a budget.
+        budgets: Largest perturbation by norm; empty for an attack without a budget.
         settings: Numbers of steps, restarts and queries, as text.
         queries: Forward passes that it took, on average over the samples; None if it was not counted.
 
@@ -31,7 +31,7 @@ class AttackFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """What attackers may do to the inputs, and how hard they tried.
+    """Perturbations that attackers may make, and how hard they tried.
 
     Args:
         attacks: The attacks by name.
@@ -91,10 +91,7 @@ class ThreatModel:
         for facts in self.attacks.values():
             for norm, eps in facts.budgets.items():
                 largest[norm] = max(eps, largest.get(norm, 0.0))
-        # l-infinity goes without saying
-        return " and ".join(
-            write_budget(eps) + (f" in {norm}" if norm == "l2" else "") for norm, eps in largest.items()
-        )
+        return " and ".join(write_budget(eps, norm) for norm, eps in largest.items())
 
     @property
     def has_pixels(self) -> bool:

@@ -263,19 +263,20 @@ def _find_last(
         if is_function:
             return None, "a matrix of weights is applied outside of any module"
         names = list(dict.fromkeys(call.name for call in reached))
+        listed = ", ".join(map(repr, names))
         if given is not None and given not in names:
-            return None, f"they come from {', '.join(map(repr, names)) or 'no layer'}"
+            return None, f"the logits come from {listed or 'no layer'}"
         if len(reached) != 1:
-            return None, f"they come from {len(reached)} layers{': ' if names else ''}{', '.join(map(repr, names))}"
+            return None, f"the logits come from {len(reached)} layers{': ' if names else ''}{listed}"
         last = reached[0]
-    else:  # the graph is cut: the layer with the same output
+    else:  # the graph is cut, or the pass was made without one: the layer with the same output
         same = [call for call in layers if call.name in sources]
         if not same:
-            return None, "autograd cannot trace them back to a layer"
+            return None, "no layer returns the logits as they are, and no graph of autograd leads back to one"
         exact = [call for call in same if any(_is_view(logits, tensor) for tensor in call.returned)]
         last = (exact or same)[-1]
         if given is not None and last.name != given:
-            return None, f"they come from {last.name!r}"
+            return None, f"the logits come from {last.name!r}"
     if [call for call in calls if call.name == last.name][-1] is not last:
         return None, f"{last.name!r} runs again after it"
     if last.embedding is None or len(last.embedding) != len(logits):

@@ -2,8 +2,8 @@
 
 import math
 
-# 8-bit pixels have this many steps
-_STEPS = 255
+# Steps of 8-bit pixels, and parts of a step, so that budgets of tenths and quarters are written as such
+_STEPS, _PARTS = 255, 20
 
 
 def write_share(share: float) -> str:
@@ -31,28 +31,39 @@ def write_interval(low: float, high: float) -> str:
     return f"{100 * low:.{digits}f}-{100 * high:.{digits}f} %"
 
 
-def write_budget(eps: float) -> str:
+def write_budget(eps: float, norm: str | None = None) -> str:
     """Write a perturbation budget, in steps of 8-bit pixels where it is such a fraction and not a short decimal.
+
+    Args:
+        eps: The budget.
+        norm: Its norm; l2 is named, the others go without saying.
 
     Example:
         >>> from lightning_robustness.utilities.number_text import write_budget
-        >>> write_budget(8 / 255), write_budget(0.5 / 255), write_budget(0.11), write_budget(8.0)
-        ('8/255', '0.5/255', '0.11', '8')
+        >>> write_budget(8 / 255), write_budget(0.25 / 255), write_budget(0.11), write_budget(8.0, "l2")
+        ('8/255', '0.25/255', '0.11', '8 in l2')
 
     """
-    steps = 10 * _STEPS * eps
+    parts = _PARTS * _STEPS * eps
     is_decimal = math.isclose(eps, round(eps, 3), rel_tol=1e-6)
-    is_fraction = 0 < eps < 1 and math.isclose(steps, round(steps), rel_tol=1e-6)
-    return f"{round(steps) / 10:g}/{_STEPS}" if is_fraction and not is_decimal else f"{eps:.4g}"
+    is_fraction = 0 < eps < 1 and math.isclose(parts, round(parts), rel_tol=1e-6)
+    text = f"{round(parts) / _PARTS:g}/{_STEPS}" if is_fraction and not is_decimal else f"{eps:.4g}"
+    return f"{text} in l2" if norm == "l2" else text
 
 
-def write_distance(distance: float) -> str:
-    """Write a distance between images with values in [0, 1], in steps of 8-bit pixels.
+def write_distance(distance: float, has_pixels: bool = True) -> str:
+    """Write a distance between inputs, such as that to the decision boundary.
+
+    Args:
+        distance: The distance, in un-normalised units.
+        has_pixels: Whether values are pixels in [0, 1], so that the distance is written in steps of 8 bits.
 
     Example:
         >>> from lightning_robustness.utilities.number_text import write_distance
-        >>> write_distance(0.0122)
-        '3.1/255'
+        >>> write_distance(0.0122), write_distance(0.7123, has_pixels=False)
+        ('3.1/255', '0.712')
 
     """
-    return f"{_STEPS * distance:.1f}/{_STEPS}" if math.isfinite(distance) else str(distance)
+    if not math.isfinite(distance):
+        return "infinite" if distance > 0 else str(distance)
+    return f"{_STEPS * distance:.1f}/{_STEPS}" if has_pixels else f"{distance:.3g}"

@@ -25,7 +25,7 @@ def describe_run(device: torch.device | str = "cpu") -> dict[str, str]:
         device: Device that the model is on.
 
     """
-    from lightning_robustness import __version__
+    from lightning_robustness import __version__  # here, since the package imports this module
 
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

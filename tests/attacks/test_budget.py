@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import pytest
 import torch
 
@@ -25,6 +27,7 @@ def foreign(**attributes):
         (foreign(), None),
         (foreign(eps=0.1, norm="l2"), Budget("l2", 0.1)),
         (foreign(eps=1), Budget(None, 1)),
+        (foreign(eps=Fraction(1, 4)), Budget(None, 0.25)),
         (foreign(eps="0.1"), None),
         (foreign(eps=torch.ones(3)), None),
         (get_attack("torchattacks:PGDL2", eps=0.5), Budget("l2", 0.5)),

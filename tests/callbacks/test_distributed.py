@@ -76,7 +76,7 @@ def test_streams_of_unequal_length(tmp_path, two_processes):
     expected = validate(tmp_path)
     first, second = two_processes(validate_streams, tmp_path, Share)
     assert first == second
-    for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
+    for key in ("rdi", "roby", "rdi_embedding", "acc", "debug/samples"):
         assert first[f"robustness/{key}"] == pytest.approx(expected[f"robustness/{key}"], rel=1e-6), key
     assert first["robustness/debug/samples_fim"] == 52  # half of the sample each, rounded up
 
@@ -87,7 +87,7 @@ def test_a_process_without_samples_counts_as_none(tmp_path, two_processes):
     expected = validate(tmp_path)
     first, second = two_processes(validate_streams, tmp_path, Everything)
     assert first == second
-    for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
+    for key in ("rdi", "roby", "rdi_embedding", "acc", "debug/samples"):
         assert first[f"robustness/{key}"] == pytest.approx(expected[f"robustness/{key}"], rel=1e-6), key
     assert first["robustness/debug/samples_fim"] == 26  # its half of the sample
     assert first["robustness/debug/samples_attacks"] == 52

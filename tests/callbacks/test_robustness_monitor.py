@@ -971,7 +971,7 @@ class Undifferentiable(Classifier):
             {"num_classes": 7},
             "Expected 7 classes, as `num_classes`.*the model has 10",
         ),
-        (Classifier, val_loader, {"head": "net.6"}, "'net.6' is not, because they come from 'net.9'"),
+        (Classifier, val_loader, {"head": "net.6"}, "'net.6' is not, because the logits come from 'net.9'"),
         (Classifier, val_loader, {"attacks": [lambda x: x]}, "takes 1 positional argument but 3 were given"),
         (Undifferentiable, val_loader, {}, "Fisher information cannot be computed.*`fim_samples=0`.*blackbox"),
         (Classifier, val_loader, {"head": "net.fc"}, "Expected `head` to be part of Classifier but got 'net.fc'"),

@@ -36,3 +36,20 @@ def test_a_head_that_is_given():
         StepRoute(network, inputs(), "nowhere")
     with pytest.raises(ValueError, match="Expected `head` to be the layer that the logits come from"):
         watch(network, inputs(), next(name for name, _ in network.named_children())).find(None)
+
+
+class Scaled(Network):
+    """A temperature, which is no layer, comes after the head."""
+
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+def test_logits_that_no_layer_returns_have_no_head():
+    network = Scaled(num_classes=3).eval()
+    route, call = watch(network, inputs()).find(None)
+    assert (route.head, route.num_features, call.embedding) == (None, 0, None)
+    assert route.reason == "no layer returns the logits as they are, and no graph of autograd leads back to one"
+    assert find_route(network, inputs()).head is not None
+    with torch.no_grad():
+        torch.testing.assert_close(call.logits, network(inputs()))

@@ -56,7 +56,10 @@ def test_different_numbers_of_classes_are_found_before_the_sweep(digits, digits_
     with pytest.warns(UserWarning, match="'b' could not be measured and is left out. ValueError: Expected 10 classes"):
         report = compare({"a": digits_network, "b": other}, loader, ["fgsm"], [0.1, 0.2], progress=False)
     assert list(report.reports) == ["a"]
-    expected = "ValueError: Expected 10 classes, as `num_classes` or the models before say, but the model has 12."
+    expected = (
+        "ValueError: Expected 10 classes, as `num_classes` or the models before say, but the model has 12. Leave "
+        "`num_classes` out, or compare models of the same classes."
+    )
     assert report.failed == {"b": expected}
     assert f"b is left out: it could not be measured. {expected}" in report.notes
     assert type(report).from_dict(report.to_dict()).failed == report.failed

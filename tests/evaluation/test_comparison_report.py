@@ -80,6 +80,9 @@ def test_ranks_follow_the_direction_of_each_metric(reports):
     order = sorted(report.scores, key=report.scores.get, reverse=True)
     assert [report.ranks["cmmr"][name] for name in order] == [1, 2, 3, 4]
     assert list(report.ranks)[:4] == ["robust_acc", "adv_acc", "cmmr", "acc"]
+    (axis,) = report.plot_ranks().axes
+    drawn = dict(zip(report.ranks, axis.images[0].get_array().tolist(), strict=True))
+    assert (drawn["rdi"], drawn["fim"]) == ([1, 2, 2, 4], [4, 2, 1, 3])
 
 
 def test_misleading_metrics_are_shown_but_rank_nothing(reports):

@@ -134,9 +134,20 @@ def test_damaged_files_are_measured_again(tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.warns(UserWarning, match="cannot be read, so its results are computed again"):
         assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
+    (tmp_path / "features.values.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"features.values.json cannot be read, so its results are computed again"):
+        assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
     (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"Expected the settings of an evaluation in .* but it cannot be read"):
+    with pytest.raises(ValueError, match=r"Expected the settings of an evaluation in .* but it cannot be read.* Pass"):
         evaluate_some(tmp_path)
+
+
+def test_samples_that_were_written_twice_count_once(tmp_path):
+    expected = without_times(evaluate_some(tmp_path, batch_size=5))
+    chunk = torch.load(min(tmp_path.glob("attack*.pt")), weights_only=True)
+    name = min(tmp_path.glob("attack*.pt")).name.replace(".0000", ".9999")
+    torch.save(chunk, tmp_path / name)
+    assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
 
 
 def test_files_hold_no_pickled_objects(tmp_path):
@@ -148,7 +159,7 @@ def test_files_hold_no_pickled_objects(tmp_path):
 
 def test_what_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"Expected argument `resume` to be the path of a folder but .*file is a file"):
+    with pytest.raises(ValueError, match=r"`resume` to be the path of a folder but .*file is a file. Pass another"):
         evaluate_some(tmp_path / "file")
     with pytest.raises(TypeError, match="Expected argument `resume` to be the path of a folder but got int"):
         evaluate_some(3)

@@ -1,6 +1,10 @@
+import math
+
 import pytest
 
 from lightning_robustness.evaluation import RobustnessReport
+from lightning_robustness.measurement.boundary_curve import BoundaryCurve
+from lightning_robustness.measurement.threat_model import ThreatModel
 from tests.evaluation.reports import make_full_report, make_report, make_sweep
 
 
@@ -62,3 +66,14 @@ def test_settings_of_the_sweep_are_shown():
     report = make_report(sweep=make_sweep(settings={"pgd at eps = 0.1": "PGD(steps=10)"}))
     (table,) = [table for table in report.tables() if table.title == "Settings of the sweep"]
     assert table.rows == [["pgd at eps = 0.1", "PGD(steps=10)"]]
+
+
+@pytest.mark.parametrize(("norm", "is_image"), [("linf", True), ("linf", False), ("l2", True)])
+def test_distances_between_images_are_in_steps_of_pixels(norm, is_image):
+    curve = BoundaryCurve(norm, [0.0, 0.1], [0.9, 0.5], [0.8, 0.4], [1.0, 0.6])
+    for value, text in ((0.0122, "3.1/255"), (math.inf, math.inf)):
+        report = make_report(
+            metrics={"boundary": value, "rdi": 0.0122}, boundary=curve, threat_model=ThreatModel(is_image=is_image)
+        )
+        assert report.cell("boundary") == (text if norm == "linf" and is_image else value)
+        assert report.cell("rdi") == 0.0122

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import evaluate, processes
-from lightning_robustness.evaluation.processes import Processes
+from lightning_robustness.evaluation.processes import Processes, ProcessesLostError
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.evaluation.distributed_evaluation import (
     EPS,
@@ -107,7 +107,7 @@ def test_a_process_that_fails_ends_all_with_its_error(two_processes, expected):
     for name, message in MESSAGES.items():
         assert second["errors"][name].startswith(message), name
         is_local = name in ("slow attack", "attack", "batch", "sweep")
-        own = f"RuntimeError: Process 1 of 2 failed. {message}" if is_local else message
+        own = f"OtherProcessError: Process 1 of 2 failed. {message}" if is_local else message
         assert first["errors"][name].startswith(own), name
     assert first["calls"] < 19  # it did not attack all of its samples first
 
@@ -127,7 +127,7 @@ def start_alone(rank):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(processes, "_PATIENCE", timedelta(seconds=0.5))
             message = "all 2 processes to evaluate together but process 1 did not start within 0.5 seconds"
-            with pytest.raises(RuntimeError, match=message):
+            with pytest.raises(ProcessesLostError, match=message):
                 Processes()
     dist.barrier()
     return Processes().gather(rank)
@@ -173,7 +173,7 @@ def within_lightning(rank, path):
     fabric = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     module, loader = fabric.setup_module(Module()), fabric.setup_dataloaders(make_loader())
-    with pytest.raises(ValueError, match=r"DistributedDataParallel inside of .*Pass the module within, such as"):
+    with pytest.raises(ValueError, match=r"got DistributedDataParallel inside of .*Pass the module within, such as"):
         evaluate_with(module, loader)
     return callback.report, evaluate_with(module.module, loader)
 
@@ -183,3 +183,16 @@ def test_within_a_trainer_and_fabric(tmp_path, two_processes):
     for reports in two_processes(within_lightning, tmp_path):
         for report in reports:
             assert_same(report, expected)
+
+
+def out_of_step(rank):
+    """One process has left an evaluation that the other is still in."""
+    outer, inner = Processes(), Processes()
+    message = "all 2 processes to be in the same part of an evaluation but they are not"
+    with pytest.raises(ProcessesLostError, match=message), outer.step():
+        _ = inner.gather(None) if rank == 0 else None
+    return Processes().gather(rank)
+
+
+def test_processes_that_are_out_of_step_say_so(two_processes):
+    assert two_processes(out_of_step) == [[0, 1], [0, 1]]

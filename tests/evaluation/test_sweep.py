@@ -287,5 +287,5 @@ def test_interruption_returns_what_is_finished(digits, digits_network):
         report = sweep(Interrupted(), [(x, y)], **options)
     assert report.interrupted
     assert report.samples == 80
-    assert report.notes == ["The sweep was interrupted: it covers the first 80 samples."]
+    assert report.notes == ["The sweep was interrupted: it covers 80 samples."]
     assert report.values == sweep(digits_network, [(x[:80], y[:80])], **options).values

@@ -15,4 +15,4 @@ def test_text_has_a_row_for_every_attack_and_budget():
 
 def test_interruption_is_noted():
     assert make_sweep().notes == []
-    assert make_sweep(interrupted=True).notes == ["The sweep was interrupted: it covers the first 100 samples."]
+    assert make_sweep(interrupted=True).notes == ["The sweep was interrupted: it covers 100 samples."]

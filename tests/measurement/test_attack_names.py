@@ -21,11 +21,11 @@ def test_attacks_by_name():
         "pgd": get_attack("strong_pgd", eps=0.1),
         "fgsm": get_attack("fgsm", eps=0.1),
         "cw": CW(initial_steps=16, steps=2),
-        "square": Square(eps=0.1, num_queries=64),
+        "square": Square(eps=0.1, num_queries=100),
         "pgd_l2": PGD(eps=1.0, norm="l2"),
         "deepfool": TorchattacksAdapter(attack="DeepFool"),
     }
-    defaults = {"pgd": get_attack("strong_pgd"), "square": Square(num_queries=64)}
+    defaults = {"pgd": get_attack("strong_pgd"), "square": Square(num_queries=100)}
     assert name_attacks(["pgd", "square"]) == defaults
     assert name_attacks(DEFAULT_ATTACKS) == {**defaults, "cw": CW(initial_steps=16, steps=2)}
     assert name_attacks([]) == {}
@@ -49,7 +49,7 @@ def test_attacks_in_a_mapping():
         "mine": custom,
         "Square": attacks["Square"],
     }
-    assert attacks["Square"] == Square(eps=0.1, num_queries=64)
+    assert attacks["Square"] == Square(eps=0.1, num_queries=100)
 
 
 def test_attacks_as_published():

@@ -11,30 +11,46 @@ from lightning_robustness.utilities.number_text import write_budget, write_dista
         (8 / 255, "8/255"),
         (0.5 / 255, "0.5/255"),
         (3.1 / 255, "3.1/255"),
+        (0.25 / 255, "0.25/255"),
         (0.11, "0.11"),
+        (0.3, "0.3"),  # also 76.5/255
+        (0.0314, "0.0314"),
+        (1e-9, "1e-09"),
         (0.2, "0.2"),  # also 51/255
         (0.1, "0.1"),
         (0.0123456, "0.01235"),
         (8.0, "8"),
+        (8, "8"),
         (0.0, "0"),
         (1.0, "1"),
     ],
 )
 def test_budgets(eps, text):
     assert write_budget(eps) == text
+    assert (write_budget(eps, "linf"), write_budget(eps, "l2")) == (text, f"{text} in l2")
 
 
-@pytest.mark.parametrize("steps", range(1, 51))
+@pytest.mark.parametrize("steps", range(1, 255))
 def test_fractions_of_255_can_be_read_back(steps):
     numerator, _, denominator = write_budget(steps / 255).partition("/")
     assert float(numerator) / float(denominator or 1) == pytest.approx(steps / 255)
 
 
-def test_distances():
-    assert write_distance(0.0122) == "3.1/255"
-    assert write_distance(-0.0122) == "-3.1/255"
-    assert write_distance(math.inf) == "inf"
-    assert write_distance(math.nan) == "nan"
+@pytest.mark.parametrize(
+    ("distance", "has_pixels", "text"),
+    [
+        (8 / 255, True, "8.0/255"),
+        (0.0122, True, "3.1/255"),
+        (-0.0122, True, "-3.1/255"),
+        (0.0, True, "0.0/255"),
+        (12.34, False, "12.3"),
+        (0.25, False, "0.25"),
+        (math.inf, True, "infinite"),
+        (math.nan, False, "nan"),
+    ],
+)
+def test_distances(distance, has_pixels, text):
+    assert write_distance(distance, has_pixels) == text
 
 
 def test_shares_and_intervals():

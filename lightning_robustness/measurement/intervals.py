@@ -14,7 +14,7 @@ def accuracy_interval(accuracy: float, number: float) -> tuple[float, float]:
     """Return the 95 % Wilson interval of an accuracy over a number of samples.
 
     Example:
-        >>> from lightning_robustness.callbacks.intervals import accuracy_interval
+        >>> from lightning_robustness.measurement.intervals import accuracy_interval
         >>> low, high = accuracy_interval(0.8, 10)
         >>> round(low, 4), round(high, 4)
         (0.4902, 0.9433)
@@ -29,7 +29,7 @@ def interval_values(values: Mapping[str, float]) -> dict[str, float]:
     """Return the ends of the intervals of all accuracies under attack, by name; empty if the number is not known.
 
     Example:
-        >>> from lightning_robustness.callbacks.intervals import interval_values
+        >>> from lightning_robustness.measurement.intervals import interval_values
         >>> values = interval_values({"adv_acc/pgd": 0.8, "samples_attacks": 10})
         >>> {name: round(value, 4) for name, value in values.items()}
         {'adv_acc_low/pgd': 0.4902, 'adv_acc_high/pgd': 0.9433}

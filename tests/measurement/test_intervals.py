@@ -3,7 +3,7 @@ import math
 import pytest
 import scipy.stats
 
-from lightning_robustness.callbacks.intervals import accuracy_interval, interval_values
+from lightning_robustness.measurement.intervals import accuracy_interval, interval_values
 
 
 @pytest.mark.parametrize(("successes", "number"), [(0, 10), (3, 10), (10, 10), (4999, 10000)])
