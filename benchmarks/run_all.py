@@ -51,7 +51,7 @@ ROWS = (
         "monitor_overhead",
     ),
     (
-        "five epochs with everything on: PGD five times, C&W and Square once",
+        "five epochs with everything on: PGD five times, C&W and Square twice",
         "{fit:.2f} times as long: C&W {fit_cw:.0%}, Square {fit_square:.0%}, PGD {fit_pgd:.0%}, figures "
         "{fit_figures:.0%}, Fisher information {fit_fim:.0%}, RDI and ROBY {fit_features:.0%}",
         "the run without the monitor, small network, Fashion-MNIST",
