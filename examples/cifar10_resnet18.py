@@ -10,7 +10,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from cifar10 import SPACE, cifar10, random_images
+from cifar10_data import SPACE, cifar10, random_images
 from resnet18 import resnet18
 from torch import Tensor, nn
 from torch.utils.data import DataLoader

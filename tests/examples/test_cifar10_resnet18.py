@@ -9,7 +9,7 @@ import torch
 
 from tests.examples.conftest import EXAMPLES
 
-CIFAR10 = runpy.run_path(str(EXAMPLES / "cifar10.py"))
+CIFAR10 = runpy.run_path(str(EXAMPLES / "cifar10_data.py"))
 NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
 
