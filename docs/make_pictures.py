@@ -1,4 +1,4 @@
-"""Make the pictures of README.md and docs/ anew, from the examples.
+"""Regenerate the pictures of README.md and docs/ from the examples.
 
 Takes a few minutes: ``python docs/make_pictures.py``, or with the names of examples. Screenshots take Chromium.
 """

@@ -31,7 +31,7 @@ def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure |
         history: One mapping per evaluation, with ``epoch``, ``step`` and the measured values. If an epoch has several
             values of one kind, all are drawn against the step instead.
         prefix: Prefix of the monitor, for the title.
-        figure: A figure of this function to draw anew, which takes half the time.
+        figure: A figure that this function returned earlier, to redraw in half the time.
 
     Raises:
         ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.

@@ -44,7 +44,7 @@ def sweep(
     accuracy can only fall. The others start from where the attack ended at the budget before, with the perturbation
     stretched to the new one, and take 40 % of the steps; more where more than a fifth of the budget is new, and all
     from a half on. FGSM only has to be stretched, since its gradient is the same at all budgets. Attacks other than PGD
-    and its settings, and those with restarts, start anew with what is left.
+    and its settings, and those with restarts, start again with what is left.
 
     Quality is that of images of full strength of all samples, as in the CMMR paper: samples that are broken, or wrong
     without an attack, go on to the last step at every budget too, from where they were at the budget before. Cascades
