@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-_LIBRARIES = ("torch", "lightning", "torchmetrics", "torchattacks")
+_LIBRARIES = ("lightning", "torchmetrics", "torchattacks")
 # Home directories, and absolute directories up to the last separator; 8/255 has none
 _HOME = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[/\\](?:home|Users)[/\\][^/\\'\"=@,;\]}]+")
 _DIRECTORIES = re.compile(r"(?<![\w.)])(?:~[/\\]|[A-Za-z]:[/\\]|/)(?:[^'\"=@,;:/\\]+[/\\])*")
@@ -29,7 +29,10 @@ def describe_run(device: torch.device | str = "cpu") -> dict[str, str]:
 
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "versions": ", ".join([f"lightning-robustness {__version__}", *_versions(_LIBRARIES)]),
+        # torch names its build, as in 2.6.0+cpu, which the version of its distribution may leave out
+        "versions": ", ".join(
+            [f"lightning-robustness {__version__}", f"torch {torch.__version__}", *_versions(_LIBRARIES)]
+        ),
         "machine": ", ".join([f"{platform.system()} {platform.machine()}", _processor(), *_accelerator(device)]),
         "Python": platform.python_version(),
     }
