@@ -28,12 +28,27 @@ def test_the_version_is_the_same_everywhere():
     assert citation["version"] == VERSION
 
 
+def read_combinations():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    return workflow["jobs"]["test"]["strategy"]["matrix"]
+
+
+def test_the_workflow_tests_every_python_ours_and_what_pip_brings():
+    matrix = read_combinations()
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    named = re.findall(r"Python :: (3\.\d+)", config["metadata"]["classifiers"])
+    assert matrix["python"] == named
+    torches = [combination["torch"] for combination in matrix["include"]]
+    assert re.search(r"TORCH:-(.+?)}", (ROOT / ".ci" / "run").read_text()).group(1) in torches
+    assert "" in torches  # nothing before the README's command
+
+
 def test_the_workflow_tests_the_lower_bounds():
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     bounds = dict(line.split(">=") for line in config["options"]["install_requires"].split() if ">=" in line)
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]["strategy"]
-    lowest = jobs["matrix"]["include"][-1]
+    lowest = read_combinations()["include"][-1]
     pins = dict(pin.split("==") for pin in f"{lowest['torch']} {lowest['others']}".split())
     assert {name: pins[name] for name in bounds} == {name: f"{bound}.0" for name, bound in bounds.items()}
     assert config["options"]["python_requires"] == f">={lowest['python']}"
