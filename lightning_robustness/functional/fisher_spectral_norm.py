@@ -113,7 +113,8 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
             Results are in un-normalised units.
         tolerance: Relative error, estimated from the residual, at which ``"lanczos"`` stops for a sample, and relative
-            change still to come at which ``"power"`` stops.
+            change still to come at which ``"power"`` stops. A loose one may, for a rare sample, stop at a smaller
+            eigenvalue.
         max_steps: Largest number of their steps.
         num_directions: Number of random vectors of ``"rayleigh"`` and ``"blackbox"``.
         distribution: Distribution of the random vectors of ``"rayleigh"``.

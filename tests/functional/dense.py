@@ -14,8 +14,11 @@ def jacobian(model, x, create_graph=False):
 
 def information(model, x):
     """Fisher information G of each sample in float64, shape ``(N, n, n)``."""
-    p = model(x).detach().double().softmax(dim=1)
-    J = jacobian(model, x).double()  # noqa: N806
+    return information_of(jacobian(model, x), model(x).detach())
+
+
+def information_of(jacobian, logits):
+    p, J = logits.double().softmax(dim=1), jacobian.double()  # noqa: N806
     return J.mT @ (torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)) @ J
 
 

