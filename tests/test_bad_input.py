@@ -892,7 +892,7 @@ for callback in (RobustEarlyStopping, RobustModelCheckpoint):
         "robustness/rdi",
         mode=[("best", ValueError, r"to be one of \('min', 'max'\) but got 'best'")],
         guard=[(v, ValueError, "to be a string that is not empty but got") for v in ("", 3)],
-        tolerance=[(v, ValueError, amount) for v in (-1, "x", NAN)],
+        guard_tolerance=[(v, ValueError, amount) for v in (-1, "x", NAN)],
         guard_mode=[("best", ValueError, r"to be one of \('min', 'max'\) but got 'best'")],
     )
     options(callback, "val_loss", mode=[(None, ValueError, "to be 'min' or 'max', whichever is better for 'val_loss'")])

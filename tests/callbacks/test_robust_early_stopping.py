@@ -89,7 +89,7 @@ def test_epochs_far_below_the_best_accuracy_use_up_patience_but_are_no_candidate
     stopping = guarded(patience=3, stopping_threshold=0.8)
     assert epochs_trained(tmp_path, stopping, score, acc=acc) == 4
     assert stopping.best_score == 0.5
-    assert epochs_trained(tmp_path, guarded(tolerance=0.2, stopping_threshold=0.8), score, acc=acc) == 2
+    assert epochs_trained(tmp_path, guarded(guard_tolerance=0.2, stopping_threshold=0.8), score, acc=acc) == 2
 
 
 def test_no_candidate_diverges_all_the_same(tmp_path):
@@ -98,7 +98,7 @@ def test_no_candidate_diverges_all_the_same(tmp_path):
 
 
 def test_the_guard_may_be_a_loss(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", patience=3, guard="acc", guard_mode="min", tolerance=0.1)
+    stopping = RobustEarlyStopping("score", mode="max", patience=3, guard="acc", guard_mode="min", guard_tolerance=0.1)
     assert epochs_trained(tmp_path, stopping, FALLING, acc=[1 - value for value in LEARNING]) == 7
 
 

@@ -90,7 +90,7 @@ def test_untrained_epochs_are_not_kept(tmp_path):
 
 def test_epochs_far_below_the_best_accuracy_are_no_candidates(tmp_path):
     assert fit(tmp_path / "a", guarded(tmp_path / "a"), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]) == {2}
-    assert fit(tmp_path / "b", guarded(tmp_path / "b", tolerance=0.05), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]) == {1}
+    assert fit(tmp_path / "b", guarded(tmp_path / "b", guard_tolerance=0.05), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]) == {1}
 
 
 def test_the_guard_may_be_a_loss(tmp_path):
@@ -231,7 +231,7 @@ def test_the_last_epoch_of_a_run_that_stops_early_is_judged(tmp_path, logger):
 
     monitor = RobustnessMonitor(attacks=("pgd", "fgsm"), eps=0.02, fim_samples=0, attack_samples=101, log_figures=False)
     checkpoint = RobustModelCheckpoint(
-        "robustness/adv_acc/worst", dirpath=tmp_path, filename="{epoch}", tolerance=1.0, save_top_k=2
+        "robustness/adv_acc/worst", dirpath=tmp_path, filename="{epoch}", guard_tolerance=1.0, save_top_k=2
     )
     trainer = make_trainer(
         *(tmp_path, monitor, Stop(), checkpoint),
@@ -282,8 +282,8 @@ def test_arguments():
     assert (checkpoint.mode, checkpoint.save_top_k, checkpoint.filename) == ("min", 3, "{epoch}")
     with pytest.raises(ValueError, match="`mode` to be 'min' or 'max', whichever is better for 'val_loss'"):
         RobustModelCheckpoint("val_loss")
-    with pytest.raises(ValueError, match="`tolerance` to be a finite number of at least 0"):
-        RobustModelCheckpoint("robustness/fim", tolerance=-1)
+    with pytest.raises(ValueError, match="`guard_tolerance` to be a finite number of at least 0"):
+        RobustModelCheckpoint("robustness/fim", guard_tolerance=-1)
 
 
 def test_lightning_cli_knows_the_arguments_of_both_classes():
@@ -291,7 +291,7 @@ def test_lightning_cli_knows_the_arguments_of_both_classes():
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(RobustModelCheckpoint, "checkpoint")
-    arguments = {"monitor": "robustness/rdi", "save_top_k": 2, "tolerance": 0.1}
+    arguments = {"monitor": "robustness/rdi", "save_top_k": 2, "guard_tolerance": 0.1}
     config = parser.parse_object({"checkpoint": {"class_path": "RobustModelCheckpoint", "init_args": arguments}})
     checkpoint = getattr(parser, "instantiate", parser.instantiate_classes)(config).checkpoint
     assert (checkpoint.monitor, checkpoint.save_top_k, checkpoint.mode) == ("robustness/rdi", 2, "max")
