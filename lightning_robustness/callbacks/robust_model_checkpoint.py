@@ -31,8 +31,8 @@ class RobustModelCheckpoint(ModelCheckpoint):
 
     Ties go to clean accuracy. Among the epochs whose value is within ``tie_margin`` of the best so far, the one with
     the highest clean accuracy comes first, a later one before an earlier one of the same accuracy; the other epochs
-    follow, by their values. The first ``save_top_k`` of this order are kept, ``best_model_path`` is the first of them, and
-    ``best_model_score`` its own value. Clean accuracy is what the monitor logs as ``acc`` under the prefix of the
+    follow, by their values. The first ``save_top_k`` of this order are kept, ``best_model_path`` is the first of them,
+    and ``best_model_score`` its own value. Clean accuracy is what the monitor logs as ``acc`` under the prefix of the
     value, or the value of a guard that is named. Where it is not logged, the best value comes first.
 
     It is guarded by clean accuracy, unless the value is robust accuracy or not of this package. Attack-free values,
@@ -81,9 +81,8 @@ class RobustModelCheckpoint(ModelCheckpoint):
         check_name("monitor", monitor)
         super().__init__(monitor=monitor, mode=mode_of(monitor, mode), save_on_train_epoch_end=False, **kwargs)
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
-        is_ours = split_key(monitor)[1] is not None
-        default = 0.005 if is_ours else 0.0
-        self.tie_margin = default if tie_margin is None else check_number("tie_margin", tie_margin)
+        default_margin = 0.0 if split_key(monitor)[1] is None else 0.005
+        self.tie_margin = default_margin if tie_margin is None else check_number("tie_margin", tie_margin)
         self._sign = 1 if self.mode == "max" else -1
         self._guard_value = math.nan
         # Values of the guard by the path of the checkpoint
