@@ -886,6 +886,7 @@ options(
 options(
     RobustModelCheckpoint, monitor=[(v, ValueError, "to be a string that is not empty but got") for v in (None, 3, "")]
 )
+options(RobustModelCheckpoint, "robustness/rdi", tie_margin=[(v, ValueError, amount) for v in (-1, "x", NAN)])
 for callback in (RobustEarlyStopping, RobustModelCheckpoint):
     options(
         callback,
