@@ -23,7 +23,7 @@ def main() -> None:
     L.seed_everything(0)
 
     monitor = RobustnessMonitor(attacks=("pgd",), eps=0.1)
-    # Both consider only epochs whose clean accuracy is within two points of the best
+    # Considers only epochs whose clean accuracy is within two points of the best: RDI is often highest in the first
     stopping = RobustEarlyStopping("robustness/rdi", patience=arguments.patience)
     checkpoint = RobustModelCheckpoint("robustness/adv_acc/pgd")
 

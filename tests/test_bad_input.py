@@ -886,13 +886,14 @@ options(
 options(
     RobustModelCheckpoint, monitor=[(v, ValueError, "to be a string that is not empty but got") for v in (None, 3, "")]
 )
+options(RobustModelCheckpoint, "robustness/rdi", tie_margin=[(v, ValueError, amount) for v in (-1, "x", NAN)])
 for callback in (RobustEarlyStopping, RobustModelCheckpoint):
     options(
         callback,
         "robustness/rdi",
         mode=[("best", ValueError, r"to be one of \('min', 'max'\) but got 'best'")],
         guard=[(v, ValueError, "to be a string that is not empty but got") for v in ("", 3)],
-        tolerance=[(v, ValueError, amount) for v in (-1, "x", NAN)],
+        guard_tolerance=[(v, ValueError, amount) for v in (-1, "x", NAN)],
         guard_mode=[("best", ValueError, r"to be one of \('min', 'max'\) but got 'best'")],
     )
     options(callback, "val_loss", mode=[(None, ValueError, "to be 'min' or 'max', whichever is better for 'val_loss'")])

@@ -7,11 +7,30 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness.callbacks.trainer_access import is_sharded, logged_in_this_epoch
-from lightning_robustness.measurement.keys import find_key
+from lightning_robustness.measurement.keys import Key, find_key
 from lightning_robustness.utilities.checks import check_option
 
 ExtremeMode = Literal["min", "max"]
-DEFAULT_GUARD = "robustness/acc"
+
+
+def split_key(key: str) -> tuple[str, Key | None]:
+    """Split a logged key into its prefix and its entry in the table of keys; outside the table there is no entry.
+
+    Example:
+        >>> from lightning_robustness.callbacks.awaited_keys import split_key
+        >>> prefix, entry = split_key("val/robustness/asr/pgd")
+        >>> prefix, entry.name
+        ('val/robustness', 'asr/pgd')
+        >>> split_key("val/loss")
+        ('robustness', None)
+
+    """
+    parts = key.split("/")
+    for start in range(1, len(parts)):  # prefixes may have several parts
+        entry = find_key("/".join(parts[start:]).removeprefix("debug/"))
+        if entry is not None:
+            return "/".join(parts[:start]), entry
+    return "robustness", None
 
 
 def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
@@ -33,13 +52,9 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
     if mode is not None:
         check_option("mode", mode, ExtremeMode)
         return mode
-    parts = key.split("/")
-    for start in range(1, len(parts)):  # prefixes may have several parts
-        found = find_key("/".join(parts[start:]))
-        if found is not None and found.higher_is_better is not None:
-            return "max" if found.higher_is_better else "min"
-        if found is not None:
-            break
+    _, entry = split_key(key)
+    if entry is not None and entry.higher_is_better is not None:
+        return "max" if entry.higher_is_better else "min"
     raise ValueError(f"Expected argument `mode` to be 'min' or 'max', whichever is better for {key!r}, but got None.")
 
 
@@ -62,21 +77,19 @@ def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
         )
 
 
-def check_guard(trainer: Trainer, owner: Callback, guard: str | None) -> None:
-    """Check, where the callbacks of a Trainer tell, that the key of a guard will be logged.
+def check_default_guard(trainer: Trainer, owner: Callback, guard: str) -> None:
+    """Check that a callback of a Trainer will log the key of a guard that the user did not name.
 
     Raises:
-        MisconfigurationException: If it will not.
+        MisconfigurationException: If none will.
 
     """
-    if guard == DEFAULT_GUARD and guard not in _promised(trainer):
+    if guard not in _promised(trainer):
         others = [f"guard={key!r}" for key in _promised(trainer) if key.endswith("/acc")]
         remedy = " or ".join([*others, "the key of a clean accuracy that the module logs", "guard=None"])
         raise MisconfigurationException(
             f"{type(owner).__name__} is guarded by {guard!r}, which will not be logged. Pass {remedy}."
         )
-    if guard is not None:
-        check_awaited(trainer, owner, guard)
 
 
 def new_value(trainer: Trainer, key: str) -> float | None:

@@ -10,10 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_robustness.callbacks.awaited_keys import (
-    DEFAULT_GUARD,
     ExtremeMode,
     check_awaited,
-    check_guard,
     mode_of,
     new_value,
 )
@@ -31,10 +29,11 @@ class RobustEarlyStopping(EarlyStopping):
     logged every five epochs exhausts the patience while it improves, and it stops at the first NaN. Here, epochs
     without a new finite value neither improve nor use up patience.
 
-    It is guarded by clean accuracy. Attack-free values are often best before the network has learnt anything. An epoch
-    is a candidate only if its clean accuracy is within ``tolerance`` of the best so far. When the best accuracy rises,
-    earlier epochs are judged again: the score to beat is the best of those that are still candidates. Patience starts
-    again whenever the guard reaches a new best.
+    It is guarded by clean accuracy, unless the value is robust accuracy or not of this package. Attack-free values,
+    success rates and distortions are often best before the network has learnt anything. An epoch is a candidate only if
+    its clean accuracy is within ``guard_tolerance`` of the best so far. When the best accuracy rises, earlier epochs
+    are judged again: the score to beat is the best of those that are still candidates. Patience starts again whenever
+    the guard reaches a new best.
 
     Args:
         monitor: Key of the value, ``"robustness/adv_acc/worst"`` for instance.
@@ -44,8 +43,11 @@ class RobustEarlyStopping(EarlyStopping):
         stopping_threshold: Stop as soon as the value of a candidate is better than this.
         divergence_threshold: Stop as soon as the value is worse than this.
         verbose: Whether to say what happens.
-        guard: Key of the clean accuracy, or of any other value that is logged in validation; None for no guard.
-        tolerance: Distance from the best value of the guard within which an epoch is a candidate.
+        guard: Key of the clean accuracy, or of any other value that is logged in validation; None for no guard. By
+            default (``"auto"``) the clean accuracy of the monitor guards all of its values but robust accuracy, which
+            is ``adv_acc/*`` and ``boundary_acc``.
+        guard_tolerance: Distance from the best value of the guard within which an epoch is a candidate, 0.02 by
+            default. If it is given, robust accuracy is guarded too.
         guard_mode: ``"min"`` or ``"max"``, what is better for the guard.
 
     Raises:
@@ -68,8 +70,8 @@ class RobustEarlyStopping(EarlyStopping):
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
         verbose: bool = False,
-        guard: str | None = DEFAULT_GUARD,
-        tolerance: float = 0.02,
+        guard: str | None = "auto",
+        guard_tolerance: float | None = None,
         guard_mode: ExtremeMode = "max",
     ) -> None:
         check_name("monitor", monitor)
@@ -87,7 +89,7 @@ class RobustEarlyStopping(EarlyStopping):
             divergence_threshold=divergence_threshold,
             check_on_train_epoch_end=False,
         )
-        self._guard = Guard(guard, tolerance, guard_mode, type(self).__name__)
+        self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
         self._guard_value = math.nan
         # Score, value of the guard, and whether that was a new best, of each evaluation
         self._evaluations: list[tuple[float, float, bool]] = []
@@ -97,7 +99,7 @@ class RobustEarlyStopping(EarlyStopping):
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             check_awaited(trainer, self, self.monitor)
-            check_guard(trainer, self, self._guard.key)
+            self._guard.check(trainer, self)
 
     @override
     def state_dict(self) -> dict[str, Any]:

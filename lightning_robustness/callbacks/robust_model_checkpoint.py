@@ -8,46 +8,57 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_robustness.callbacks.awaited_keys import (
-    DEFAULT_GUARD,
     ExtremeMode,
     came_late,
     check_awaited,
-    check_guard,
     last_value,
     mode_of,
     new_value,
+    split_key,
 )
 from lightning_robustness.callbacks.guard import Guard
-from lightning_robustness.utilities.checks import check_name
+from lightning_robustness.utilities.checks import check_name, check_number
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
 class RobustModelCheckpoint(ModelCheckpoint):
     """Keep the checkpoints of the most robust epochs.
 
-    It differs from Lightning's ``ModelCheckpoint`` in two ways.
+    It differs from Lightning's ``ModelCheckpoint`` in three ways.
 
     It considers only epochs with a new finite value. Lightning scores an epoch without one with the value of an earlier
     epoch, and gives up when the value is missing in the first epoch.
 
-    It is guarded by clean accuracy. Attack-free values are often best before the network has learnt anything. An epoch
-    is a candidate only if its clean accuracy is within ``tolerance`` of the best so far. When the best accuracy rises,
-    the checkpoints that are kept are judged again: one that is no longer a candidate has the worst possible score from
-    then on, so that the next candidate is the best, and replaces it where ``save_top_k`` are kept.
+    Ties go to clean accuracy. Among the epochs whose value is within ``tie_margin`` of the best so far, the one with
+    the highest clean accuracy comes first, a later one before an earlier one of the same accuracy; the other epochs
+    follow, by their values. The first ``save_top_k`` of this order are kept, ``best_model_path`` is the first of them,
+    and ``best_model_score`` its own value. Clean accuracy is what the monitor logs as ``acc`` under the prefix of the
+    value, or the value of a guard that is named. Where it is not logged, the best value comes first.
+
+    It is guarded by clean accuracy, unless the value is robust accuracy or not of this package. Attack-free values,
+    success rates and distortions are often best before the network has learnt anything. An epoch is a candidate only if
+    its clean accuracy is within ``guard_tolerance`` of the best so far; the rule for ties applies to candidates. When
+    the best accuracy rises, the checkpoints that are kept are judged again: one that is no longer a candidate comes
+    last from then on, so that the next candidate replaces it.
 
     Checkpoints are saved at the end of validation, and at the end of training if attacks run once more there.
 
     Args:
         monitor: Key of the value, ``"robustness/adv_acc/worst"`` for instance.
         mode: ``"min"`` or ``"max"``, what is better; by default, for values of this package, what is more robust.
-        guard: Key of the clean accuracy, or of any other value that is logged in validation; None for no guard.
-        tolerance: Distance from the best value of the guard within which an epoch is a candidate.
+        guard: Key of the clean accuracy, or of any other value that is logged in validation; None for no guard. By
+            default (``"auto"``) the clean accuracy of the monitor guards all of its values but robust accuracy, which
+            is ``adv_acc/*`` and ``boundary_acc``.
+        guard_tolerance: Distance from the best value of the guard within which an epoch is a candidate, 0.02 by
+            default. If it is given, robust accuracy is guarded too.
         guard_mode: ``"min"`` or ``"max"``, what is better for the guard.
+        tie_margin: Distance from the best value within which the clean accuracy decides, in the units of the value; by
+            default 0.005 for values of this package, 0 for others.
         **kwargs: Other arguments of ``ModelCheckpoint``, such as ``dirpath``, ``filename``, ``save_top_k`` and
             ``save_last``; all but ``save_on_train_epoch_end``.
 
     Raises:
-        ValueError: If ``mode`` is missing for a key of unknown direction, or the tolerance is negative.
+        ValueError: If ``mode`` is missing for a key of unknown direction, or the tolerance or the margin is negative.
 
     Example:
         >>> from lightning_robustness import RobustModelCheckpoint
@@ -61,17 +72,24 @@ class RobustModelCheckpoint(ModelCheckpoint):
         self,
         monitor: str,
         mode: ExtremeMode | None = None,
-        guard: str | None = DEFAULT_GUARD,
-        tolerance: float = 0.02,
+        guard: str | None = "auto",
+        guard_tolerance: float | None = None,
         guard_mode: ExtremeMode = "max",
+        tie_margin: float | None = None,
         **kwargs: Any,
     ) -> None:
         check_name("monitor", monitor)
         super().__init__(monitor=monitor, mode=mode_of(monitor, mode), save_on_train_epoch_end=False, **kwargs)
-        self._guard = Guard(guard, tolerance, guard_mode, type(self).__name__)
+        self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
+        default_margin = 0.0 if split_key(monitor)[1] is None else 0.005
+        self.tie_margin = default_margin if tie_margin is None else check_number("tie_margin", tie_margin)
+        self._sign = 1 if self.mode == "max" else -1
         self._guard_value = math.nan
         # Values of the guard by the path of the checkpoint
         self._guard_values: dict[str, float] = {}
+        # Value, and that of the guard, of every epoch that was a candidate, kept or not
+        self._evaluations: list[tuple[float, float]] = []
+        self._lowest_tied = -math.inf
         self._has_seen_value = False
 
     @override
@@ -80,17 +98,28 @@ class RobustModelCheckpoint(ModelCheckpoint):
         if stage == "fit":
             assert self.monitor is not None
             check_awaited(trainer, self, self.monitor)
-            check_guard(trainer, self, self._guard.key)
+            self._guard.check(trainer, self)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "guard": self._guard.state_dict(), "guard_values": dict(self._guard_values)}
+        own = {
+            "guard": self._guard.state_dict(),
+            "guard_values": dict(self._guard_values),
+            "evaluations": list(self._evaluations),
+        }
+        return {**super().state_dict(), **own}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._guard.load_state_dict(state_dict["guard"])
-        self._guard_values = dict(state_dict["guard_values"])
+        if not self.best_k_models:  # in another directory, Lightning starts anew
+            return
+        is_same_guard = state_dict["guard"]["key"] == self._guard.key
+        self._guard_values = dict(state_dict["guard_values"]) if is_same_guard else {}
+        self._evaluations = [
+            (value, other if is_same_guard else math.nan) for value, other in state_dict["evaluations"]
+        ]
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -117,10 +146,17 @@ class RobustModelCheckpoint(ModelCheckpoint):
         self._judge(trainer, monitor_candidates, new_value(trainer, str(self.monitor)))
 
     @override
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        if current is None or not 0 <= self.save_top_k <= len(self.best_k_models):
+            return current is not None
+        return self._rank(current, self._guard_value) >= self._rank_of(self.kth_best_model_path)
+
+    @override
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         if filepath in self.best_k_models:  # the state that is saved must have it
             self._guard_values[filepath] = self._guard_value
         self._guard_values = {path: self._guard_values.get(path, math.nan) for path in self.best_k_models}
+        self._arrange()
         super()._save_checkpoint(trainer, filepath)
 
     def _judge(self, trainer: Trainer, monitor_candidates: dict[str, Tensor], score: float | None) -> None:
@@ -128,14 +164,30 @@ class RobustModelCheckpoint(ModelCheckpoint):
         if score is None:
             return
         self._has_seen_value, self._guard_value = True, self._guard.value(trainer)
-        if self.save_top_k != 0 and self._guard.admits(self._guard_value):
-            self._demote()
-            self._save_monitor_checkpoint(trainer, monitor_candidates)
+        if self.save_top_k == 0:
+            return
+        if self._guard.admits(self._guard_value):
+            self._evaluations.append((score, self._guard_value))
+            self._arrange()  # Lightning removes the last
+            # All processes go by their mean
+            self._save_monitor_checkpoint(trainer, {**monitor_candidates, str(self.monitor): torch.tensor(score)})
+        self._arrange()
 
-    def _demote(self) -> None:
-        """Give checkpoints that are no longer candidates the worst possible score, so that Lightning replaces them."""
-        worst = torch.tensor(-math.inf if self.mode == "max" else math.inf)
-        for path in self.best_k_models:
-            if not self._guard.admits(self._guard_values.get(path, math.nan)):
-                self.best_k_models[path] = worst
-                self.kth_best_model_path, self.kth_value = path, worst
+    def _arrange(self) -> None:
+        """Tell Lightning which checkpoint is the best, and which it is to remove next."""
+        values = [self._sign * value for value, guard_value in self._evaluations if self._guard.admits(guard_value)]
+        self._lowest_tied = max(values, default=-math.inf) - 1.0001 * self.tie_margin  # values are logged in float32
+        if self.best_k_models:
+            paths = sorted(self.best_k_models, key=self._rank_of)  # a later one above its equals
+            self.kth_best_model_path, self.best_model_path = paths[0], paths[-1]
+            self.kth_value, self.best_model_score = (self.best_k_models[paths[end]] for end in (0, -1))
+
+    def _rank_of(self, path: str) -> tuple[bool, bool, float, float]:
+        return self._rank(self.best_k_models[path], self._guard_values.get(path, math.nan))
+
+    def _rank(self, score: Tensor, guard_value: float) -> tuple[bool, bool, float, float]:
+        """Return what to sort epochs by, the best one last: clean accuracy if it is tied with the best, else value."""
+        value = self._sign * score.item()
+        is_tied = value >= self._lowest_tied
+        accuracy = self._guard.quality(guard_value) if is_tied else -math.inf
+        return self._guard.admits(guard_value), is_tied, accuracy, value if math.isinf(accuracy) else 0.0

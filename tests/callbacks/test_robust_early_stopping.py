@@ -10,8 +10,8 @@ from tests.callbacks.modules import Classifier, Scripted, make_trainer, train_lo
 
 def epochs_trained(tmp_path, stopping, score, max_epochs=20, ckpt_path=None, callbacks=(), **kwargs):
     """Train while a score, and a clean accuracy where one is given, are logged."""
-    logged = {key: kwargs.pop(key) for key in ("acc",) if key in kwargs}
-    callbacks = [Scripted(score=score, **logged), stopping, *callbacks]
+    logged = {"robustness/acc" if "/" in stopping.monitor else "acc": kwargs.pop("acc")} if "acc" in kwargs else {}
+    callbacks = [Scripted(**{stopping.monitor: score}, **logged), stopping, *callbacks]
     trainer = make_trainer(tmp_path, *callbacks, max_epochs=max_epochs, **kwargs)
     trainer.fit(Classifier(), train_loader(size=32), val_loader(size=16), ckpt_path=ckpt_path)
     return trainer.current_epoch
@@ -89,7 +89,7 @@ def test_epochs_far_below_the_best_accuracy_use_up_patience_but_are_no_candidate
     stopping = guarded(patience=3, stopping_threshold=0.8)
     assert epochs_trained(tmp_path, stopping, score, acc=acc) == 4
     assert stopping.best_score == 0.5
-    assert epochs_trained(tmp_path, guarded(tolerance=0.2, stopping_threshold=0.8), score, acc=acc) == 2
+    assert epochs_trained(tmp_path, guarded(guard_tolerance=0.2, stopping_threshold=0.8), score, acc=acc) == 2
 
 
 def test_no_candidate_diverges_all_the_same(tmp_path):
@@ -98,15 +98,18 @@ def test_no_candidate_diverges_all_the_same(tmp_path):
 
 
 def test_the_guard_may_be_a_loss(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", patience=3, guard="acc", guard_mode="min", tolerance=0.1)
+    stopping = RobustEarlyStopping("score", mode="max", patience=3, guard="acc", guard_mode="min", guard_tolerance=0.1)
     assert epochs_trained(tmp_path, stopping, FALLING, acc=[1 - value for value in LEARNING]) == 7
 
 
-def test_robust_overfitting_is_stopped(tmp_path):
-    robust = [0.3, 0.4, 0.5, 0.48, 0.46, 0.44, 0.42, 0.40, 0.38, 0.36]
-    stopping = guarded(patience=3)
-    assert epochs_trained(tmp_path, stopping, robust, acc=[0.80, 0.85, 0.88, 0.88, 0.88] + [0.87] * 5) == 6
+def test_robust_overfitting_is_stopped_although_clean_accuracy_rises(tmp_path):
+    robust, acc = [0.3, 0.4, 0.5] + [0.4] * 9, [0.8 + 0.01 * epoch for epoch in range(12)]
+    stopping = RobustEarlyStopping("robustness/adv_acc/pgd", patience=3)
+    assert epochs_trained(tmp_path, stopping, robust, max_epochs=12, acc=acc) == 6
     assert stopping.best_score == 0.5
+    for guard in ({"guard": "robustness/acc"}, {"guard": "robustness/acc", "guard_tolerance": 0.1}):
+        restarted = RobustEarlyStopping("robustness/adv_acc/pgd", patience=3, **guard)
+        assert epochs_trained(tmp_path, restarted, robust, max_epochs=12, acc=acc) == 12
 
 
 @pytest.mark.parametrize("resumed_after", [1, 2, 4])
@@ -165,7 +168,8 @@ def test_a_prefix_that_no_monitor_has_is_found_in_setup(tmp_path):
 
 
 def test_guards_that_will_not_come_are_found_in_setup(tmp_path):
-    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=(), prefix="r"), RobustEarlyStopping("r/rdi"))
+    stopping = RobustEarlyStopping("score", mode="max", guard_tolerance=0.1)
+    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=(), prefix="r"), stopping)
     with pytest.raises(MisconfigurationException, match=r"guarded by 'robustness/acc', .* Pass guard='r/acc'"):
         trainer.fit(Classifier(), train_loader(), val_loader())
 

@@ -15,10 +15,10 @@ from tests.callbacks.modules import Classifier, Scripted, make_trainer, train_lo
 
 def fit(path, checkpoint, score, *callbacks, ckpt_path=None, max_epochs=None, module=None, **kwargs):
     """Train while a score, and a clean accuracy where one is given, are logged; return the epochs that were kept."""
-    logged = {key: kwargs.pop(key) for key in ("acc",) if key in kwargs}
+    logged = {"robustness/acc" if "/" in checkpoint.monitor else "acc": kwargs.pop("acc")} if "acc" in kwargs else {}
     epochs = max_epochs or (len(score) if isinstance(score, list) else 10)
     settings = {"max_epochs": epochs, "enable_checkpointing": True, **kwargs}
-    trainer = make_trainer(path, Scripted(score=score, **logged), *callbacks, checkpoint, **settings)
+    trainer = make_trainer(path, Scripted(**{checkpoint.monitor: score}, **logged), *callbacks, checkpoint, **settings)
     trainer.fit(module or Classifier(), train_loader(size=32), val_loader(size=16), ckpt_path=ckpt_path)
     return kept(path)
 
@@ -90,7 +90,9 @@ def test_untrained_epochs_are_not_kept(tmp_path):
 
 def test_epochs_far_below_the_best_accuracy_are_no_candidates(tmp_path):
     assert fit(tmp_path / "a", guarded(tmp_path / "a"), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]) == {2}
-    assert fit(tmp_path / "b", guarded(tmp_path / "b", tolerance=0.05), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]) == {1}
+    assert fit(
+        tmp_path / "b", guarded(tmp_path / "b", guard_tolerance=0.05), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]
+    ) == {1}
 
 
 def test_the_guard_may_be_a_loss(tmp_path):
@@ -102,9 +104,112 @@ def test_several_checkpoints_are_judged_again(tmp_path):
     checkpoint = guarded(tmp_path, save_top_k=2)
     assert fit(tmp_path, checkpoint, [0.9, 0.5], acc=LEARNING) == {0, 1}
     assert checkpoint.best_model_path.endswith("epoch=1.ckpt"), "the other one is no candidate any more"
-    assert sorted(score.item() for score in checkpoint.best_k_models.values()) == [-math.inf, 0.5]
+    assert checkpoint.best_model_score == 0.5
+    assert sorted(score.item() for score in checkpoint.best_k_models.values()) == pytest.approx([0.5, 0.9])
     checkpoint = guarded(tmp_path / "long", save_top_k=2)
     assert fit(tmp_path / "long", checkpoint, FALLING, acc=LEARNING) == {3, 4}
+
+
+ADV_ACC = "robustness/adv_acc/pgd"
+# Robust overfitting: the rate falls in epoch 4, robust accuracy peaks in 5 and falls, clean accuracy goes on rising
+OVERFITTING = [0.30, 0.40, 0.42, 0.43, 0.510, 0.530, 0.527, 0.50, 0.48, 0.46]
+RISING = [0.50, 0.60, 0.65, 0.66, 0.780, 0.790, 0.800, 0.82, 0.84, 0.85]
+
+
+@pytest.mark.parametrize(
+    ("options", "epoch"),
+    [
+        ({}, 6),
+        ({"tie_margin": 0.0}, 5),
+        ({"tie_margin": 0.02}, 6),
+        ({"tie_margin": 0.031}, 7),
+        ({"guard": None}, 6),
+        ({"guard": "robustness/acc"}, 8),
+        ({"guard": "robustness/acc", "guard_tolerance": 0.04}, 9),  # by then, 7 is gone
+        ({"guard": "robustness/acc", "guard_tolerance": 1.0}, 6),
+    ],
+)
+def test_robust_overfitting(tmp_path, options, epoch):
+    """By default the peak is kept, or what ties with it; a guard refuses it."""
+    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=tmp_path, filename="{epoch}", **options)
+    assert fit(tmp_path, checkpoint, OVERFITTING, acc=RISING) == {epoch}
+    assert checkpoint.best_model_path == str(tmp_path / f"epoch={epoch}.ckpt")
+    assert checkpoint.best_model_score.item() == pytest.approx(OVERFITTING[epoch])
+
+
+def reference(series, k, margin=0.005):
+    """The epochs that are kept, the best one first: an insertion sort, with all pairs compared by the rules."""
+
+    def comes_first(new, old, best):
+        (value, acc), (old_value, old_acc) = series[new], series[old]
+        is_near, is_old_near = (best - one < margin + 1e-6 for one in (value, old_value))
+        if is_near != is_old_near:
+            return is_near
+        first, second = (acc, old_acc) if is_near else (value, old_value)
+        return first > second or (first == second and new > old)
+
+    kept = []
+    for epoch in range(len(series)):
+        best, candidates, kept = max(value for value, _ in series[: epoch + 1]), [*kept, epoch], []
+        for candidate in candidates:
+            place = sum(comes_first(other, candidate, best) for other in kept)
+            kept.insert(place, candidate)
+        kept = kept[:k]
+    return kept
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, -1])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_order_of_epochs(tmp_path, k, seed):
+    """Coarse values, so that many are tied or equal, in a series that rises and falls."""
+    random = torch.Generator().manual_seed(seed)
+    noise = torch.randint(0, 9, (2, 24), generator=random)
+    series = [
+        ((500 - abs(epoch - 12) + noise[0, epoch].item()) / 1000, (800 + noise[1, epoch].item() // 2) / 1000)
+        for epoch in range(24)
+    ]
+    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=tmp_path, filename="{epoch}", save_top_k=k)
+    values, accuracies = zip(*series, strict=True)
+    expected = reference(series, None if k == -1 else k)
+    assert fit(tmp_path, checkpoint, list(values), acc=list(accuracies)) == set(expected)
+    assert checkpoint.best_model_path == str(tmp_path / f"epoch={expected[0]}.ckpt")
+    assert checkpoint.best_model_score.item() == pytest.approx(values[expected[0]])
+    assert checkpoint.kth_best_model_path == str(tmp_path / f"epoch={expected[-1]}.ckpt")
+
+
+def test_the_margin_is_that_of_the_best_value_not_of_the_kept_one(tmp_path):
+    """Else robust accuracy would be lost step by step."""
+    score = [0.500, 0.496, 0.492, 0.488]
+    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=tmp_path, filename="{epoch}")
+    assert fit(tmp_path, checkpoint, score, acc=[0.80, 0.81, 0.82, 0.83]) == {1}
+
+
+def test_the_highest_value_wins_without_clean_accuracy(tmp_path):
+    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=tmp_path, filename="{epoch}", save_top_k=2)
+    assert fit(tmp_path, checkpoint, [0.500, 0.503, 0.501, 0.4]) == {1, 2}
+    assert checkpoint.best_model_path.endswith("epoch=1.ckpt")
+
+
+def test_equal_epochs_of_other_keys_are_tied(tmp_path):
+    checkpoint = RobustModelCheckpoint("val/loss", "min", dirpath=tmp_path, filename="{epoch}")
+    assert checkpoint.tie_margin == 0
+    assert fit(tmp_path, checkpoint, [0.5, 0.4, 0.4001, 0.4, 0.4], acc=[0.8, 0.8, 0.9, 0.7, 0.6]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("asr", "acc", "epoch"),
+    [
+        ([0.0, 0.3, 0.2], [0.1, 0.90, 0.90], 2),  # a constant network has a success rate of 0
+        ([0.0, 0.200, 0.203, 0.204], [0.1, 0.89, 0.90, 0.87], 2),  # ties among candidates
+        ([0.200, 0.204, 0.208], [0.88, 0.89, 0.901], 2),  # the first is no candidate any more, nor its value the best
+    ],
+)
+def test_the_guard_comes_before_ties(tmp_path, asr, acc, epoch):
+    checkpoint = RobustModelCheckpoint(
+        "robustness/asr/pgd", guard="robustness/acc", dirpath=tmp_path, filename="{epoch}"
+    )
+    assert fit(tmp_path, checkpoint, asr, acc=acc) == {epoch}
+    assert checkpoint.best_model_score.item() == pytest.approx(asr[epoch])
 
 
 def test_all_checkpoints_stay_with_minus_one_and_none_with_zero(tmp_path):
@@ -145,6 +250,29 @@ def test_a_resumed_run_keeps_what_it_would_have(tmp_path, resumed_after):
     names = [{Path(file).name: score for file, score in one.best_k_models.items()} for one in (whole, resumed)]
     assert names[0] == names[1]
     assert resumed.state_dict()["guard"] == whole.state_dict()["guard"]
+
+
+@pytest.mark.parametrize("resumed_after", range(1, 9, 2))
+def test_a_resumed_run_decides_on_ties_as_it_would_have(tmp_path, resumed_after):
+    def checkpoint(path):
+        return RobustModelCheckpoint(ADV_ACC, dirpath=path, filename="{epoch}", save_top_k=2, save_last=True)
+
+    score, acc = (
+        [0.500, 0.497, 0.496, 0.494, 0.4, 0.498, 0.5005, 0.497, 0.499],
+        [0.80, 0.83, 0.82, 0.9, 0.9] + [0.81] * 4,
+    )
+    whole = checkpoint(tmp_path / "whole")
+    assert fit(tmp_path / "whole", whole, score, acc=acc) == {1, 2}
+    path = tmp_path / "stopped"
+    save = ModelCheckpoint(tmp_path / "all", save_top_k=-1, filename="{epoch}")
+    fit(path, checkpoint(path), score, save, acc=acc, max_epochs=resumed_after)
+    resumed = checkpoint(path)
+    assert fit(path, resumed, score, acc=acc, ckpt_path=tmp_path / "all" / f"epoch={resumed_after - 1}.ckpt") == {1, 2}
+    states = [one.state_dict() for one in (whole, resumed)]
+    assert states[0]["evaluations"] == states[1]["evaluations"]
+    kept = [{Path(path).name: value for path, value in state["guard_values"].items()} for state in states]
+    assert kept[0] == kept[1]
+    assert Path(resumed.best_model_path).name == Path(whole.best_model_path).name == "epoch=1.ckpt"
 
 
 def test_the_best_checkpoint_is_a_place_to_resume_from(tmp_path):
@@ -207,13 +335,16 @@ def test_keys_that_will_not_come_are_found_in_setup(tmp_path):
     monitor = RobustnessMonitor(attacks=("pgd",), prefix="r")
     for checkpoint, message in (
         (RobustModelCheckpoint("r/asr/pdg"), "RobustModelCheckpoint waits for 'r/asr/pdg'"),
-        (RobustModelCheckpoint("r/asr/pgd"), r"guarded by 'robustness/acc', .* Pass guard='r/acc'"),
+        (
+            RobustModelCheckpoint("score", "max", guard_tolerance=0.1),
+            r"guarded by 'robustness/acc', .* Pass guard='r/acc'",
+        ),
     ):
         trainer = make_trainer(tmp_path, monitor, checkpoint, enable_checkpointing=True)
         with pytest.raises(MisconfigurationException, match=message):
             trainer.fit(Classifier(), train_loader(), val_loader())
-    followed = RobustModelCheckpoint("r/asr/pgd", guard="r/acc")
-    followed.setup(make_trainer(tmp_path, monitor, followed, enable_checkpointing=True), Classifier(), "fit")
+    for followed in (RobustModelCheckpoint("r/asr/pgd"), RobustModelCheckpoint("score", "max", guard="r/acc")):
+        followed.setup(make_trainer(tmp_path, monitor, followed, enable_checkpointing=True), Classifier(), "fit")
 
 
 def test_fast_dev_run_saves_nothing_and_says_nothing(tmp_path, recwarn):
@@ -231,7 +362,7 @@ def test_the_last_epoch_of_a_run_that_stops_early_is_judged(tmp_path, logger):
 
     monitor = RobustnessMonitor(attacks=("pgd", "fgsm"), eps=0.02, fim_samples=0, attack_samples=101, log_figures=False)
     checkpoint = RobustModelCheckpoint(
-        "robustness/adv_acc/worst", dirpath=tmp_path, filename="{epoch}", tolerance=1.0, save_top_k=2
+        "robustness/adv_acc/worst", dirpath=tmp_path, filename="{epoch}", guard_tolerance=1.0, save_top_k=2
     )
     trainer = make_trainer(
         *(tmp_path, monitor, Stop(), checkpoint),
@@ -256,9 +387,9 @@ def test_several_loaders_and_the_monitor(tmp_path):
     stopping = RobustEarlyStopping("robustness/rdi", patience=9)
     trainer = make_trainer(tmp_path, monitor, checkpoint, stopping, max_epochs=3, enable_checkpointing=True)
     trainer.fit(Classifier(), train_loader(), [val_loader(size=40), val_loader(size=60)])
-    best = max(entry["acc"] for entry in monitor.history)
-    candidates = [entry for entry in monitor.history if entry["acc"] >= best - 0.02]
-    expected = max(candidates, key=lambda entry: entry["adv_acc/worst"])
+    best = max(entry["adv_acc/worst"] for entry in monitor.history)
+    tied = [entry for entry in monitor.history if entry["adv_acc/worst"] >= best - 0.005]
+    expected = max(tied, key=lambda entry: (entry["acc"], entry["epoch"]))
     assert checkpoint.best_model_path == str(tmp_path / f"epoch={expected['epoch']}.ckpt")
 
 
@@ -277,13 +408,31 @@ def test_two_processes(tmp_path, two_processes):
     assert first == second == ({3}, str(tmp_path / "epoch=3.ckpt"))
 
 
+def break_ties_as_one_of_two(rank, path):
+    """Neither process would decide so alone: on average the values are equal, and two of the accuracies."""
+    as_torchrun_would(rank)
+    score, acc = ([0.5, 0.5, 0.75], [0.5, 0.75, 0.625]) if rank else ([0.5, 0.5, 0.25], [0.75, 0.75, 0.625])
+    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=path, filename="{epoch}", save_top_k=2)
+    fit(path, checkpoint, score, acc=acc, strategy="ddp", devices=2)
+    return checkpoint.best_model_path, checkpoint.best_model_score.item(), checkpoint.kth_best_model_path
+
+
+def test_ties_in_two_processes(tmp_path, two_processes):
+    first, second = two_processes(break_ties_as_one_of_two, tmp_path)
+    assert first == second == (str(tmp_path / "epoch=1.ckpt"), 0.5, str(tmp_path / "epoch=2.ckpt"))
+    assert kept(tmp_path) == {1, 2}
+
+
 def test_arguments():
     checkpoint = RobustModelCheckpoint("robustness/fim", save_top_k=3, filename="{epoch}")
+    assert checkpoint.tie_margin == 0.005
     assert (checkpoint.mode, checkpoint.save_top_k, checkpoint.filename) == ("min", 3, "{epoch}")
     with pytest.raises(ValueError, match="`mode` to be 'min' or 'max', whichever is better for 'val_loss'"):
         RobustModelCheckpoint("val_loss")
-    with pytest.raises(ValueError, match="`tolerance` to be a finite number of at least 0"):
-        RobustModelCheckpoint("robustness/fim", tolerance=-1)
+    with pytest.raises(ValueError, match="`guard_tolerance` to be a finite number of at least 0"):
+        RobustModelCheckpoint("robustness/fim", guard_tolerance=-1)
+    with pytest.raises(ValueError, match="`tie_margin` to be a finite number of at least 0"):
+        RobustModelCheckpoint("robustness/fim", tie_margin=-1)
 
 
 def test_lightning_cli_knows_the_arguments_of_both_classes():
@@ -291,7 +440,14 @@ def test_lightning_cli_knows_the_arguments_of_both_classes():
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(RobustModelCheckpoint, "checkpoint")
-    arguments = {"monitor": "robustness/rdi", "save_top_k": 2, "tolerance": 0.1}
+    arguments = {
+        "monitor": "robustness/rdi",
+        "save_top_k": 2,
+        "guard": None,
+        "guard_tolerance": 0.1,
+        "tie_margin": 0.01,
+    }
     config = parser.parse_object({"checkpoint": {"class_path": "RobustModelCheckpoint", "init_args": arguments}})
     checkpoint = getattr(parser, "instantiate", parser.instantiate_classes)(config).checkpoint
     assert (checkpoint.monitor, checkpoint.save_top_k, checkpoint.mode) == ("robustness/rdi", 2, "max")
+    assert checkpoint.tie_margin == 0.01

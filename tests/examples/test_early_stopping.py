@@ -16,8 +16,8 @@ def test_rdi_stops_training_and_the_most_robust_epoch_is_kept(run_example, logge
     assert f"Stopped after epoch {stopped}: no better RDI for 1 epochs." in output
     assert rows[stopped][1] <= max(row[1] for row in rows[:-1]), "not while accuracy rises"
 
-    near = [row for row in rows if row[1] >= max(row[1] for row in rows) - 0.02]
-    kept = max(near, key=lambda row: row[3])
+    tied = [row for row in rows if row[3] >= max(row[3] for row in rows) - 0.005]
+    kept = max(tied, key=lambda row: (row[1], row[0]))
     assert f"checkpoints/epoch={kept[0]}-step=" in output
     values = dict(re.findall(r"^  (\S+) +([\d.]+)$", output, flags=re.MULTILINE))
     assert [float(values[key]) for key in ("acc", "rdi", "adv_acc/pgd")] == list(kept[1:])
