@@ -10,8 +10,6 @@ ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 }
-# Relative differences between batch sizes, for which other kernels are chosen: in TF32 and in float32
-TF32_NOISE, FLOAT32_NOISE = 1e-4, 5e-7
 
 
 class GpuLike(TorchDispatchMode):
@@ -20,14 +18,19 @@ class GpuLike(TorchDispatchMode):
     Convolutions are in TF32 unless cuDNN's setting forbids it; matrix products and attention where the setting of
     matrix products allows it. Everything is deterministic: one operation on one batch always gives the same.
 
+    Args:
+        tf32_noise: Relative difference between batches of different sizes, for which other kernels are chosen, in TF32.
+        float32_noise: The same in float32.
+
     Attributes:
         num_rounded: Number of operations in TF32.
         num_precise: Number of operations in float32.
 
     """
 
-    def __init__(self):
+    def __init__(self, tf32_noise=1e-4, float32_noise=5e-7):
         super().__init__()
+        self.tf32_noise, self.float32_noise = tf32_noise, float32_noise
         self.num_rounded = self.num_precise = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -47,7 +50,8 @@ class GpuLike(TorchDispatchMode):
         self.num_rounded, self.num_precise = self.num_rounded + in_tf32, self.num_precise + (not in_tf32)
         if in_tf32:
             args = [*args[:first], *(to_tf32(value) if is_single(value) else value for value in args[first:])]
-        result, size, noise = func(*args, **kwargs), len(args[first]), TF32_NOISE if in_tf32 else FLOAT32_NOISE
+        result, size = func(*args, **kwargs), len(args[first])
+        noise = self.tf32_noise if in_tf32 else self.float32_noise
         if isinstance(result, torch.Tensor):
             return perturb(result, size, noise)
         return tuple(perturb(value, size, noise) if is_single(value) else value for value in result)

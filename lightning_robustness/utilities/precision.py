@@ -1,9 +1,7 @@
 """The precision that results are computed in."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 
 import torch
 
@@ -29,8 +27,9 @@ def full_precision() -> Iterator[None]:
     """Let float32 products and convolutions have the precision of float32, whatever torch is set to.
 
     By default, GPUs convolve in TensorFloat32, whose mantissa has 10 bits instead of 23, and many programs allow it for
-    matrix products too. On exit, even by an exception, all settings are what they were. They are shared by all threads
-    of a process.
+    matrix products too. On exit, even by an exception, all settings are what they were, older and newer ones of torch.
+    (Where cuDNN was never set, in newer versions, its default of TF32 counts as set from then on.) They are shared by
+    all threads of a process.
 
     Example:
         >>> import torch
@@ -44,7 +43,6 @@ def full_precision() -> Iterator[None]:
         >>> torch.set_float32_matmul_precision("highest")
 
     """
-    _consume_deprecations()
     settings = _take_settings()
     matmul, cudnn = torch.get_float32_matmul_precision(), _cudnn_allows_tf32()
     try:
@@ -65,9 +63,12 @@ def _take_settings() -> dict[tuple[str, str], str]:
     """
     settings: dict[tuple[str, str], str] = {}
     if hasattr(torch._C, "_get_fp32_precision_getter"):
+        in_force = {key: torch._C._get_fp32_precision_getter(*key) for key in _SETTINGS}
         for key in _SETTINGS:
-            settings[key] = torch._C._get_fp32_precision_getter(*key)
+            own = torch._C._get_fp32_precision_getter(*key)
             torch._C._set_fp32_precision_setter(*key, "none")
+            # Convolutions that were never set show TF32 here, even if they have followed their parent
+            settings[key] = own if own == in_force[key] else "none"
     return settings
 
 
@@ -82,19 +83,3 @@ def _cudnn_allows_tf32() -> bool:
         return torch.backends.cudnn.allow_tf32
     except RuntimeError:
         return True
-
-
-@cache
-def _consume_deprecations() -> None:
-    """Use the older settings once without the warnings that some versions of torch have for each.
-
-    Once per process, since a change of the filters lets Python show again what it has shown.
-    """
-    if hasattr(torch._C, "_get_fp32_precision_getter"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            settings = _take_settings()
-            matmul, cudnn = torch.get_float32_matmul_precision(), _cudnn_allows_tf32()
-            torch.set_float32_matmul_precision(matmul)
-            torch.backends.cudnn.allow_tf32 = cudnn
-            _set(settings)
