@@ -60,7 +60,10 @@ class GpuLike(TorchDispatchMode):
         """Pairwise distances as a GPU computes them, by one matrix product."""
         one = torch.ones_like
         squares, other_squares = x.square().sum(-1, keepdim=True), y.square().sum(-1, keepdim=True)
-        first, second = torch.cat([-2 * x, squares, one(squares)], -1), torch.cat([y, one(other_squares), other_squares], -1)
+        first, second = (
+            torch.cat([-2 * x, squares, one(squares)], -1),
+            torch.cat([y, one(other_squares), other_squares], -1),
+        )
         product = self._compute(aten.mm.default, (first, second.mT), {}, multiplies_in_tf32())
         return product.clamp_min(0).sqrt()
 
@@ -84,10 +87,14 @@ def to_tf32(values):
 
 
 def perturb(values, size, noise):
-    """Change each value by a share up to the noise, which depends on its place in a sample and the batch size."""
-    places = torch.arange(values[0].numel() if values.ndim > 1 else 1, dtype=torch.float64)
-    factors = 1 + noise * torch.sin(12.9898 * places + 78.233 * size)
-    return values * factors.to(values.dtype).view(1, *values.shape[1:])
+    """Change each value by a share up to the noise, which depends on its channel and the batch size.
+
+    Not on its place in an image: there, kernels give the same for the same, and max-pooling needs these ties.
+    """
+    if values.ndim < 2:
+        return values
+    factors = 1 + noise * torch.sin(12.9898 * torch.arange(values.shape[1], dtype=torch.float64) + 78.233 * size)
+    return values * factors.to(values.dtype).view(-1, *[1] * (values.ndim - 2))
 
 
 def is_single(value):

@@ -146,7 +146,7 @@ def _logits(classifier: Classifier, x: Tensor) -> Tensor:
 
 
 def _is_deterministic(classifier: Classifier, x: Tensor) -> bool:
-    """Whether two passes give the same logits, up to the order of sums: in batches of one size, for the same kernels."""
+    """Whether two passes give the same logits; in batches of one size, since the kernel depends on it."""
     if len(x) == 0:
         return True
     first, second = _logits(classifier, x), _logits(classifier, x)

@@ -45,8 +45,8 @@ class AdversarialTraining(TrainingStepCallback):
 
     Before each ``training_step``, the inputs of its batch are attacked with the network as it is then, and the step
     gets a new batch of the same type; the one that the loader made is left as it is, and is what the hooks of other
-    callbacks see. The network is attacked on a detached copy of the inputs, without autocast but with TF32 where torch is
-    set to it, as in the step itself, and without a trace in its gradients, modes, BatchNorm statistics or random
+    callbacks see. The network is attacked on a detached copy of the inputs, without autocast but with TF32 where torch
+    is set to it, as in the step itself, and without a trace in its gradients, modes, BatchNorm statistics or random
     states. Automatic and manual optimization, gradient accumulation, clipping, mixed precision and DDP work as usual.
 
     At the end of each epoch it logs, as ``<prefix>/<key>``:

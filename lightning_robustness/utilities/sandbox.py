@@ -55,11 +55,11 @@ def sandbox(
 ) -> Iterator[tuple[Tensor, ...]]:
     """Isolate a computation with gradients from everything around it.
 
-    Inside, gradients are on; inference mode, autocast, TF32 and compiled code are off; no parameter requires a gradient;
-    every submodule is in eval mode; the random states of Python, NumPy and torch are seeded from ``(seed, index)``. On
-    exit, even by an exception, modes, flags and ``.grad`` of parameters, random states and the state in ``ModuleState``
-    (buffers, attributes, generators, ...) are restored bit for bit. Lazy modules are initialised inside and
-    uninitialised again on exit, so that training initialises them itself.
+    Inside, gradients are on; inference mode, autocast, TF32 and compiled code are off; no parameter requires a
+    gradient; every submodule is in eval mode; the random states of Python, NumPy and torch are seeded from ``(seed,
+    index)``. On exit, even by an exception, modes, flags and ``.grad`` of parameters, random states, the settings of
+    torch and the state in ``ModuleState`` (buffers, attributes, generators, ...) are restored bit for bit. Lazy modules
+    are initialised inside and uninitialised again on exit, so that training initialises them itself.
 
     Forward hooks run, since the output may depend on them: spectral and weight normalisation, pruning and quantisation
     are hooks. A hook that only observes can return early if ``is_sandboxed()``.
@@ -78,8 +78,8 @@ def sandbox(
         index: Second non-negative part of the seed, for instance the index of a batch.
         eval_mode: Whether to put submodules in eval mode. Otherwise they keep their mode, and changes to their buffers
             are undone.
-        precise: Whether float32 is computed in full precision. Otherwise in that which torch is set to, such as TF32: for
-            training, which asked for the speed.
+        precise: Whether float32 is computed in full precision, for what is measured. Otherwise in that which torch is
+            set to, such as TF32: for training, where a gradient need not be precise and the speed was asked for.
 
     Yields:
         The copies of the tensors.
