@@ -128,6 +128,7 @@ def open_classifier(
     seed: int = 0,
     index: int = 0,
     eval_mode: bool = True,
+    precise: bool = True,
     positions: Tensor | None = None,
 ) -> Iterator[tuple[Classifier, Tensor, Tensor]]:
     """Check a batch and open a sandbox in which it can be attacked: the way into every attack.
@@ -140,6 +141,7 @@ def open_classifier(
         seed: Seed of the random numbers inside.
         index: Second part of the seed, for instance the number of a training step.
         eval_mode: Whether the model is attacked in eval mode.
+        precise: Whether float32 is computed in full precision, instead of that which torch is set to.
         positions: Position of each sample in the data set, of shape ``(N,)``, by default that in the batch. What is
             drawn for a sample depends on the seed and its position; the global random states inside, which attacks that
             are not built in draw from, depend on the seed and the position of the first sample.
@@ -159,7 +161,7 @@ def open_classifier(
         check_positions(positions, len(x))
     check_integer("index", index, minimum=0)
     first = 0 if positions is None or len(x) == 0 else int(positions[0])
-    with sandbox(model, x, y, seed=seed, index=index + first, eval_mode=eval_mode) as (x, y):
+    with sandbox(model, x, y, seed=seed, index=index + first, eval_mode=eval_mode, precise=precise) as (x, y):
         positions = torch.arange(len(x), device=x.device) if positions is None else positions.to(x.device)
         draws = Draws(positions, seed, index)
         yield Classifier(model, input_space, x, highest_label, draws), x, y.long()

@@ -90,7 +90,10 @@ class Goal:
     def deficit(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return how far the attack is behind: the margin, and what rounding may take from it in another batch."""
         deficit = (-margin(logits, y) if self.targeted else margin(logits, y)) + self.kappa
-        return deficit + 4 * torch.finfo(self.model.dtype).eps * logits.abs().amax(dim=1)
+        precision = torch.finfo(self.model.dtype)
+        # Kernels for half precision sum in single precision, and round once
+        units = 4 if precision.bits == 16 else 32
+        return deficit + units * precision.eps * logits.abs().amax(dim=1)
 
     def weights(self, logits: Tensor, y: Tensor, sharpness: float = math.inf) -> Tensor:
         """Return the gradient of what the attack wants to grow, with respect to the logits.
@@ -153,19 +156,17 @@ def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float, active: T
 @torch.no_grad()
 def retreat(goal: Goal, x: Tensor, y: Tensor, found: Found) -> Tensor:
     """Move back towards the inputs by bisection, as far as the attack still succeeds: steps overshoot."""
-    rows = found.succeeded.nonzero().squeeze(1)
-    if len(rows) == 0:
+    if not found.succeeded.any():
         return found.x_adv
-    inputs, labels, x_adv = x[rows], y[rows], found.x_adv[rows]
-    failed = x.new_zeros(len(rows), *[1] * (x.ndim - 1))
+    # All samples, also those without success: in a batch of another size, other kernels round in other ways
+    failed = x.new_zeros(len(x), *[1] * (x.ndim - 1))
     succeeded = torch.ones_like(failed)
     for _ in range(RETREAT_STEPS):
         share = (failed + succeeded) / 2
-        logits = goal.model(goal.model.clamp(torch.lerp(inputs, x_adv, share)))
-        succeeds = (goal.deficit(logits, labels) <= 0).reshape(share.shape)
+        logits = goal.model(goal.model.clamp(torch.lerp(x, found.x_adv, share)))
+        succeeds = (goal.deficit(logits, y) <= 0).reshape(share.shape)
         failed, succeeded = torch.where(succeeds, failed, share), torch.where(succeeds, share, succeeded)
-    nearer = torch.where(succeeded == 1, x_adv, goal.model.clamp(torch.lerp(inputs, x_adv, succeeded)))
-    return found.x_adv.index_copy(0, rows, nearer)
+    return torch.where(succeeded == 1, found.x_adv, goal.model.clamp(torch.lerp(x, found.x_adv, succeeded)))
 
 
 def _sharpness(step: int, steps: int) -> float:

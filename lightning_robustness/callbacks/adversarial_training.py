@@ -45,9 +45,9 @@ class AdversarialTraining(TrainingStepCallback):
 
     Before each ``training_step``, the inputs of its batch are attacked with the network as it is then, and the step
     gets a new batch of the same type; the one that the loader made is left as it is, and is what the hooks of other
-    callbacks see. The network is attacked on a detached copy of the inputs, in full precision, without a trace in its
-    gradients, modes, BatchNorm statistics or random states. Automatic and manual optimization, gradient accumulation,
-    clipping, mixed precision and DDP work as usual.
+    callbacks see. The network is attacked on a detached copy of the inputs, without autocast but with TF32 where torch
+    is set to it, as in the step itself, and without a trace in its gradients, modes, BatchNorm statistics or random
+    states. Automatic and manual optimization, gradient accumulation, clipping, mixed precision and DDP work as usual.
 
     At the end of each epoch it logs, as ``<prefix>/<key>``:
 
@@ -274,11 +274,11 @@ class AdversarialTraining(TrainingStepCallback):
     def _perturb(self, pl_module: LightningModule, x: Tensor, y: Tensor, index: int) -> Tensor:
         forward, attack = self._forward(pl_module), self.attack
         if self._is_measured or not isinstance(attack, Attack):
-            checked = open_classifier(forward, x, y, self.input_space, self.seed, index, self.eval_mode)
+            checked = open_classifier(forward, x, y, self.input_space, self.seed, index, self.eval_mode, precise=False)
             with checked as (classifier, x, y):
                 return craft(attack, classifier, x, y).x_adv
         # The same without checks, whose results would have to come from the device, and without a copy of the inputs
-        with sandbox(forward, y, seed=self.seed, index=index, eval_mode=self.eval_mode) as (y,):
+        with sandbox(forward, y, seed=self.seed, index=index, eval_mode=self.eval_mode, precise=False) as (y,):
             x, rows = x.detach(), torch.arange(len(x), device=x.device)
             classifier = Classifier(forward, self.input_space, x, -1, Draws(rows, self.seed, index))
             return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long(), rows).x_adv)

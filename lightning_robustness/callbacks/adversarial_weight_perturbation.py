@@ -97,7 +97,7 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         weights = [p for p in pl_module.parameters() if p.requires_grad and p.ndim > 1]
         if not weights:
             return
-        with sandbox(forward, x, y, index=index, eval_mode=False) as (x, y):
+        with sandbox(forward, x, y, index=index, eval_mode=False, precise=False) as (x, y):
             for weight in weights:
                 weight.requires_grad_()
             make_loss = REPLACEMENT.get()

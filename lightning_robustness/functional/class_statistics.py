@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness.utilities.precision import accumulation_dtype, at_least_float32
+from lightning_robustness.utilities.precision import accumulation_dtype, at_least_float32, full_precision
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 Normalization = Literal["pairs", "all", "none"]
@@ -99,10 +99,16 @@ def pairwise_distances(statistics: ClassStatistics, p: float) -> Tensor:
     centers = statistics.centers
     if p != 2 or len(centers) <= 256:
         return torch.pdist(centers, p=p)
-    # For many centres, matrix products in the precision of the features, of the upper triangle only, are several times
-    # faster. They are not precise for pairs that nearly coincide.
-    centers = (centers - centers.mean(dim=0)).to(statistics.dtype)
-    near = torch.finfo(statistics.dtype).eps ** 0.2 * torch.linalg.vector_norm(centers.detach(), dim=1).max()
+    with full_precision():
+        return _distances_by_products((centers - centers.mean(dim=0)).to(statistics.dtype))
+
+
+def _distances_by_products(centers: Tensor) -> Tensor:
+    """Compute Euclidean distances by matrix products of the upper triangle, for many centres several times faster.
+
+    In the precision of the features; products are not precise for pairs that nearly coincide.
+    """
+    near = torch.finfo(centers.dtype).eps ** 0.2 * torch.linalg.vector_norm(centers.detach(), dim=1).max()
     pieces = []
     for start in range(0, len(centers), 256):
         rows, columns = centers[start : start + 256], centers[start:]

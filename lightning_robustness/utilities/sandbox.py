@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lightning_robustness.utilities.checks import check_integer
 from lightning_robustness.utilities.module_state import ModuleState, walk
+from lightning_robustness.utilities.precision import full_precision
 
 _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
 
@@ -45,15 +46,20 @@ _ORIGINAL = "_torchdynamo_orig_callable"  # an attribute of compiled functions
 
 @contextmanager
 def sandbox(
-    model: Callable[..., Any], *tensors: Tensor, seed: int = 0, index: int = 0, eval_mode: bool = True
+    model: Callable[..., Any],
+    *tensors: Tensor,
+    seed: int = 0,
+    index: int = 0,
+    eval_mode: bool = True,
+    precise: bool = True,
 ) -> Iterator[tuple[Tensor, ...]]:
     """Isolate a computation with gradients from everything around it.
 
-    Inside, gradients are on; inference mode, autocast and compiled code are off; no parameter requires a gradient;
-    every submodule is in eval mode; the random states of Python, NumPy and torch are seeded from ``(seed, index)``. On
-    exit, even by an exception, modes, flags and ``.grad`` of parameters, random states and the state in ``ModuleState``
-    (buffers, attributes, generators, ...) are restored bit for bit. Lazy modules are initialised inside and
-    uninitialised again on exit, so that training initialises them itself.
+    Inside, gradients are on; inference mode, autocast, TF32 and compiled code are off; no parameter requires a
+    gradient; every submodule is in eval mode; the random states of Python, NumPy and torch are seeded from ``(seed,
+    index)``. On exit, even by an exception, modes, flags and ``.grad`` of parameters, random states, the settings of
+    torch and the state in ``ModuleState`` (buffers, attributes, generators, ...) are restored bit for bit. Lazy modules
+    are initialised inside and uninitialised again on exit, so that training initialises them itself.
 
     Forward hooks run, since the output may depend on them: spectral and weight normalisation, pruning and quantisation
     are hooks. A hook that only observes can return early if ``is_sandboxed()``.
@@ -72,6 +78,8 @@ def sandbox(
         index: Second non-negative part of the seed, for instance the index of a batch.
         eval_mode: Whether to put submodules in eval mode. Otherwise they keep their mode, and changes to their buffers
             are undone.
+        precise: Whether float32 is computed in full precision, for what is measured. Otherwise in that which torch is
+            set to, such as TF32: for training, where a gradient need not be precise and the speed was asked for.
 
     Yields:
         The copies of the tensors.
@@ -103,8 +111,9 @@ def sandbox(
             if torch.is_autocast_enabled(device_type):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
         if any(isinstance(module, nn.RNNBase) for module in modules):
-            # cuDNN cannot run an RNN backward in eval mode
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            stack.enter_context(_without_cudnn())
+        if precise:
+            stack.enter_context(full_precision())
         if "torch._dynamo" in sys.modules:
             with suppress(RuntimeError):  # within code that is being compiled
                 # Compiled code cannot be differentiated twice, and would be recompiled for other flags and modes
@@ -169,6 +178,20 @@ def _is_compiled(module: nn.Module) -> bool:
         or "_orig_mod" in attributes["_modules"]  # `torch.compile(module)`
         or hasattr(attributes.get("forward", type(module).forward), _ORIGINAL)
     )
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Switch off cuDNN, which cannot run an RNN backward in eval mode.
+
+    Not by `torch.backends.cudnn.flags`, which allows TF32 and may refuse to read whether it was allowed.
+    """
+    enabled = torch.backends.cudnn.enabled
+    try:
+        torch.backends.cudnn.enabled = False
+        yield
+    finally:
+        torch.backends.cudnn.enabled = enabled
 
 
 @contextmanager

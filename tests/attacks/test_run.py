@@ -196,3 +196,13 @@ def test_the_model_is_checked(digits):
         run(lambda images: images.detach().flatten(1), PGD(all_steps=True), x, y)
     with pytest.raises(ValueError, match=r"Expected finite logits but 8 of 8 samples"):
         run(lambda images: images.flatten(1) * float("nan"), PGD(), x, y)
+
+
+def test_deterministic_means_that_the_same_batch_gives_the_same(digits, digits_network):
+    x, y = digits[0][:32], digits[1][:32]
+
+    def by_batch_size(images):
+        return digits_network(images) * (1 + 1e-3 / len(images))
+
+    assert run(by_batch_size, PGD(eps=0.1), x, y).deterministic
+    assert not run(lambda images: digits_network(images) + 1e-3 * torch.rand(10), PGD(eps=0.1), x, y).deterministic

@@ -212,6 +212,26 @@ def test_recurrent_networks_are_differentiated_without_cudnn():
     assert torch.backends.cudnn.enabled == enabled
 
 
+def precision():
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cudnn.enabled
+
+
+@pytest.mark.parametrize("network", [nn.Linear(2, 2), nn.LSTM(2, 2)])
+def test_tf32_is_off_unless_it_is_for_training(network):
+    torch.set_float32_matmul_precision("medium")
+    before, is_recurrent = precision(), isinstance(network, nn.LSTM)
+    assert before == ("medium", True, True)
+    with sandbox(network, precise=False):
+        assert precision() == ("medium", True, not is_recurrent)
+        with sandbox(network):
+            assert precision() == ("highest", False, not is_recurrent)
+        assert precision() == ("medium", True, not is_recurrent)
+    with pytest.raises(ZeroDivisionError), sandbox(network):
+        raise ZeroDivisionError
+    assert precision() == before
+    torch.set_float32_matmul_precision("highest")
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_compiled_networks_are_differentiated_without_their_compiled_code(in_place):
     network, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)

@@ -1,0 +1,101 @@
+"""A CPU that rounds as a GPU does."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default}
+CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+}
+
+
+class GpuLike(TorchDispatchMode):
+    """Round float32 as a GPU would: to TF32 where torch is set to it, and differently in batches of different sizes.
+
+    Convolutions are in TF32 unless cuDNN's setting forbids it; matrix products and attention where the setting of
+    matrix products allows it. Everything is deterministic: one operation on one batch always gives the same.
+
+    Args:
+        tf32_noise: Relative difference between batches of different sizes, for which other kernels are chosen, in TF32.
+        float32_noise: The same in float32.
+
+    Attributes:
+        num_rounded: Number of operations in TF32.
+        num_precise: Number of operations in float32.
+
+    """
+
+    def __init__(self, tf32_noise=1e-4, float32_noise=5e-7):
+        super().__init__()
+        self.tf32_noise, self.float32_noise = tf32_noise, float32_noise
+        self.num_rounded = self.num_precise = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is aten._euclidean_dist.default:
+            return self._distances(*args)
+        if func in CONVOLUTIONS:
+            return self._compute(func, args, kwargs, convolves_in_tf32())
+        if func in PRODUCTS or func in ATTENTION:
+            return self._compute(func, args, kwargs, multiplies_in_tf32())
+        return func(*args, **kwargs)
+
+    def _compute(self, func, args, kwargs, in_tf32):
+        first = 1 if func in (aten.addmm.default, aten.baddbmm.default) else 0  # the bias is added in float32
+        if not is_single(args[first]):
+            return func(*args, **kwargs)
+        self.num_rounded, self.num_precise = self.num_rounded + in_tf32, self.num_precise + (not in_tf32)
+        if in_tf32:
+            args = [*args[:first], *(to_tf32(value) if is_single(value) else value for value in args[first:])]
+        result, size = func(*args, **kwargs), len(args[first])
+        noise = self.tf32_noise if in_tf32 else self.float32_noise
+        if isinstance(result, torch.Tensor):
+            return perturb(result, size, noise)
+        return tuple(perturb(value, size, noise) if is_single(value) else value for value in result)
+
+    def _distances(self, x, y):
+        """Pairwise distances as a GPU computes them, by one matrix product."""
+        one = torch.ones_like
+        squares, other_squares = x.square().sum(-1, keepdim=True), y.square().sum(-1, keepdim=True)
+        first, second = (
+            torch.cat([-2 * x, squares, one(squares)], -1),
+            torch.cat([y, one(other_squares), other_squares], -1),
+        )
+        product = self._compute(aten.mm.default, (first, second.mT), {}, multiplies_in_tf32())
+        return product.clamp_min(0).sqrt()
+
+
+def multiplies_in_tf32():
+    """Whether a GPU's matrix products would be in TF32."""
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    return torch.backends.cuda.matmul.allow_tf32 if precision is None else precision == "tf32"
+
+
+def convolves_in_tf32():
+    """Whether a GPU's convolutions would be in TF32."""
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    return torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
+
+
+def to_tf32(values):
+    """Round to a mantissa of 10 bits, half to even."""
+    bits = values.contiguous().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
+def perturb(values, size, noise):
+    """Change each value by a share up to the noise, which depends on its channel and the batch size.
+
+    Not on its place in an image: there, kernels give the same for the same, and max-pooling needs these ties.
+    """
+    if values.ndim < 2:
+        return values
+    factors = 1 + noise * torch.sin(12.9898 * torch.arange(values.shape[1], dtype=torch.float64) + 78.233 * size)
+    return values * factors.to(values.dtype).view(-1, *[1] * (values.ndim - 2))
+
+
+def is_single(value):
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.ndim > 0
