@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -62,7 +62,7 @@ class Processes:
             from torch.distributed import distributed_c10d  # not in all builds of torch
 
             # The group has no public access to its key-value store, which can be asked without waiting for the others
-            self._store = distributed_c10d._get_default_store()
+            self._store: Any = distributed_c10d._get_default_store()  # not all releases of torch declare `check`
             self._call = self._store.add(self._calls, 1)
             self._meet()
 

@@ -87,10 +87,12 @@ def test_settings_give_the_other_attacks(digits, robust_digits_network, name, re
 @pytest.mark.parametrize(("network", "eps"), [("digits_network", 0.1), ("robust_digits_network", 0.2)])
 def test_success_rate_of_torchattacks_at_least(digits, request, name, reference_name, options, network, eps):
     network, x, y = request.getfixturevalue(network), digits[0][:1150], digits[1][:1150]
+    right = network(x).argmax(dim=1) == y  # the others are not attacked, and would take random numbers in theirs alone
+    x, y = x[right], y[right]
     expected = success_rate(network, x, y, reference(network, x, y, reference_name, eps=eps, **options))
     result = run(network, get_attack(name, eps=eps, **options), x, y)
-    assert result.eligible.sum() > 1000
-    assert result.success_rate >= expected - 0.005
+    assert result.eligible.sum() == len(x) > 1000
+    assert result.success_rate >= expected - 1.5 / len(x)  # rounding may decide one sample
     assert result.queries[result.success].float().mean() < result.attack.steps + 1e-6
 
 
