@@ -28,7 +28,7 @@ def main():
     after = read_values()["runs"]
     for name in names:
         for difference in differences(after[name], before["runs"].get(name, {}), tolerance=0):
-            print(f"{name}: {difference[:300]}")
+            sys.stdout.write(f"{name}: {difference[:300]}\n")
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def numbers(value):
 
 
 def read_events(folder):
-    """Read scalars with their steps by tag, and the tags of everything else, in the order in which they were written."""
+    """Read scalars with their steps by tag, and the tags of everything else, in the order of the file."""
     scalars, others = {}, []
     for path in sorted(Path(folder).rglob("events.*")):
         for event in EventFileLoader(str(path)).Load():
@@ -227,7 +227,7 @@ def read_values():
 
 
 def differences(actual, expected, tolerance, place=""):
-    """List where two results differ: keys and their order, lengths, kinds, and numbers by more than a relative error."""
+    """List where two results differ: keys and their order, lengths, kinds, and numbers beyond a relative error."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         if list(actual) != list(expected):
             return [f"{place}: keys {list(actual)}, expected {list(expected)}"]
