@@ -1,0 +1,177 @@
+"""What a fault in each part of the monitor does: before and after training began, in one process and in two.
+
+Also pinned elsewhere: streams of unequal lengths and a process without samples (tests/callbacks/test_distributed.py),
+masks and embeddings in two processes (tests/callbacks/test_two_processes.py).
+"""
+
+import signal
+
+import pytest
+
+from tests.faults.monitor_runs import CASES, fit, fit_all, run_all, watch_all
+
+FIM = {"fim", "fim_inverse", "fim_geometric", "lipschitz", "boundary", "boundary_acc", "samples_fim", "seconds/fim"}
+WORST = {"asr/worst", "adv_acc/worst", "masking"}
+
+
+def keys_of(attack):
+    return {f"asr/{attack}", f"adv_acc/{attack}", f"seconds/{attack}"} | WORST
+
+
+# Keys that an epoch lacks in which the part failed; None if the epoch is left out
+MISSING = {
+    "batch hook": None,
+    "features": None,
+    "not a number": None,
+    "fim": FIM,
+    "first attack": keys_of("first"),
+    "last attack": keys_of("last"),
+    "pgd": keys_of("pgd") | {"samples_attacks"},
+    "cw": keys_of("cw") | {"samples_attacks"},
+    "square": keys_of("square") | {"samples_attacks"},
+    "board": set(),
+}
+# What the one warning says
+REASONS = {
+    "batch hook": ("left epoch {} out", "ValueError: no batch"),
+    "features": ("left epoch {} out", "ValueError: no features"),
+    "not a number": ("left epoch {} out", "NaN or infinite"),
+    "fim": ("Fisher information failed and is left out of epoch {}", "ValueError: no gradient"),
+    "first attack": ("'first' failed and is left out of epoch {}", "ValueError: no first"),
+    "last attack": ("'last' failed and is left out of epoch {}", "ValueError: no last"),
+    "pgd": ("'pgd' failed and is left out of epoch {}", "ValueError: no gradient"),
+    "cw": ("'cw' failed and is left out of epoch {}", "ValueError: no gradient"),
+    "square": ("'square' failed and is left out of epoch {}", "ValueError: no sample"),
+    "board": ("picture of the run could not be logged", "ValueError: no board"),
+}
+# Parts that are not tried before training: divergence may pass, built-in attacks work, and a board is no reason to stop
+LATE = {"not a number", "pgd", "cw", "board"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    path = tmp_path_factory.mktemp("alone")
+    return {"before": fit_all(path, is_early=True), "after": fit_all(path, is_early=False)}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory, two_processes):
+    return two_processes(run_all, tmp_path_factory.mktemp("together"))
+
+
+def check_epochs(result, name, epochs):
+    """The epochs lack the part that failed, the others nothing; training went on and no hook is left."""
+    assert (result["error"], result["status"], result["hooks"]) == (None, "finished", 0)
+    whole = next((keys for epoch, keys in result["keys"].items() if epoch not in epochs), None)
+    for epoch in range(3):
+        keys = result["keys"].get(epoch)
+        if epoch not in epochs:
+            assert keys == whole
+        elif MISSING[name] is None:
+            assert keys is None
+        elif whole is not None:
+            assert sorted(keys) == sorted(set(whole) - MISSING[name])
+        else:
+            assert not MISSING[name] & set(keys)
+
+
+def check_warning(result, name, epoch):
+    *others, last = result["warnings"]
+    assert len(others) == (name == "board" and epoch == 0)  # its pictures come first
+    for part in REASONS[name]:
+        assert part.format(epoch) in last
+
+
+def check_raised(result):
+    kind, text = result["error"].split(": ", maxsplit=1)
+    assert kind == "MisconfigurationException"
+    assert text.startswith("RobustnessMonitor: ")
+    assert "no " in text
+    assert (result["status"], result["steps"], result["keys"]) == ("interrupted", 0, {})
+    assert (result["hooks"], result["warnings"]) == (0, [])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_before_training(alone, name):
+    result = alone["before"][name]
+    if name not in LATE:
+        check_raised(result)
+        return
+    check_epochs(result, name, {0, 1, 2})
+    check_warning(result, name, 0)
+    assert result["steps"] == 12
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_after_training_began(alone, name):
+    result = alone["after"][name]
+    check_epochs(result, name, {1})
+    check_warning(result, name, 1)
+    assert result["steps"] == 12
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_before_training_in_two_processes(together, name):
+    for rank, result in enumerate(run["before"][name] for run in together):
+        if name not in LATE:
+            check_raised(result)
+        else:
+            check_epochs(result, name, {0, 1, 2})
+            assert result["steps"] == 6
+            if name != "board" or rank == 0:
+                check_warning(result, name, 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_of_two_processes_after_training_began(together, name):
+    first, second = (run["after"][name] for run in together)
+    faulty, other = (first, second) if name == "board" else (second, first)
+    check_warning(faulty, name, 1)
+    assert other["warnings"] == []
+    for result in (first, second):
+        check_epochs(result, name, {1})
+        assert result["steps"] == 6
+    assert first["keys"] == second["keys"]
+    assert first["logged"] == second["logged"]
+
+
+@pytest.mark.parametrize("part", ["batch", "gradient", "first"])
+def test_an_interrupt_ends_training(tmp_path, part):
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        result = fit(tmp_path, part, error=KeyboardInterrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)  # Lightning ignores further ones
+    assert result["error"].startswith(("SystemExit", "KeyboardInterrupt"))
+    assert (result["status"], result["hooks"]) == ("interrupted", 0)
+    assert list(result["keys"]) == [0]
+    assert result["steps"] == 8
+    assert not any("failed" in text for text in result["warnings"])
+
+
+def test_processes_that_see_the_same_samples(tmp_path, together):
+    """Each takes half of the sample, from its own beginning, so that both halves are the same samples."""
+    half = watch_all(0, tmp_path, size=4)
+    for name in ("everything", "stream of everything"):
+        (expected, attacked), (first, own), (second, others) = half[name], *(run["watched"][name] for run in together)
+        assert first == second
+        assert list(first) == list(expected)
+        assert own == others == attacked
+        for key, value in expected.items():
+            if "samples" not in key and "adv_acc_" not in key:  # how many they are is another question
+                assert first[key] == pytest.approx(value, rel=1e-6), key
+        assert 0 < expected["acc"] < 1
+        assert expected["rdi"] > -1
+
+
+@pytest.mark.parametrize("name", ["labels", "labels, blackbox", "no labels", "no labels, blackbox"])
+def test_a_process_without_samples(tmp_path, together, name):
+    expected, attacked = watch_all(0, tmp_path, size=4)[name]
+    (first, own), (second, others) = (run["watched"][name] for run in together)
+    assert first == second
+    assert first == pytest.approx(expected, rel=1e-6)
+    assert list(first) == list(expected)
+    assert (own, others) == (attacked, [])
+    assert ("boundary" in first) == ("blackbox" not in name)
+    assert ("acc" in first) == ("no labels" not in name)
+    assert first["debug/samples_fim"] == 4
