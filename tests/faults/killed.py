@@ -28,12 +28,13 @@ def evaluate_and_die(part, folder, rank=None):
     return 0
 
 
-def fork(*arguments):
+def fork(function, *arguments):
+    """Call a function in a process of its own, which ends with what it returns."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            code = evaluate_and_die(*arguments)
+            code = function(*arguments)
         finally:
             os._exit(code)
     return child
@@ -47,8 +48,8 @@ if __name__ == "__main__":
     alone, together = (Path(sys.argv[1], name) for name in ("alone", "together"))
     for folder in (alone, together):
         folder.mkdir()
-    codes = {part: [wait(fork(part, alone / part))] for part in PARTS}
+    codes = {part: [wait(fork(evaluate_and_die, part, alone / part))] for part in PARTS}
     for part in PARTS:
-        children = [fork(part, together / part, rank) for rank in range(2)]
+        children = [fork(evaluate_and_die, part, together / part, rank) for rank in range(2)]
         codes[part] += [wait(child) for child in children]
     Path(sys.argv[1], "codes.json").write_text(json.dumps(codes))

@@ -4,12 +4,17 @@ Also pinned elsewhere: streams of unequal lengths and a process without samples 
 masks and embeddings in two processes (tests/callbacks/test_two_processes.py).
 """
 
+import json
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.faults.monitor_runs import CASES, fit, fit_all, run_all, watch_all
+from tests.faults.monitor_runs import CASES, IN_TWO, fit, fit_all, run_all, watch_all
 
+ROOT = Path(__file__).parents[2]
 FIM = {"fim", "fim_inverse", "fim_geometric", "lipschitz", "boundary", "boundary_acc", "samples_fim", "seconds/fim"}
 WORST = {"asr/worst", "adv_acc/worst", "masking"}
 
@@ -26,6 +31,7 @@ MISSING = {
     "fim": FIM,
     "first attack": keys_of("first"),
     "last attack": keys_of("last"),
+    "second batch": keys_of("last"),
     "pgd": keys_of("pgd") | {"samples_attacks"},
     "cw": keys_of("cw") | {"samples_attacks"},
     "square": keys_of("square") | {"samples_attacks"},
@@ -39,13 +45,14 @@ REASONS = {
     "fim": ("Fisher information failed and is left out of epoch {}", "ValueError: no gradient"),
     "first attack": ("'first' failed and is left out of epoch {}", "ValueError: no first"),
     "last attack": ("'last' failed and is left out of epoch {}", "ValueError: no last"),
+    "second batch": ("'last' failed and is left out of epoch {}", "ValueError: no second batch"),
     "pgd": ("'pgd' failed and is left out of epoch {}", "ValueError: no gradient"),
     "cw": ("'cw' failed and is left out of epoch {}", "ValueError: no gradient"),
     "square": ("'square' failed and is left out of epoch {}", "ValueError: no sample"),
     "board": ("picture of the run could not be logged", "ValueError: no board"),
 }
-# Parts that are not tried before training: divergence may pass, built-in attacks work, and a board is no reason to stop
-LATE = {"not a number", "pgd", "cw", "board"}
+# Not tried before training: divergence may pass, attacks get one batch, built-in ones none, and boards may fail
+LATE = {"not a number", "second batch", "pgd", "cw", "board"}
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +64,12 @@ def alone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, two_processes):
     return two_processes(run_all, tmp_path_factory.mktemp("together"))
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """What one process measures with half of the sample."""
+    return watch_all(0, tmp_path_factory.mktemp("half"), size=4)
 
 
 def check_epochs(result, name, epochs):
@@ -110,19 +123,23 @@ def test_after_training_began(alone, name):
     assert result["steps"] == 12
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", IN_TWO)
 def test_before_training_in_two_processes(together, name):
-    for rank, result in enumerate(run["before"][name] for run in together):
-        if name not in LATE:
-            check_raised(result)
-        else:
-            check_epochs(result, name, {0, 1, 2})
-            assert result["steps"] == 6
-            if name != "board" or rank == 0:
-                check_warning(result, name, 0)
+    results = [run["before"][name] for run in together]
+    if name not in LATE:
+        check_raised(results[0])
+        check_raised(results[1])
+        return
+    warned = [result for result in results if result["warnings"]]
+    assert warned  # the board is that of the first process, and one of them may have no second batch
+    for result in warned:
+        check_warning(result, name, 0)
+    for result in results:
+        check_epochs(result, name, {0, 1, 2})
+        assert result["steps"] == 6
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", IN_TWO)
 def test_one_of_two_processes_after_training_began(together, name):
     first, second = (run["after"][name] for run in together)
     faulty, other = (first, second) if name == "board" else (second, first)
@@ -133,6 +150,17 @@ def test_one_of_two_processes_after_training_began(together, name):
         assert result["steps"] == 6
     assert first["keys"] == second["keys"]
     assert first["logged"] == second["logged"]
+
+
+def test_a_process_that_ends_takes_the_other_with_it(tmp_path):
+    """Before training an error is raised in the process that has it; an interrupt is, at any time."""
+    subprocess.run([sys.executable, "-m", "tests.faults.left", str(tmp_path)], cwd=ROOT, check=True, timeout=300)
+    for case, error in {"before": "MisconfigurationException: RobustnessMonitor: no batch", "interrupt": ""}.items():
+        first, second = (json.loads((tmp_path / f"{case}.{rank}.json").read_text()) for rank in range(2))
+        assert second["error"].startswith(error or ("SystemExit", "KeyboardInterrupt"))
+        assert first["error"] is not None  # it does not wait
+        assert first["status"] == second["status"] == "interrupted"
+        assert first["keys"].keys() == second["keys"].keys() == ({"0"} if case == "interrupt" else set())
 
 
 @pytest.mark.parametrize("part", ["batch", "gradient", "first"])
@@ -149,9 +177,8 @@ def test_an_interrupt_ends_training(tmp_path, part):
     assert not any("failed" in text for text in result["warnings"])
 
 
-def test_processes_that_see_the_same_samples(tmp_path, together):
+def test_processes_that_see_the_same_samples(half, together):
     """Each takes half of the sample, from its own beginning, so that both halves are the same samples."""
-    half = watch_all(0, tmp_path, size=4)
     for name in ("everything", "stream of everything"):
         (expected, attacked), (first, own), (second, others) = half[name], *(run["watched"][name] for run in together)
         assert first == second
@@ -165,8 +192,8 @@ def test_processes_that_see_the_same_samples(tmp_path, together):
 
 
 @pytest.mark.parametrize("name", ["labels", "labels, blackbox", "no labels", "no labels, blackbox"])
-def test_a_process_without_samples(tmp_path, together, name):
-    expected, attacked = watch_all(0, tmp_path, size=4)[name]
+def test_a_process_without_samples(half, together, name):
+    expected, attacked = half[name]
     (first, own), (second, others) = (run["watched"][name] for run in together)
     assert first == second
     assert first == pytest.approx(expected, rel=1e-6)
