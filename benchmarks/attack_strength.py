@@ -24,10 +24,10 @@ from networks import small_network, train
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, name_attacks
 from lightning_robustness.attacks import get_attack, run
-from lightning_robustness.evaluation.checkpoint import load_model
+from lightning_robustness.cli.loading import load_model
 from lightning_robustness.losses import trades_loss
-from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks
 
 # From a network and a budget to a function from images and labels to adversarial images
 Maker = Callable[[nn.Module, float], Callable[[Tensor, Tensor], Tensor]]

@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from lightning_robustness import RobustnessMonitor
+from lightning_robustness._model.route import find_route
 from lightning_robustness.attacks import PGD, run
 from lightning_robustness.metrics import RobustnessDifferenceIndex
-from lightning_robustness.utilities.logits_route import find_route
 
 
 class Classifier(L.LightningModule):

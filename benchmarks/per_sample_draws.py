@@ -10,8 +10,8 @@ from networks import resnet18, small_network
 from timing import seconds
 from torch import nn
 
+from lightning_robustness._isolation.draws import Draws
 from lightning_robustness.attacks import PGD, run
-from lightning_robustness.utilities.draws import Draws
 
 
 def row(name: str, network: nn.Module, shape: tuple[int, ...], repetitions: int) -> str:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lightning_robustness.attacks import get_attack, run
 from lightning_robustness.evaluation import SweepReport, sweep
-from lightning_robustness.evaluation.image_quality import image_quality
 from lightning_robustness.evaluation.sweep import SWEEP_ATTACKS, SWEEP_EPS
+from lightning_robustness.functional._image_quality import image_quality
 
 BATCH_SIZE = 128
 

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor
+from lightning_robustness._measurement.keys import attack_free_metrics, get_key
+from lightning_robustness._measurement.statistics import Evaluation, candidates, comparable, kendall, pick
 from lightning_robustness.losses import trades_loss
-from lightning_robustness.measurement.keys import attack_free_metrics, get_key
-from lightning_robustness.measurement.trust import Evaluation, candidates, comparable, kendall, pick
 
 REFERENCE = "adv_acc/pgd"
 PATIENCE = 5

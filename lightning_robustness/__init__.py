@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_robustness._isolation.sandbox import is_sandboxed
     from lightning_robustness.callbacks import (
         AdversarialTraining,
         AdversarialWeightPerturbation,
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
         RobustModelCheckpoint,
         RobustnessMonitor,
     )
-    from lightning_robustness.utilities.input_space import InputSpace
-    from lightning_robustness.utilities.sandbox import is_sandboxed
+    from lightning_robustness.input_space import InputSpace
 
 __version__ = "0.1.0"
 
@@ -29,7 +29,7 @@ __all__ = [
     "is_sandboxed",
 ]
 
-_SUBPACKAGES = ("attacks", "callbacks", "evaluation", "functional", "losses", "measurement", "metrics", "utilities")
+_SUBPACKAGES = ("attacks", "callbacks", "evaluation", "functional", "losses", "metrics")
 
 
 def __getattr__(name: str) -> Any:
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = {"InputSpace": "utilities.input_space", "is_sandboxed": "utilities.sandbox"}.get(name, "callbacks")
+    module = {"InputSpace": "input_space", "is_sandboxed": "_isolation.sandbox"}.get(name, "callbacks")
     value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value

@@ -7,9 +7,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_robustness import AdversarialTraining, InputSpace, RobustnessMonitor
+from lightning_robustness._model.access import find_extra_inputs
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import evaluate, sweep
-from lightning_robustness.utilities.extra_inputs import find_extra_inputs
 from tests import references
 from tests.callbacks.modules import make_trainer
 from tests.zoo import affine, wide

@@ -62,7 +62,7 @@ from lightning_robustness.metrics import (
     LipschitzConstant,
     RobustnessDifferenceIndex,
 )
-from tests.evaluation.reports import make_full_report, make_report, make_sweep
+from tests.evaluation.reports.reports import make_full_report, make_report, make_sweep
 
 NAN, INF = math.nan, math.inf
 X, Y = torch.linspace(0.0, 1.0, 12).reshape(4, 3), torch.tensor([0, 1, 0, 1])

@@ -10,14 +10,14 @@ import torch.autograd.forward_ad as forward_ad
 from torch import nn
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor, is_sandboxed
+from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness.attacks import CW, DDN, PGD, Cascade, Square, masking_signs, run
-from lightning_robustness.attacks.classifier import open_classifier
+from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.attacks.ddn import Goal, retreat, search
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
-from lightning_robustness.functional.jacobian import InputJacobian
+from lightning_robustness.functional._jacobian import InputJacobian
+from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
-from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.sandbox import sandbox
 from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
 from tests.gpu_like import GpuLike, multiplies_in_tf32, to_tf32
 

@@ -6,7 +6,7 @@ import pytest
 
 import lightning_robustness
 from lightning_robustness import callbacks
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.input_space import InputSpace
 
 
 def test_classes_are_those_of_their_modules():
@@ -19,7 +19,7 @@ def test_classes_are_those_of_their_modules():
 
 def test_subpackages_are_attributes():
     root = Path(lightning_robustness.__file__).parent
-    packages = {path.parent.name for path in root.glob("*/__init__.py")} - {"cli"}
+    packages = {path.parent.name for path in root.glob("[a-z]*/__init__.py")} - {"cli"}
     assert packages == set(lightning_robustness._SUBPACKAGES)
     for name in packages:
         assert getattr(lightning_robustness, name).__name__ == f"lightning_robustness.{name}"

@@ -7,11 +7,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_robustness import AdversarialTraining
+from lightning_robustness._model.access import compute_logits
 from lightning_robustness.attacks import CW, PGD, Square, run
 from lightning_robustness.functional import fisher_spectral_norm
 from lightning_robustness.losses import mart_loss, rdi_loss, trades_loss
 from lightning_robustness.metrics import FisherSpectralNorm
-from lightning_robustness.utilities.logits import compute_logits
 from tests.callbacks.modules import make_trainer
 
 GENERATOR = torch.Generator().manual_seed(4)

@@ -5,7 +5,7 @@ import pytest
 from lightning_robustness import RobustnessMonitor
 from lightning_robustness.evaluation import ComparisonReport
 from tests.browser import WIDTHS, show
-from tests.evaluation.reports import make_full_report, make_report, make_sweep
+from tests.evaluation.reports.reports import make_full_report, make_report, make_sweep
 
 # Pixels; matplotlib's own default on a page is 13
 SMALLEST_TEXT = 8.5

@@ -7,7 +7,7 @@ from plan import BASE, TRAININGS
 from results import Measured, Results
 from table import markdown, number
 
-from lightning_robustness.measurement.keys import attack_free_metrics
+from lightning_robustness._measurement.keys import attack_free_metrics
 
 
 def gain(results: Results, network: Measured) -> float | None:

@@ -9,7 +9,7 @@ from plan import BASE, TRAININGS
 from rdi_paper import mean_error
 from results import LABELS, Results
 
-from lightning_robustness.utilities.drawing import new_figure
+from lightning_robustness._display.drawing import new_figure
 
 NATURAL, ROBUST, OTHER = "#8c8c8c", "#1f77b4", "#d62728"
 

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from train import checkpoint
 
 from lightning_robustness import __version__
+from lightning_robustness._measurement.keys import get_key
 from lightning_robustness.attacks import PGD, MinimumNormCW, get_attack, run
 from lightning_robustness.evaluation import evaluate, sweep
 from lightning_robustness.functional import (
@@ -36,7 +37,6 @@ from lightning_robustness.functional import (
     robustness_difference_index,
     roby,
 )
-from lightning_robustness.measurement.keys import get_key
 
 RESULTS = Path(__file__).parents[1] / "results"
 BATCH_SIZE = 128

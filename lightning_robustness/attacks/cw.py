@@ -5,12 +5,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks.attack import Attack, Perturbation
-from lightning_robustness.attacks.budget import Norm
-from lightning_robustness.attacks.classifier import Classifier
+from lightning_robustness._arguments import check_integer, check_number
+from lightning_robustness.attacks._classifier import Classifier
+from lightning_robustness.attacks._steps import l2_norm, nonzero
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
 from lightning_robustness.attacks.ddn import DDN, RETREAT_STEPS, Found, Goal, retreat, search
-from lightning_robustness.attacks.norms import l2_norm, nonzero
-from lightning_robustness.utilities.checks import check_integer, check_number
 
 # The share of the box in which the published attack starts, as in its authors' code: the ends lie at infinity
 _STARTING_SHARE = 0.999999

@@ -6,12 +6,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks.attack import Attack, Perturbation
-from lightning_robustness.attacks.budget import Norm
-from lightning_robustness.attacks.classifier import Classifier
-from lightning_robustness.attacks.norms import l2_norm, nonzero
-from lightning_robustness.attacks.objective import margin, margin_gradient
-from lightning_robustness.utilities.checks import check_integer, check_number
+from lightning_robustness._arguments import check_integer, check_number
+from lightning_robustness.attacks._classifier import Classifier
+from lightning_robustness.attacks._steps import l2_norm, margin, margin_gradient, nonzero
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
 
 # The search comes from outside: it starts at this many times the distance to the boundary of the linearised model, but
 # not beyond this share of the diameter of the range, with steps that fall from and to these shares of the first norm.

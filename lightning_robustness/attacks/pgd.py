@@ -6,14 +6,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks.attack import Attack, Perturbation, all_or
-from lightning_robustness.attacks.budget import Norm
-from lightning_robustness.attacks.classifier import Classifier
-from lightning_robustness.attacks.norms import l2_norm, nonzero
-from lightning_robustness.attacks.objective import PGDLoss, loss_gradient, loss_value
-from lightning_robustness.attacks.steps import AdaptiveSteps, PlannedSteps, Steps
-from lightning_robustness.utilities.checks import check_integer, check_number, check_option
-from lightning_robustness.utilities.draws import Draws
+from lightning_robustness._arguments import check_integer, check_number, check_option
+from lightning_robustness._isolation.draws import Draws
+from lightning_robustness.attacks._classifier import Classifier
+from lightning_robustness.attacks._steps import (
+    AdaptiveSteps,
+    PGDLoss,
+    PlannedSteps,
+    Steps,
+    l2_norm,
+    loss_gradient,
+    loss_value,
+    nonzero,
+)
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation, all_or
 
 Start = Literal["uniform", "sign", "gaussian", "clean"]
 Schedule = Literal["constant", "shrinking", "adaptive"]

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, cast
 
-from lightning_robustness.attacks import ensembles
+from lightning_robustness._arguments import check_attack
+from lightning_robustness.attacks import cascade as ensembles
+from lightning_robustness.attacks.adapters.autoattack import AutoAttackAdapter, Version
+from lightning_robustness.attacks.adapters.torchattacks import TorchattacksAdapter
 from lightning_robustness.attacks.attack import Attack
-from lightning_robustness.attacks.autoattack_adapter import AutoAttackAdapter, Version
 from lightning_robustness.attacks.cw import CW, MinimumNormCW
 from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
-from lightning_robustness.attacks.torchattacks_adapter import TorchattacksAdapter
-from lightning_robustness.utilities.checks import check_attack
 
 _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "fgsm": (PGD, {"steps": 1, "start": "clean"}),

@@ -5,13 +5,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lightning_robustness.attacks.attack import Attack, Perturbation
-from lightning_robustness.attacks.budget import Norm
-from lightning_robustness.attacks.classifier import Classifier
-from lightning_robustness.attacks.objective import margin
+from lightning_robustness._arguments import check_integer, check_number, is_number
+from lightning_robustness._isolation.draws import Draws
+from lightning_robustness.attacks._classifier import Classifier
+from lightning_robustness.attacks._steps import margin
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
 from lightning_robustness.attacks.pgd import PGD
-from lightning_robustness.utilities.checks import check_integer, check_number, is_number
-from lightning_robustness.utilities.draws import Draws
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_robustness.attacks.attack import Attack, Perturbation
-from lightning_robustness.attacks.budget import Norm
-from lightning_robustness.attacks.classifier import Classifier
-from lightning_robustness.attacks.norms import l2_norm, nonzero
-from lightning_robustness.attacks.objective import Loss, margin
-from lightning_robustness.utilities.checks import check_integer, check_number, check_option
-from lightning_robustness.utilities.draws import Draws
+from lightning_robustness._arguments import check_integer, check_number, check_option
+from lightning_robustness._isolation.draws import Draws
+from lightning_robustness.attacks._classifier import Classifier
+from lightning_robustness.attacks._steps import Loss, l2_norm, margin, nonzero
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
 
 # Number of queries that random numbers are drawn for at a time
 _BLOCK = 64

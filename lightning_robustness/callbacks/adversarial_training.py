@@ -9,33 +9,33 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness.attacks import PGD, Attack, budget_of, run
-from lightning_robustness.attacks.attack import craft
-from lightning_robustness.attacks.classifier import Classifier, open_classifier
-from lightning_robustness.callbacks.catastrophic_overfitting import (
+from lightning_robustness._arguments import check_functions, check_integer, check_name, check_option, check_share
+from lightning_robustness._isolation.draws import Draws
+from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._lightning.epoch_means import EpochMeans
+from lightning_robustness._lightning.inner_attack import make_inner_attacks
+from lightning_robustness._lightning.overfitting import (
     MANY_STEPS,
     CatastrophicOverfitting,
     watch_for_overfitting,
 )
-from lightning_robustness.callbacks.epoch_means import EpochMeans
-from lightning_robustness.callbacks.inner_attack import make_inner_attacks
-from lightning_robustness.callbacks.replaced_loss import (
+from lightning_robustness._lightning.trainer import forward_of
+from lightning_robustness._lightning.training_step import (
     AdversarialLoss,
+    TrainingStepCallback,
     check_loss,
     compute_loss,
+    find_loss,
     published_attack,
     step_with_loss,
 )
-from lightning_robustness.callbacks.trainer_access import forward_of
-from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
-from lightning_robustness.utilities.batch import read_extras, read_labelled_batch, replace_in_batch
-from lightning_robustness.utilities.checks import check_functions, check_integer, check_name, check_option, check_share
-from lightning_robustness.utilities.draws import Draws
-from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.logits import compute_logits
-from lightning_robustness.utilities.rank_zero import rank_zero_warn
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness._model.access import ExtraInputs, compute_logits, find_extra_inputs
+from lightning_robustness._model.batch import read_extras, read_labelled_batch, replace_in_batch
+from lightning_robustness._processes import rank_zero_warn
+from lightning_robustness.attacks import PGD, Attack, budget_of, run
+from lightning_robustness.attacks._classifier import Classifier, open_classifier
+from lightning_robustness.attacks.attack import craft
+from lightning_robustness.input_space import InputSpace, check_input_space
 
 AdversarialMode = Literal["replace", "mix", "concat"]
 

@@ -8,12 +8,12 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_robustness.callbacks.trainer_access import forward_of
-from lightning_robustness.callbacks.training_step import REPLACEMENT, TrainingStepCallback
-from lightning_robustness.utilities.batch import read_labelled_batch
-from lightning_robustness.utilities.checks import check_functions, check_integer, check_number
-from lightning_robustness.utilities.logits import compute_logits
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness._arguments import check_functions, check_integer, check_number
+from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._lightning.trainer import forward_of
+from lightning_robustness._lightning.training_step import REPLACEMENT, TrainingStepCallback
+from lightning_robustness._model.access import compute_logits
+from lightning_robustness._model.batch import read_labelled_batch
 
 
 class AdversarialWeightPerturbation(TrainingStepCallback):

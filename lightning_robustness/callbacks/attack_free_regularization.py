@@ -7,13 +7,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_robustness.callbacks.epoch_means import EpochMeans
-from lightning_robustness.callbacks.trainer_access import forward_of
-from lightning_robustness.callbacks.training_step import TrainingStepCallback, find_loss
-from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
-from lightning_robustness.losses.fisher_penalty import FisherKind
-from lightning_robustness.utilities.batch import read_batch, require_labels
-from lightning_robustness.utilities.checks import (
+from lightning_robustness._arguments import (
     check_functions,
     check_head,
     check_integer,
@@ -21,10 +15,16 @@ from lightning_robustness.utilities.checks import (
     check_number,
     check_option,
 )
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.logits import as_classes, compute_logits
-from lightning_robustness.utilities.logits_route import find_route
-from lightning_robustness.utilities.sandbox import is_compiled, is_sandboxed
+from lightning_robustness._isolation.sandbox import is_compiled, is_sandboxed
+from lightning_robustness._lightning.epoch_means import EpochMeans
+from lightning_robustness._lightning.trainer import forward_of
+from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss
+from lightning_robustness._model.access import as_classes, compute_logits
+from lightning_robustness._model.batch import read_batch, require_labels
+from lightning_robustness._model.route import find_route
+from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
+from lightning_robustness.losses.fisher_penalty import FisherKind
 
 
 class AttackFreeRegularization(TrainingStepCallback):

@@ -9,15 +9,15 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness.callbacks.awaited_keys import (
+from lightning_robustness._arguments import check_integer, check_name, check_number
+from lightning_robustness._lightning.guard import (
     ExtremeMode,
+    Guard,
     check_awaited,
     mode_of,
     new_value,
 )
-from lightning_robustness.callbacks.guard import Guard
-from lightning_robustness.utilities.checks import check_integer, check_name, check_number
-from lightning_robustness.utilities.rank_zero import rank_zero_warn
+from lightning_robustness._processes import rank_zero_warn
 
 
 class RobustEarlyStopping(EarlyStopping):

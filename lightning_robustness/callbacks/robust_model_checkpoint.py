@@ -7,8 +7,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness.callbacks.awaited_keys import (
+from lightning_robustness._arguments import check_name, check_number
+from lightning_robustness._lightning.guard import (
     ExtremeMode,
+    Guard,
     came_late,
     check_awaited,
     last_value,
@@ -16,9 +18,7 @@ from lightning_robustness.callbacks.awaited_keys import (
     new_value,
     split_key,
 )
-from lightning_robustness.callbacks.guard import Guard
-from lightning_robustness.utilities.checks import check_name, check_number
-from lightning_robustness.utilities.rank_zero import rank_zero_warn
+from lightning_robustness._processes import rank_zero_warn
 
 
 class RobustModelCheckpoint(ModelCheckpoint):

@@ -9,29 +9,28 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
-from lightning_robustness.attacks import Attack
-from lightning_robustness.callbacks.history_figure import history_figure
-from lightning_robustness.callbacks.hparams import announce_values, close_table
-from lightning_robustness.callbacks.monitor_run import MonitorRun
-from lightning_robustness.callbacks.monitor_settings import MonitorSettings
-from lightning_robustness.callbacks.run_page import run_page
-from lightning_robustness.callbacks.run_record import RunRecord
-from lightning_robustness.callbacks.run_summary import RunSummary
-from lightning_robustness.callbacks.sharding import warn_of_sharding
-from lightning_robustness.callbacks.trainer_access import (
+from lightning_robustness._arguments import check_integer
+from lightning_robustness._display.run_figures import history_figure
+from lightning_robustness._lightning.faults import warn_of_sharding
+from lightning_robustness._lightning.hparams import announce_values, close_table
+from lightning_robustness._lightning.record import RunRecord
+from lightning_robustness._lightning.run import MonitorRun
+from lightning_robustness._lightning.settings import MonitorSettings
+from lightning_robustness._lightning.summary import RunSummary, run_page
+from lightning_robustness._lightning.trainer import (
     check_order,
     check_validation,
     is_sharded,
     is_spawned,
     log_to_all,
 )
+from lightning_robustness._measurement.keys import tag
+from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, name_attacks, name_final_attack
+from lightning_robustness._measurement.statistics import interval_values
+from lightning_robustness.attacks import Attack
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks, name_final_attack
-from lightning_robustness.measurement.intervals import interval_values
-from lightning_robustness.measurement.keys import tag
-from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.checks import check_integer
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
+from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.metrics._base import Mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

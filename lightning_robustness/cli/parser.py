@@ -67,7 +67,7 @@ class _ListAttacks(argparse.Action):
 
 def _add_evaluate(parser: Any) -> None:
     from lightning_robustness.evaluation.evaluate import evaluate
-    from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS
+    from lightning_robustness.evaluation.sweep_samples import SWEEP_ATTACKS
 
     _add_model(parser)
     _add_data(parser, required=True)
@@ -164,14 +164,14 @@ def _add_data(parser: Any, required: bool) -> None:
 
 
 def _add_sweep_attacks(parser: Any) -> None:
-    from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS
+    from lightning_robustness.evaluation.sweep_samples import SWEEP_ATTACKS, SWEEP_EPS
 
     parser.add_argument("--attacks", nargs="+", default=list(SWEEP_ATTACKS), help="Names of the attacks.")
     parser.add_argument("--eps", nargs="+", type=_BUDGET, default=list(SWEEP_EPS), help="Budgets, increasing.")
 
 
 def _add_settings(parser: Any, function: Callable[..., Any]) -> None:
-    from lightning_robustness.utilities.input_space import InputSpace
+    from lightning_robustness.input_space import InputSpace
 
     parser.add_argument("--device", type=str | None, default=None, help="Where to run, such as cuda.")
     for name, kind, help_text in _DEVICE_OPTIONS:

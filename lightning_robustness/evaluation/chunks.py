@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness.evaluation.processes import Processes
+from lightning_robustness._measurement.subject import Samples, Subject
+from lightning_robustness._processes import Processes
 from lightning_robustness.evaluation.resume import Chunk, Records
-from lightning_robustness.measurement.subject import Samples, Subject
 
 
 class Finished(NamedTuple):

@@ -4,7 +4,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness.utilities.checks import is_number
+from lightning_robustness._arguments import is_number
 
 # Values are measured in float32: a spread below its rounding error counts as constant
 _ROUNDING = 1e-6

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from lightning_robustness.evaluation.fingerprint import DataFingerprint, hash_tensor
-from lightning_robustness.evaluation.loading import EMPTY, iterate
-from lightning_robustness.evaluation.processes import Processes
-from lightning_robustness.evaluation.resume import Records
-from lightning_robustness.evaluation.shares import OwnShare, take_share
-from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.subject import Samples
-from lightning_robustness.utilities.extra_inputs import ExtraInputs, find_extra_inputs
-from lightning_robustness.utilities.sample import SpreadSample
+from lightning_robustness._measurement.fixed_sample import FixedSample
+from lightning_robustness._measurement.samples import SpreadSample
+from lightning_robustness._measurement.subject import Samples
+from lightning_robustness._model.access import ExtraInputs, find_extra_inputs
+from lightning_robustness._processes import Processes
+from lightning_robustness.evaluation.loading import EMPTY, OwnShare, iterate, take_share
+from lightning_robustness.evaluation.resume import DataFingerprint, Records, hash_tensor
 
 
 def collect(

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lightning_robustness._display import report_figures as figures
+from lightning_robustness._measurement.subject import Samples, Subject
+from lightning_robustness._model.head import HeadTap
+from lightning_robustness._numbers import accumulation_dtype
 from lightning_robustness.attacks import budget_of, run
-from lightning_robustness.evaluation import figures
-from lightning_robustness.measurement.subject import Samples, Subject
-from lightning_robustness.utilities.head import HeadTap
-from lightning_robustness.utilities.precision import accumulation_dtype
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,26 +6,30 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_robustness.attacks.budget import check_budgets
+from lightning_robustness._arguments import check_device, check_functions, check_head, check_integer, check_module
+from lightning_robustness._display.provenance import describe_data, describe_run
+from lightning_robustness._measurement.meters import SampleMeter
+from lightning_robustness._measurement.plan import (
+    DEFAULT_ATTACKS,
+    AttackLike,
+    common_budget,
+    describe_settings,
+    make_sample_meters,
+    name_attacks,
+)
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._processes import Processes
+from lightning_robustness.attacks.attack import check_budgets
 from lightning_robustness.evaluation.decision_space import Projection, get_projection
 from lightning_robustness.evaluation.evaluation_run import EvaluationRun, Part
 from lightning_robustness.evaluation.feature_pass import FeaturePass, FeatureSettings
 from lightning_robustness.evaluation.loading import check_loader, on_device
-from lightning_robustness.evaluation.processes import Processes
-from lightning_robustness.evaluation.resume import Records, check_folder
-from lightning_robustness.evaluation.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.setting import open_setting, unwrap
-from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, plan_sweep, read_budgets
+from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
+from lightning_robustness.evaluation.resume import Records, check_folder, open_setting, unwrap
+from lightning_robustness.evaluation.sweep_samples import SWEEP_ATTACKS, plan_sweep, read_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, AttackLike, name_attacks
-from lightning_robustness.measurement.meter import SampleMeter
-from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
-from lightning_robustness.measurement.settings import describe_settings
-from lightning_robustness.measurement.subject import Subject
-from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.checks import check_device, check_functions, check_head, check_integer, check_module
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.provenance import describe_data, describe_run
+from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.metrics._base import Mode
 
 
 def evaluate(

@@ -8,25 +8,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_robustness._display.class_accuracy import ClassAccuracy, class_accuracies
+from lightning_robustness._display.pictures import AdversarialExample, make_examples
+from lightning_robustness._measurement.meters import SampleMeter, without_update_warning
+from lightning_robustness._measurement.meters.attack import AttackMeter, AttackOutcome
+from lightning_robustness._measurement.subject import Samples, Subject
+from lightning_robustness._measurement.threat_model import ThreatModel
+from lightning_robustness._processes import Processes, rank_zero_warn
 from lightning_robustness.attacks import Budget
-from lightning_robustness.evaluation.adversarial_example import AdversarialExample, make_examples
 from lightning_robustness.evaluation.chunks import gather_rows, measure_chunks
-from lightning_robustness.evaluation.class_accuracy import ClassAccuracy, class_accuracies
 from lightning_robustness.evaluation.decision_space import DecisionSpace, Projection, embed_batch, project
 from lightning_robustness.evaluation.example_pass import attack_examples
 from lightning_robustness.evaluation.feature_pass import FeaturePass
-from lightning_robustness.evaluation.processes import Processes
+from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
+from lightning_robustness.evaluation.reports.sweep_report import SweepReport
 from lightning_robustness.evaluation.resume import Records
-from lightning_robustness.evaluation.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.evaluation.sweep_samples import sweep_samples
-from lightning_robustness.measurement.attack_meter import AttackMeter
-from lightning_robustness.measurement.attack_outcome import AttackOutcome
-from lightning_robustness.measurement.meter import SampleMeter, without_update_warning
-from lightning_robustness.measurement.subject import Samples, Subject
-from lightning_robustness.measurement.threat_model import ThreatModel
-from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.rank_zero import rank_zero_warn
+from lightning_robustness.input_space import InputSpace
 
 
 class Part(NamedTuple):

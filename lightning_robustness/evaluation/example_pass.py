@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_robustness.evaluation.processes import Processes
-from lightning_robustness.measurement.attack_meter import AttackMeter, Examples
-from lightning_robustness.measurement.subject import Samples, Subject
+from lightning_robustness._measurement.meters.attack import AttackMeter, Examples
+from lightning_robustness._measurement.subject import Samples, Subject
+from lightning_robustness._processes import Processes
 
 
 def attack_examples(

@@ -8,24 +8,21 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from lightning_robustness._measurement.feature_meter import FeatureMeter
+from lightning_robustness._measurement.fixed_sample import FixedSample
+from lightning_robustness._measurement.inspection import inspect_model, open_inputs, warn_of_unused_layers
+from lightning_robustness._measurement.meters import without_update_warning
+from lightning_robustness._measurement.samples import SpreadSample
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._measurement.threat_model import is_image
+from lightning_robustness._model.access import find_extra_inputs, pick_entry
+from lightning_robustness._model.batch import require_labels
+from lightning_robustness._model.route import Route
+from lightning_robustness._processes import Processes
 from lightning_robustness.evaluation.collecting import check_shares, fix_sample
-from lightning_robustness.evaluation.fingerprint import DataFingerprint, hash_tensor
-from lightning_robustness.evaluation.loading import EMPTY, LoadedBatch, iterate
-from lightning_robustness.evaluation.processes import Processes
-from lightning_robustness.evaluation.resume import Records
-from lightning_robustness.evaluation.shares import OwnShare, take_share
-from lightning_robustness.measurement.feature_meter import FeatureMeter
-from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.inspection import inspect_model, open_inputs, warn_of_unused_layers
-from lightning_robustness.measurement.meter import without_update_warning
-from lightning_robustness.measurement.subject import Subject
-from lightning_robustness.measurement.threat_model import is_image
-from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.batch import require_labels
-from lightning_robustness.utilities.extra_inputs import find_extra_inputs
-from lightning_robustness.utilities.logits import pick_entry
-from lightning_robustness.utilities.logits_route import Route
-from lightning_robustness.utilities.sample import SpreadSample
+from lightning_robustness.evaluation.loading import EMPTY, LoadedBatch, OwnShare, iterate, take_share
+from lightning_robustness.evaluation.resume import DataFingerprint, Records, hash_tensor
+from lightning_robustness.metrics._base import Mode
 
 _PART = "features"
 

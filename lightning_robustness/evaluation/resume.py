@@ -1,19 +1,79 @@
-"""Results in a folder, from which an interrupted evaluation goes on."""
-
+import hashlib
 import json
 import os
 import re
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from lightning_robustness.evaluation.processes import Processes
-from lightning_robustness.utilities.rank_zero import rank_zero_warn
+from lightning_robustness._measurement.subject import Samples
+from lightning_robustness._processes import Processes, rank_zero_warn
+
+_SIZE = 8  # bytes
+
+
+def fingerprint_weights(model: nn.Module) -> str:
+    """Return a hash of all parameters and buffers, with their names."""
+    digest = hashlib.blake2b(digest_size=_SIZE)
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f"{name} {value.dtype}".encode())
+        if not isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
+            digest.update(f" {tuple(value.shape)}".encode())
+            digest.update(_bytes(value))
+    return digest.hexdigest()
+
+
+class DataFingerprint:
+    """Hashes of the labels of all samples and of the inputs of a few, added up, so that their order does not matter."""
+
+    def __init__(self) -> None:
+        self.count = self.labels = self.inputs = 0
+
+    def add_labels(self, positions: np.ndarray, y: Tensor | None) -> None:
+        """Add the labels of a batch."""
+        self.count += len(positions)
+        if y is not None:
+            pairs = np.stack([positions, y.cpu().numpy().astype(np.int64)], axis=1)
+            self.labels += sum(_hash(pair.tobytes()) for pair in pairs)
+
+    def add_inputs(self, samples: Samples) -> None:
+        """Add the inputs of samples."""
+        for position, x in zip(samples.positions.tolist(), samples.x, strict=True):
+            self.inputs += _hash(position.to_bytes(_SIZE, "little") + _bytes(x))
+
+    @staticmethod
+    def describe(parts: "Iterable[DataFingerprint]") -> dict[str, str]:
+        """Describe the data, given the fingerprints of its shares."""
+        parts = list(parts)
+        labels, inputs = (
+            sum(getattr(part, name) for part in parts) % 2 ** (8 * _SIZE) for name in ("labels", "inputs")
+        )
+        return {
+            "number of samples": str(sum(part.count for part in parts)),
+            "labels": f"{labels:016x}",
+            "inputs": f"{inputs:016x}",
+        }
+
+
+def hash_tensor(tensor: Tensor) -> int:
+    """Return a hash of the values of a tensor."""
+    return _hash(_bytes(tensor))
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=_SIZE).digest(), "little")
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
 
 _UNFINISHED = ".unfinished"
 _VALUES = ".values.json"
@@ -193,3 +253,65 @@ def _write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+# By name: importing them takes long
+_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside DistributedDataParallel, which each process can use by itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def open_setting(model: nn.Module, processes: Processes, records: Records, facts: Mapping[str, Any]) -> None:
+    """Check that all processes have the same whole model, and that earlier results are of this evaluation.
+
+    Args:
+        model: The model.
+        processes: The processes that evaluate together.
+        records: Finished results.
+        facts: Settings that results depend on, by name.
+
+    Raises:
+        RuntimeError: If another process failed.
+        ValueError: If the model is sharded or wrapped, weights differ between processes, or earlier results are of
+            something else.
+
+    """
+    weights = ""
+    with processes.step():
+        if processes.number > 1:
+            _check_whole(model)
+        if processes.number > 1 or records.is_kept:
+            weights = fingerprint_weights(model)
+    if len(set(processes.gather(weights))) > 1:
+        raise ValueError(
+            "Expected the same weights in all processes but they differ. Load the same checkpoint in each of them, or "
+            "seed before the model is made."
+        )
+    described = {name: _describe(value) for name, value in facts.items()}
+    own = {"model": type(model).__name__, "forward": _describe(model.forward), "weights": weights}
+    records.open({**own, "torch": torch.__version__, **described})
+
+
+def _check_whole(model: nn.Module) -> None:
+    for module in model.modules():
+        names = _WRAPPERS & {parent.__name__ for parent in type(module).__mro__}
+        if names:
+            raise ValueError(
+                f"Expected a model that each process can use by itself but got {names.pop()} inside of "
+                f"{type(model).__name__}. Pass the module within, such as `model.module`, whole in each process."
+            )
+    is_sharded = any(hasattr(p, "ds_id") or type(p).__name__ == "DTensor" for p in model.parameters())
+    if is_sharded or any(type(p.data).__name__ == "DTensor" for p in model.parameters()):
+        raise ValueError(
+            f"Expected a model that is whole in each process but the parameters of {type(model).__name__} are sharded. "
+            "Evaluate a checkpoint of it, loaded in each process."
+        )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Callable) and hasattr(value, "__qualname__"):  # type: ignore[arg-type]
+        return f"{value.__module__}.{value.__qualname__}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", value if isinstance(value, str) else repr(value))

@@ -6,19 +6,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_robustness._arguments import check_device, check_functions, check_integer, check_module
+from lightning_robustness._display.provenance import describe_data, describe_run
+from lightning_robustness._measurement.plan import AttackLike
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._processes import Processes
 from lightning_robustness.evaluation.collecting import collect
 from lightning_robustness.evaluation.loading import check_loader, on_device
-from lightning_robustness.evaluation.processes import Processes
-from lightning_robustness.evaluation.resume import Records, check_folder
-from lightning_robustness.evaluation.setting import open_setting, unwrap
-from lightning_robustness.evaluation.sweep_plan import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
-from lightning_robustness.evaluation.sweep_report import SweepReport
-from lightning_robustness.evaluation.sweep_samples import sweep_samples
-from lightning_robustness.measurement.attack_names import AttackLike
-from lightning_robustness.measurement.subject import Subject
-from lightning_robustness.utilities.checks import check_device, check_functions, check_integer, check_module
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.provenance import describe_data, describe_run
+from lightning_robustness.evaluation.reports.sweep_report import SweepReport
+from lightning_robustness.evaluation.resume import Records, check_folder, open_setting, unwrap
+from lightning_robustness.evaluation.sweep_samples import (
+    SWEEP_ATTACKS,
+    SWEEP_EPS,
+    plan_sweep,
+    read_budgets,
+    sweep_samples,
+)
+from lightning_robustness.input_space import InputSpace, check_input_space
 
 
 def sweep(

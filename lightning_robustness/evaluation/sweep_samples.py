@@ -1,8 +1,7 @@
-"""Attack samples with increasing budgets, from one budget to the next."""
-
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, cast
@@ -10,20 +9,106 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from lightning_robustness._measurement.plan import AttackLike, list_attacks, name_attacks
+from lightning_robustness._measurement.subject import Samples, Subject
+from lightning_robustness._measurement.threat_model import ThreatModel, is_image
+from lightning_robustness._model.access import check_finite
+from lightning_robustness._processes import Processes, rank_zero_warn
 from lightning_robustness.attacks import PGD, Attack, Budget, Cascade, budget_of
-from lightning_robustness.attacks.attack import perturb
-from lightning_robustness.attacks.classifier import Classifier, open_classifier
+from lightning_robustness.attacks._classifier import Classifier, open_classifier
+from lightning_robustness.attacks.attack import check_budgets, perturb
 from lightning_robustness.evaluation.chunks import Rows, gather_rows, measure_chunks
-from lightning_robustness.evaluation.image_quality import ImageQuality, image_quality
-from lightning_robustness.evaluation.processes import Processes
+from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
 from lightning_robustness.evaluation.resume import Records
-from lightning_robustness.evaluation.sweep_plan import describe_sweep
-from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
-from lightning_robustness.measurement.subject import Samples, Subject
-from lightning_robustness.measurement.threat_model import ThreatModel, is_image
-from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.logits import check_finite
-from lightning_robustness.utilities.rank_zero import rank_zero_warn
+from lightning_robustness.functional._image_quality import ImageQuality, image_quality
+from lightning_robustness.input_space import InputSpace
+
+# Attacks and budgets of the CMMR paper
+SWEEP_ATTACKS = ("fgsm", "bim", "pgd", "mifgsm")
+SWEEP_EPS = tuple(number / 100 for number in range(1, 21))
+
+
+def read_budgets(eps: Iterable[Any]) -> list[float]:
+    """Return budgets as plain numbers, also from arrays and tensors.
+
+    Raises:
+        TypeError: If they are not a sequence of numbers.
+
+    """
+    try:
+        return [float(budget) for budget in eps]
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"Expected the budgets of a sweep to be a sequence of numbers but got {eps!r}. Pass a list, such as [0.1]."
+        ) from error
+
+
+def plan_sweep(
+    attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
+    eps: Sequence[float],
+    input_space: InputSpace | None = None,
+) -> list[dict[str, Callable[..., Any]]]:
+    """Return attacks by name, one dictionary per budget.
+
+    Args:
+        attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
+        eps: Budgets.
+        input_space: Range of the inputs, which the largest budget is checked against.
+
+    Raises:
+        ValueError: If budgets are not positive and increasing, there is no attack, or the budget of one cannot be set.
+
+    Example:
+        >>> from lightning_robustness.attacks import Square
+        >>> from lightning_robustness.evaluation.sweep_samples import plan_sweep
+        >>> for attacks in plan_sweep([Square(num_queries=100)], eps=[0.1, 0.2]):
+        ...     print(attacks)
+        {'square': Square(eps=0.1, num_queries=100, norm='linf', p=0.8, loss='margin')}
+        {'square': Square(eps=0.2, num_queries=100, norm='linf', p=0.8, loss='margin')}
+
+    """
+    if len(eps) == 0 or not all(low < high for low, high in zip([0.0, *eps], eps, strict=False)):
+        raise ValueError(f"Expected argument `eps` to hold positive, increasing budgets but got {list(eps)}.")
+    attacks = list_attacks(attacks)
+    if len(attacks) == 0:
+        raise ValueError("Expected at least one attack for a sweep but got none.")
+    plan = [_at_budget(name_attacks(attacks, budget, as_published=True), budget) for budget in eps]
+    check_budgets(plan[-1].values(), input_space)
+    return plan
+
+
+def _at_budget(attacks: dict[str, Callable[..., Any]], eps: float) -> dict[str, Callable[..., Any]]:
+    for name, attack in attacks.items():
+        if is_dataclass(attack) and "eps" in (entry.name for entry in fields(attack)):
+            attacks[name] = replace(attack, eps=eps)  # type: ignore[type-var]
+        budget = budget_of(attacks[name])
+        if budget is None or budget.eps != eps:
+            raise ValueError(
+                f"Expected attacks whose budget can be set, by name or as objects with `eps`, but got {attack!r}. "
+                "Leave it out of the sweep."
+            )
+    return attacks
+
+
+def describe_sweep(
+    plan: Sequence[Mapping[str, Callable[..., Any]]],
+    eps: Sequence[float],
+    y: Tensor,
+    input_space: InputSpace,
+    seed: int,
+) -> dict[str, str]:
+    """Describe the settings that curves depend on besides the model."""
+    low, high = ("none" if bound is None else f"{bound:g}" for bound in (input_space.low, input_space.high))
+    mean, std = input_space.mean, input_space.std
+    return {
+        **{f"{name} at eps = {eps[0]:g}": repr(attack) for name, attack in plan[0].items()},
+        "attacked samples": str(len(y)),
+        "input range": f"{low} to {high}",
+        "normalisation": "none" if mean is None and std is None else f"mean {mean}, std {std}",
+        "seed": str(seed),
+        "checksum of the labels": f"{zlib.crc32(y.long().cpu().numpy().tobytes()):08x}",
+    }
+
 
 # Least share of an attack's steps that it takes from a warm start: with fewer, accuracy was up to two percentage points
 # above that of independent attacks on some networks, instead of half a point

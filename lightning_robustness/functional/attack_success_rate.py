@@ -4,7 +4,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness.utilities.checks import check_integer_tensor, check_labels
+from lightning_robustness._arguments import check_integer_tensor, check_labels
 
 
 class AttackSuccessComponents(NamedTuple):

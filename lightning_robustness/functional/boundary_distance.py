@@ -5,12 +5,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lightning_robustness._arguments import check_integer, check_labels, check_option
+from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._numbers import at_least_float32
+from lightning_robustness.functional._jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
 from lightning_robustness.functional.attack_success_rate import wilson_interval
-from lightning_robustness.functional.jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.checks import check_integer, check_labels, check_option
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.precision import at_least_float32
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness.input_space import InputSpace, check_input_space
 
 BoundaryNorm = Literal["linf", "l2"]
 

@@ -4,8 +4,17 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from lightning_robustness.functional.boundary_distance import BoundaryNorm, nearest_boundary
-from lightning_robustness.functional.fisher_estimators import (
+from lightning_robustness._arguments import (
+    check_integer,
+    check_labels,
+    check_number,
+    check_option,
+    check_overflow,
+)
+from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._model.access import compute_logits
+from lightning_robustness._numbers import at_least_float32
+from lightning_robustness.functional._fisher_estimators import (
     FisherComponents,
     blackbox,
     exact,
@@ -13,18 +22,9 @@ from lightning_robustness.functional.fisher_estimators import (
     power,
     rayleigh,
 )
-from lightning_robustness.functional.jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.checks import (
-    check_integer,
-    check_labels,
-    check_number,
-    check_option,
-    check_overflow,
-)
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.logits import compute_logits
-from lightning_robustness.utilities.precision import at_least_float32
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness.functional._jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
+from lightning_robustness.functional.boundary_distance import BoundaryNorm, nearest_boundary
+from lightning_robustness.input_space import InputSpace, check_input_space
 
 FisherMethod = Literal["auto", "exact", "lanczos", "power", "rayleigh", "blackbox"]
 Distribution = Literal["gaussian", "rademacher"]

@@ -4,11 +4,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_robustness.functional.fisher_operator import FisherOperator
-from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.precision import at_least_float32
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._numbers import at_least_float32
+from lightning_robustness.functional._fisher_estimators import FisherOperator
+from lightning_robustness.functional._jacobian import InputJacobian, check_samples_are_independent
+from lightning_robustness.input_space import InputSpace, check_input_space
 
 
 def lipschitz_constant(

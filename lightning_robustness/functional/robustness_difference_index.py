@@ -3,12 +3,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness.functional.class_statistics import (
+from lightning_robustness._arguments import check_features_and_preds
+from lightning_robustness.functional._class_statistics import (
     ClassStatistics,
     class_statistics,
     warn_if_unseparated,
 )
-from lightning_robustness.utilities.checks import check_features_and_preds
 
 
 class RDIComponents(NamedTuple):

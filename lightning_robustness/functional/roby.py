@@ -3,7 +3,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness.functional.class_statistics import (
+from lightning_robustness._arguments import check_features_and_preds, check_option
+from lightning_robustness.functional._class_statistics import (
     ClassStatistics,
     Normalization,
     check_p,
@@ -13,7 +14,6 @@ from lightning_robustness.functional.class_statistics import (
     pairwise_distances,
     warn_if_unseparated,
 )
-from lightning_robustness.utilities.checks import check_features_and_preds, check_option
 
 
 class ROBYComponents(NamedTuple):

@@ -5,8 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness.functional.spectral_norms import layer_spectral_norm
-from lightning_robustness.functional.spectral_propagation import (
+from lightning_robustness._arguments import check_tensor
+from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._model.access import find_logits
+from lightning_robustness.functional._spectral_norms import layer_spectral_norm
+from lightning_robustness.functional._spectral_propagation import (
     NO_RULE,
     SpectralRow,
     is_layer,
@@ -14,10 +17,7 @@ from lightning_robustness.functional.spectral_propagation import (
     propagate,
     rule_text,
 )
-from lightning_robustness.utilities.checks import check_tensor
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.logits import find_logits
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness.input_space import InputSpace, check_input_space
 
 
 @dataclass(frozen=True, repr=False)

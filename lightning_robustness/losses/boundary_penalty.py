@@ -3,11 +3,11 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_robustness._arguments import check_labels, check_number
+from lightning_robustness._numbers import at_least_float32
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, _check_arguments, margins_and_slopes
-from lightning_robustness.losses.training_jacobian import training_jacobian
-from lightning_robustness.utilities.checks import check_labels, check_number
-from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.precision import at_least_float32
+from lightning_robustness.input_space import InputSpace
+from lightning_robustness.losses._passes import training_jacobian
 
 
 def boundary_penalty(

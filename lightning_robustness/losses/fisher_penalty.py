@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lightning_robustness.functional.fisher_operator import FisherOperator
-from lightning_robustness.losses.training_jacobian import training_jacobian
-from lightning_robustness.utilities.checks import check_integer, check_option
-from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.precision import at_least_float32
+from lightning_robustness._arguments import check_integer, check_option
+from lightning_robustness._numbers import at_least_float32
+from lightning_robustness.functional._fisher_estimators import FisherOperator
+from lightning_robustness.input_space import InputSpace
+from lightning_robustness.losses._passes import training_jacobian
 
 FisherKind = Literal["spectral", "trace"]
 

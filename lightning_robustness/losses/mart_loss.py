@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, nll_loss
 
+from lightning_robustness._arguments import check_number
 from lightning_robustness.attacks import PGD
-from lightning_robustness.losses.log_probabilities import log_probabilities
-from lightning_robustness.utilities.checks import check_number
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.input_space import InputSpace
+from lightning_robustness.losses._passes import log_probabilities
 
 
 def mart_loss(

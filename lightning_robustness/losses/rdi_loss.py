@@ -1,8 +1,8 @@
 from torch import Tensor
 
-from lightning_robustness.functional.class_statistics import class_statistics
+from lightning_robustness._arguments import check_features_and_preds
+from lightning_robustness.functional._class_statistics import class_statistics
 from lightning_robustness.functional.robustness_difference_index import _robustness_difference_index_compute
-from lightning_robustness.utilities.checks import check_features_and_preds
 
 
 def rdi_loss(features: Tensor, y: Tensor) -> Tensor:

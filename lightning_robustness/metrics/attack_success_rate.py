@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities.data import dim_zero_cat
 
+from lightning_robustness._arguments import check_tensor, is_number
 from lightning_robustness.functional.attack_success_rate import (
     _attack_success_rate_compute,
     _attack_success_rate_update,
     _median_distortion,
 )
-from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.checks import check_tensor, is_number
+from lightning_robustness.metrics._base import RobustnessMetric
 
 
 class AttackSuccessRate(RobustnessMetric):

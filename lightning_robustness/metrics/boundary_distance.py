@@ -8,6 +8,8 @@ from torchmetrics.utilities import dim_zero_cat
 from torchmetrics.utilities.distributed import gather_all_tensors
 from typing_extensions import override
 
+from lightning_robustness._arguments import check_integer, check_number, is_number
+from lightning_robustness._numbers import accumulation_dtype
 from lightning_robustness.functional.boundary_distance import (
     BoundaryNorm,
     _check_arguments,
@@ -15,10 +17,8 @@ from lightning_robustness.functional.boundary_distance import (
     quantile,
     share_beyond,
 )
-from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.checks import check_integer, check_number, is_number
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
-from lightning_robustness.utilities.precision import accumulation_dtype
+from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.metrics._base import RobustnessMetric
 
 
 class BoundaryDistance(RobustnessMetric):

@@ -4,17 +4,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_robustness._arguments import check_integer, check_number
+from lightning_robustness.functional._fisher_estimators import FisherComponents
 from lightning_robustness.functional.boundary_distance import BoundaryNorm
-from lightning_robustness.functional.fisher_estimators import FisherComponents
 from lightning_robustness.functional.fisher_spectral_norm import (
     Distribution,
     FisherMethod,
     _check_arguments,
     fisher_spectral_norm,
 )
-from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.checks import check_integer, check_number
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
+from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.metrics._base import RobustnessMetric
 
 # Components that only some methods have
 _PARTS = ("trace", "jacobian_norm", "lipschitz")

@@ -4,10 +4,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_robustness._arguments import check_integer
 from lightning_robustness.functional.lipschitz_constant import lipschitz_constant
-from lightning_robustness.metrics.robustness_metric import RobustnessMetric
-from lightning_robustness.utilities.checks import check_integer
-from lightning_robustness.utilities.input_space import InputSpace, check_input_space
+from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.metrics._base import RobustnessMetric
 
 
 class LipschitzConstant(RobustnessMetric):

@@ -3,7 +3,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_robustness.functional.robustness_difference_index import _robustness_difference_index_compute
-from lightning_robustness.metrics.class_statistics import ClassStatisticsMetric, Mode
+from lightning_robustness.metrics._base import ClassStatisticsMetric, Mode
 
 
 class RobustnessDifferenceIndex(ClassStatisticsMetric):

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness.functional.class_statistics import Normalization, min_max
+from lightning_robustness._arguments import check_option
+from lightning_robustness.functional._class_statistics import Normalization, min_max
 from lightning_robustness.functional.roby import _roby_compute
-from lightning_robustness.metrics.class_statistics import ClassStatisticsMetric, Mode
-from lightning_robustness.utilities.checks import check_option
+from lightning_robustness.metrics._base import ClassStatisticsMetric, Mode
 
 
 class ROBY(ClassStatisticsMetric):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lightning_robustness.attacks import PGD, Attack, run
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.input_space import InputSpace
 from tests.attacks.cases import BUILT_IN
 from tests.attacks.traces import assert_same, network_in_training, snapshot
 

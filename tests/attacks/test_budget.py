@@ -15,8 +15,8 @@ from lightning_robustness.attacks import (
     get_attack,
     run,
 )
-from lightning_robustness.attacks.budget import budgets_of, check_budgets
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.attacks.attack import budgets_of, check_budgets
+from lightning_robustness.input_space import InputSpace
 
 
 def foreign(**attributes):

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.attacks.classifier import Classifier, open_classifier
-from lightning_robustness.utilities.draws import Draws
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness._isolation.draws import Draws
+from lightning_robustness.attacks._classifier import Classifier, open_classifier
+from lightning_robustness.input_space import InputSpace
 
 DRAWS = Draws(torch.arange(3))
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness.attacks import CW, DDN, MinimumNormCW, run
-from lightning_robustness.attacks.objective import margin
-from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness.attacks._steps import margin
+from lightning_robustness.input_space import InputSpace
 from tests.attacks.linear import closest_boundary, linear, random_linear
 from tests.references import carlini_wagner
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness.attacks import DDN, MinimumNormCW, get_attack, run
-from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness.input_space import InputSpace
 from tests.attacks.linear import closest_boundary, linear, random_linear
 
 NETWORKS = ["digits_network", "robust_digits_network"]

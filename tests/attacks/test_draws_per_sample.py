@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_robustness._measurement.meters.attack import AttackMeter
+from lightning_robustness._measurement.subject import Samples
 from lightning_robustness.attacks import CW, DDN, PGD, Cascade, MinimumNormCW, SirenAttack, Square, get_attack, run
-from lightning_robustness.measurement.attack_meter import AttackMeter
-from lightning_robustness.measurement.subject import Samples
-from lightning_robustness.utilities.input_space import InputSpace
-from tests.measurement.subjects import subject
+from lightning_robustness.input_space import InputSpace
+from tests._measurement.subjects import subject
 
 ATTACKS = {
     "pgd": PGD(eps=0.08, steps=3, restarts=2),

@@ -1,6 +1,6 @@
 import torch
 
-from lightning_robustness.attacks.norms import l2_norm, nonzero
+from lightning_robustness.attacks._steps import l2_norm, nonzero
 
 
 def test_l2_norm_broadcasts():

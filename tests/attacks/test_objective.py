@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_robustness.attacks.objective import loss_gradient, loss_value, margin, margin_gradient
+from lightning_robustness.attacks._steps import loss_gradient, loss_value, margin, margin_gradient
 
 seeds = st.integers(0, 2**31)
 

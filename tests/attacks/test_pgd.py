@@ -7,10 +7,10 @@ import torchattacks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_robustness._isolation.draws import Draws
+from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness.attacks import PGD, get_attack, run
-from lightning_robustness.utilities.draws import Draws
-from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness.input_space import InputSpace
 from tests.attacks.linear import closest_boundary, linear, random_linear
 
 UNBOUNDED = InputSpace(low=None, high=None)

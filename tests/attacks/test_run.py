@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lightning_robustness.attacks import CW, PGD, Square, get_attack, run
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.input_space import InputSpace
 from tests.attacks.cases import BUILT_IN, FOREIGN, failing, foolbox_fgsm
 from tests.attacks.linear import linear
 from tests.attacks.traces import assert_same, network_in_training, snapshot

@@ -2,7 +2,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_robustness.attacks.significance import LEVEL, binomial_tail, is_higher_rate, is_more_often, is_more_than
+from lightning_robustness.attacks.masking import LEVEL, binomial_tail, is_higher_rate, is_more_often, is_more_than
 
 
 @pytest.mark.parametrize("probability", [0.01, 0.3, 0.5])

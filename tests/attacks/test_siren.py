@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from lightning_robustness.attacks import PGD, SirenAttack, get_attack, run
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.input_space import InputSpace
 
 AUDIO = InputSpace(low=-1.0, high=1.0)
 LENGTH = 64

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness.attacks import Square, run
 from lightning_robustness.attacks.square import _bumps, _pyramid
-from lightning_robustness.utilities.input_space import InputSpace
-from lightning_robustness.utilities.sandbox import sandbox
+from lightning_robustness.input_space import InputSpace
 from tests.attacks.linear import linear
 
 

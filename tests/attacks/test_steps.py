@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lightning_robustness.attacks import PGD
-from lightning_robustness.attacks.steps import checkpoints
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.attacks._steps import checkpoints
+from lightning_robustness.input_space import InputSpace
 
 
 @pytest.mark.parametrize("steps", [1, 7, 10, 20, 40, 100, 1000])

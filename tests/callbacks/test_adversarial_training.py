@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from lightning_robustness import AdversarialTraining, InputSpace, RobustnessMonitor
+from lightning_robustness._lightning.overfitting import CatastrophicOverfitting
 from lightning_robustness.attacks import CW, PGD, run
-from lightning_robustness.callbacks.catastrophic_overfitting import CatastrophicOverfitting
 from lightning_robustness.functional import fisher_spectral_norm, robustness_difference_index
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import Classifier, digits_data, make_trainer

@@ -19,6 +19,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
+from lightning_robustness._measurement.fixed_sample import FixedSample
+from lightning_robustness._measurement.keys import tag
+from lightning_robustness._measurement.samples import SpreadSample
 from lightning_robustness.attacks import PGD, MinimumNormCW, Square, run
 from lightning_robustness.functional import (
     boundary_distance,
@@ -30,9 +33,6 @@ from lightning_robustness.functional import (
     robustness_difference_index,
     roby,
 )
-from lightning_robustness.measurement.fixed_sample import FixedSample
-from lightning_robustness.measurement.keys import tag
-from lightning_robustness.utilities.sample import SpreadSample
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 
 FEATURES = {
@@ -748,7 +748,7 @@ def test_values_that_cannot_be_computed_do_not_end_training(tmp_path, monkeypatc
     def fail(self):
         raise RuntimeError("no value")
 
-    monkeypatch.setattr("lightning_robustness.measurement.feature_meter.FeatureMeter.compute", fail)
+    monkeypatch.setattr("lightning_robustness._measurement.feature_meter.FeatureMeter.compute", fail)
     trainer = make_trainer(tmp_path, small_monitor())
     with pytest.warns(UserWarning, match="left epoch 0 out: RuntimeError: no value"):
         trainer.fit(Classifier(), train_loader(), val_loader())

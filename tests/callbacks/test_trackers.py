@@ -10,8 +10,8 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from PIL import Image
 
 from lightning_robustness import RobustnessMonitor
-from lightning_robustness.callbacks.history_figure import history_figure
-from lightning_robustness.utilities.drawing import render
+from lightning_robustness._display.drawing import render
+from lightning_robustness._display.run_figures import history_figure
 from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -10,11 +10,11 @@ from torch import nn
 
 from lightning_robustness import cli
 from lightning_robustness.attacks import PGD
-from lightning_robustness.cli.devices import convert
+from lightning_robustness.cli.commands import convert
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport
-from tests.evaluation.checkpoint_models import Net
+from tests.cli.checkpoint_models import Net
 
-HERE = "tests.evaluation.checkpoint_models"
+HERE = "tests.cli.checkpoint_models"
 ROOT = Path(__file__).parents[2]
 DATA = ["--data", f"{HERE}:Data", "--progress", "false"]
 EVALUATE = ["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, "--eps", "0.1", "--samples", "20"]

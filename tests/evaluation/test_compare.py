@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from lightning_robustness.evaluation import compare, evaluate
-from tests.evaluation.reports import make_report
+from tests.evaluation.reports.reports import make_report
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
+from lightning_robustness._model.head import HeadTap
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation.decision_space import DecisionSpace, embed_batch, project
-from lightning_robustness.utilities.head import HeadTap
-from tests.measurement.subjects import samples, subject
+from tests._measurement.subjects import samples, subject
 
 
 def embedding_model():

@@ -3,8 +3,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.evaluation.fingerprint import DataFingerprint, fingerprint_weights
-from lightning_robustness.measurement.subject import Samples
+from lightning_robustness._measurement.subject import Samples
+from lightning_robustness.evaluation.resume import DataFingerprint, fingerprint_weights
 
 
 def network():

@@ -3,9 +3,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from lightning_robustness._measurement.samples import loader_share
 from lightning_robustness.evaluation.collecting import collect
 from lightning_robustness.evaluation.loading import check_loader, on_device
-from lightning_robustness.utilities.loader_share import loader_share
 
 MODEL = nn.Linear(1, 2)
 

@@ -11,9 +11,10 @@ import pytest
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from lightning_robustness import _processes as processes
+from lightning_robustness._processes import Processes, ProcessesLostError
 from lightning_robustness.attacks import PGD
-from lightning_robustness.evaluation import evaluate, processes
-from lightning_robustness.evaluation.processes import Processes, ProcessesLostError
+from lightning_robustness.evaluation import evaluate
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.evaluation.distributed_evaluation import (
     EPS,

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
+from lightning_robustness._measurement.samples import kept_generators
 from lightning_robustness.evaluation.collecting import collect
-from lightning_robustness.evaluation.shares import take_share
-from lightning_robustness.utilities.loader_state import kept_generators
+from lightning_robustness.evaluation.loading import take_share
 
 MODEL = nn.Linear(1, 2)
 

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness.attacks import CW, PGD, Square, get_attack, run
-from lightning_robustness.attacks.classifier import open_classifier
+from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.evaluation import sweep
-from lightning_robustness.evaluation.image_quality import image_quality
-from lightning_robustness.evaluation.sweep_plan import SWEEP_EPS, plan_sweep
-from lightning_robustness.evaluation.sweep_samples import _follow, _stretch
-from lightning_robustness.utilities.input_space import InputSpace
+from lightning_robustness.evaluation.sweep_samples import SWEEP_EPS, _follow, _stretch, plan_sweep
+from lightning_robustness.functional._image_quality import image_quality
+from lightning_robustness.input_space import InputSpace
 
 COARSE = (0.03, 0.05, 0.1, 0.2)
 NETWORKS = pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])

@@ -6,11 +6,11 @@ from torch import nn
 
 from lightning_robustness import InputSpace
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
+from lightning_robustness.functional._jacobian import InputJacobian
 from lightning_robustness.functional.boundary_distance import quantile, share_beyond
-from lightning_robustness.functional.jacobian import InputJacobian
+from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED
-from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
 
 DUAL = {"linf": 1, "l2": 2}
 

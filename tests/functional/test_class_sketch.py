@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_robustness.functional.class_sketch import (
+from lightning_robustness.functional._class_statistics import (
     _quota,
     add_samples,
     class_centers,

@@ -2,7 +2,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
-from lightning_robustness.functional.class_statistics import (
+from lightning_robustness.functional._class_statistics import (
     class_statistics,
     expand_distances_by_class,
     min_max,

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_robustness.functional.convolution_norms import (
+from lightning_robustness.functional._spectral_norms import (
     convolution_norm,
     padding_norm,
     transposed_convolution_norm,
@@ -102,5 +102,5 @@ def test_padding_by_copies(mode, pads, expected):
 def test_chunks_of_frequencies_give_the_same(monkeypatch):
     layer = nn.Conv2d(3, 4, 3, padding=1).double()
     whole = norms(layer, (3, 6, 6))[0]
-    monkeypatch.setattr("lightning_robustness.functional.convolution_norms._CHUNK", 40)
+    monkeypatch.setattr("lightning_robustness.functional._spectral_norms._CHUNK", 40)
     assert norms(layer, (3, 6, 6))[0] == whole

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness import functional
-from lightning_robustness.functional.fisher_estimators import exact, lanczos, power, rayleigh
-from lightning_robustness.functional.jacobian import InputJacobian
+from lightning_robustness.functional._fisher_estimators import exact, lanczos, power, rayleigh
+from lightning_robustness.functional._jacobian import InputJacobian
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED
 from tests.networks import train_network

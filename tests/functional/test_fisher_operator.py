@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.functional.fisher_operator import FisherOperator
-from lightning_robustness.functional.jacobian import InputJacobian
+from lightning_robustness.functional._fisher_estimators import FisherOperator
+from lightning_robustness.functional._jacobian import InputJacobian
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness import InputSpace, functional
+from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED, square
-from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
 
 fisher_spectral_norm = partial(functional.fisher_spectral_norm, input_space=UNBOUNDED)
 METHODS = ["auto", "exact", "lanczos", "power", "rayleigh", "blackbox"]

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_robustness import InputSpace
-from lightning_robustness.functional.jacobian import InputJacobian, check_samples_are_independent
+from lightning_robustness.functional._jacobian import InputJacobian, check_samples_are_independent
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED, square
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.stats import weibull_max
 
-from lightning_robustness.functional.reverse_weibull import fit_reverse_weibull
+from lightning_robustness.functional.clever_score import fit_reverse_weibull
 
 
 @pytest.mark.parametrize("shape", [2.0, 4.0, 8.0])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.functional.spectral_norms import layer_spectral_norm
-from lightning_robustness.functional.spectral_propagation import module_kind
+from lightning_robustness.functional._spectral_norms import layer_spectral_norm
+from lightning_robustness.functional._spectral_propagation import module_kind
 from tests.functional import dense
 
 

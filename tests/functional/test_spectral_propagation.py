@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from lightning_robustness.functional.spectral_propagation import propagate
+from lightning_robustness.functional._spectral_propagation import propagate
 from tests.functional import dense
 from tests.functional.models import Function
 

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from lightning_robustness import InputSpace, functional, losses
+from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED
 from tests.losses.test_fisher_penalty import normalised_network
-from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
 
 boundary_penalty = partial(losses.boundary_penalty, input_space=UNBOUNDED)
 boundary_distance = partial(functional.boundary_distance, input_space=UNBOUNDED)

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from lightning_robustness import InputSpace, functional, losses
+from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
 from tests.functional.dense import information
 from tests.functional.models import MODELS, UNBOUNDED
-from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
 
 fisher_penalty = partial(losses.fisher_penalty, input_space=UNBOUNDED)
 fisher_spectral_norm = partial(functional.fisher_spectral_norm, input_space=UNBOUNDED)

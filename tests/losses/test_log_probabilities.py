@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from lightning_robustness import InputSpace
+from lightning_robustness._isolation.draws import Draws
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
-from lightning_robustness.losses.log_probabilities import log_probabilities
-from lightning_robustness.utilities.draws import Draws
+from lightning_robustness.losses._passes import log_probabilities
 from tests.attacks.traces import assert_same, network_in_training, snapshot
 
 ATTACK = PGD(eps=0.1, alpha=0.03, steps=5, start="gaussian", loss="kl", all_steps=True)

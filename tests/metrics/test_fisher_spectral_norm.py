@@ -7,7 +7,7 @@ from torch import nn
 from lightning_robustness import InputSpace
 from lightning_robustness.functional import fisher_spectral_norm
 from lightning_robustness.metrics import FisherSpectralNorm
-from tests.utilities.test_sandbox import assert_same, snapshot, trained_once
+from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
 
 
 def network(num_classes=4):

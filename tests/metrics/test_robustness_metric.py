@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_robustness.metrics.robustness_metric import RobustnessMetric
+from lightning_robustness.metrics._base import RobustnessMetric
 
 
 class Mean(RobustnessMetric):

@@ -9,7 +9,8 @@ from torch import nn
 from torchmetrics import MetricCollection
 
 from lightning_robustness.functional import robustness_difference_index, roby
-from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex, class_statistics
+from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
+from lightning_robustness.metrics import _base as class_statistics
 from tests.metrics.tester import update_in_batches
 
 METRICS = {

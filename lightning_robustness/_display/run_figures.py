@@ -1,0 +1,398 @@
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lightning_robustness._display.drawing import COLORS, MARKERS, plain_figure, set_title
+from lightning_robustness._measurement.keys import Key, get_key
+from lightning_robustness._measurement.statistics import (
+    Evaluation,
+    accuracy_interval,
+    candidates,
+    comparable,
+    pick,
+    reference_of,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lightning_robustness._display.drawing import amplification
+from lightning_robustness._measurement.boundary_curve import REACH, BoundaryCurve
+from lightning_robustness._measurement.meters.attack import Examples
+from lightning_robustness._measurement.threat_model import is_image
+from lightning_robustness.input_space import InputSpace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+_MAX_MARKERS = 40
+_WORST = "adv_acc/worst"
+_ATTACK_FREE = ("rdi", "roby", "fim")
+_ARROWS = {"higher": "↑", "lower": "↓"}
+
+
+def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure | None" = None) -> "Figure":
+    """Draw a training run: accuracy, clean and under attack, and beside it RDI, ROBY and the Fisher information.
+
+    Bands are 95 % confidence intervals. A dotted line marks the epoch that would be kept: the most robust one of those
+    whose clean accuracy is within two points of the best. Triangles mark the evaluations in which all attacks ran, if
+    only some of them ran in others. Arrows point to what is more robust. C&W can be below the worst case: its success
+    counts within an l2 budget, the worst case within that of the other attacks.
+
+    Args:
+        history: One mapping per evaluation, with ``epoch``, ``step`` and the measured values. If an epoch has several
+            values of one kind, all are drawn against the step instead.
+        prefix: Prefix of the monitor, for the title.
+        figure: A figure that this function returned earlier, to redraw in half the time.
+
+    Raises:
+        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+    Example:
+        >>> from lightning_robustness._display.run_figures import history_figure
+        >>> history = [{"epoch": 0, "step": 9, "acc": 0.5, "rdi": 0.1}, {"epoch": 1, "step": 19, "acc": 0.75}]
+        >>> figure = history_figure(history, "robustness")
+        >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
+        [[0.5, 0.75]]
+
+    """
+    figure, position, kept = figure or _empty_history_figure(), _position(history), _kept(history)
+    before = [[*axis.texts, *axis.collections, *axis.lines] for axis in figure.axes]
+    for artist in (*figure.texts, *(artist for artists in before for artist in artists)):
+        artist.remove()
+    accuracy, *others = figure.axes
+    _draw_accuracy(accuracy, history, position)
+    for axis, name in zip(others, _ATTACK_FREE, strict=True):
+        _draw_attack_free(axis, get_key(name), _points(history, name, position))
+    for axis in figure.axes:
+        axis.relim()
+        if kept is not None:
+            axis.axvline(kept[position], color="0.4", linestyle=":", linewidth=1, zorder=0)
+    for axis in (accuracy, others[-1]):
+        axis.set_xlabel(position, fontsize=8, labelpad=1)
+    title = f"{prefix}: no attack so far" if kept is None else f"{prefix}: {_describe_kept(kept, history, position)}"
+    set_title(figure, title)
+    return figure
+
+
+def _empty_history_figure() -> "Figure":
+    figure = plain_figure(4.2, 3.0)
+    accuracy = figure.add_axes((0.1, 0.12, 0.5, 0.64), ylim=(0.0, 1.02), yticks=[0, 0.25, 0.5, 0.75, 1])
+    accuracy.grid(axis="y", alpha=0.3)
+    for number in range(len(_ATTACK_FREE)):
+        axis = figure.add_axes((0.74, 0.605 - 0.2425 * number, 0.24, 0.155))
+        axis.locator_params(axis="y", nbins=3)
+        if number < len(_ATTACK_FREE) - 1:
+            axis.set_xticks([])
+    for axis in (accuracy, figure.axes[-1]):
+        axis.locator_params(axis="x", integer=True, min_n_ticks=1, nbins=5)
+    for axis in figure.axes:
+        axis.tick_params(labelsize=8, length=2, pad=2)
+    return figure
+
+
+def _position(history: Sequence[Evaluation]) -> str:
+    points = [(key, entry["epoch"]) for entry in history for key in entry if key not in ("epoch", "step")]
+    return "epoch" if len(set(points)) == len(points) else "step"
+
+
+def _kept(history: Sequence[Evaluation]) -> Evaluation | None:
+    """Return the evaluation that a guarded checkpoint would keep; None if no attack ran."""
+    reference = reference_of(history)
+    attacked = candidates(comparable(history, reference, reference))
+    return pick(attacked, reference) if attacked else None
+
+
+def _describe_kept(kept: Evaluation, history: Sequence[Evaluation], position: str) -> str:
+    reference = reference_of(history)
+    name = reference.removeprefix("adv_acc/")
+    attack = "all attacks" if name == "worst" else name
+    return f"{position} {kept[position]:g} would be kept, {100 * kept[reference]:.1f} % under {attack}"
+
+
+def _points(history: Sequence[Evaluation], key: str, position: str) -> list[tuple[float, float]]:
+    return [(entry[position], entry[key]) for entry in history if math.isfinite(entry.get(key, math.nan))]
+
+
+def _draw_accuracy(axis: "Axes", history: Sequence[Evaluation], position: str) -> None:
+    keys = dict.fromkeys(key for entry in history for key in entry if key.startswith("adv_acc/"))
+    attacked = [key for key in keys if key != _WORST]
+    labels = {"acc": "clean", "boundary_acc": "first order", **{key: key.removeprefix("adv_acc/") for key in attacked}}
+    labels |= {_WORST: "worst"} if _WORST in keys else {}
+    for number, (key, label) in enumerate(labels.items()):
+        color, style = ("black", "--") if key == _WORST else (COLORS[number % len(COLORS)], "-")
+        style = ":" if key == "boundary_acc" else style
+        _draw_curve(axis, _points(history, key, position), label, color, style, MARKERS[number % len(MARKERS)])
+        if key in ("acc", reference_of(history), _WORST):
+            _draw_band(axis, history, key, position, color)
+    worst = [entry[position] for entry in history if _WORST in entry]
+    if 0 < len(worst) < len([entry for entry in history if any(key in entry for key in attacked)]):
+        axis.plot(worst, [0.0] * len(worst), "k^", markersize=4, clip_on=False, label="all attacks")
+    if axis.lines:
+        places: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.2, 0.99), "ncols": 4}
+        axis.legend(fontsize=8, frameon=False, handlelength=1.6, columnspacing=1.2, labelspacing=0.2, **places)
+    else:
+        axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)
+
+
+def _draw_curve(
+    axis: "Axes",
+    points: Sequence[tuple[float, float]],
+    label: str,
+    color: str,
+    style: str = "-",
+    marker: str = "o",
+) -> None:
+    if points:
+        size = 3 if len(points) <= _MAX_MARKERS else 0
+        axis.plot(*zip(*points, strict=True), style, color=color, marker=marker, markersize=size, label=label)
+
+
+def _draw_band(axis: "Axes", history: Sequence[Evaluation], key: str, position: str, color: str) -> None:
+    """Draw the confidence interval of an accuracy."""
+    number = "samples" if key == "acc" else "samples_attacks"
+    entries = [entry for entry in history if not math.isnan(entry.get(key, math.nan) + entry.get(number, math.nan))]
+    if entries:
+        ends = [accuracy_interval(entry[key], entry[number]) for entry in entries]
+        places = [entry[position] for entry in entries]
+        lows, highs = zip(*ends, strict=True)
+        axis.fill_between(places, lows, highs, color=color, alpha=0.15, linewidth=0)
+
+
+def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, float]]) -> None:
+    """Draw one value, over a logarithmic axis if it spans two orders of magnitude."""
+    _draw_curve(axis, points, key.label, color=COLORS[2])
+    values = [value for _, value in points]
+    if values and 0 < 100 * min(values) < max(values):
+        axis.set_yscale("log")
+    # Much faster than a title, for which matplotlib looks for space
+    title = f"{key.label} {_ARROWS[key.direction]}"
+    axis.text(1, 1.08, title, fontsize=8, ha="right", transform=axis.transAxes)
+    if not values:
+        axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)
+
+
+# In inches
+_WIDTH = 3.6
+# Space between samples, relative to their size
+_GAP = 0.08
+_NUM_EXAMPLES = 4
+_MAX_LINES = 8
+_MAX_NAME = 12
+
+
+def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
+    """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch.
+
+    Returns:
+        Tensor of shape ``(N, 1 or 3, H, W)``, or None if the inputs are not images.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._display.run_figures import as_images
+        >>> from lightning_robustness.input_space import InputSpace
+        >>> as_images(torch.tensor([-2.0, 2.0]).reshape(1, 1, 1, 2), InputSpace(mean=0.5, std=0.25))
+        tensor([[[[0., 1.]]]])
+
+    """
+    if not is_image(x) or x.numel() == 0:
+        return None
+    x = _unnormalize(x, input_space)
+    low = x.min().item() if input_space.low is None else input_space.low
+    high = x.max().item() if input_space.high is None else input_space.high
+    return ((x - low) / ((high - low) or 1.0)).clamp(0.0, 1.0)
+
+
+def perturbation_figure(
+    examples: Examples, input_space: InputSpace, title: str, class_names: Sequence[str] | None = None
+) -> "Figure":
+    r"""Draw the first four clean inputs, perturbations and adversarial inputs, with true and predicted classes.
+
+    Non-image inputs are drawn as lines, one per channel (dimension 1 of a batch). Perturbations of images are
+    amplified so that the largest spans the colour range; the factor is written next to them.
+
+    Raises:
+        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._display.run_figures import perturbation_figure
+        >>> from lightning_robustness._measurement.meters.attack import Examples
+        >>> from lightning_robustness.input_space import InputSpace
+        >>> x, y = torch.zeros(2, 1, 8, 8), torch.tensor([3, 5])
+        >>> figure = perturbation_figure(Examples(x, x + 0.1, y, y, y + 1), InputSpace(), "pgd")
+        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        ['3\n→ 4', '5\n→ 6']
+
+    """
+    examples = Examples(*(part[:_NUM_EXAMPLES] for part in examples))
+    x, x_adv = (_as_matrices(_unnormalize(part, input_space)) for part in examples[:2])
+    images = as_images(torch.cat([x, x_adv]), InputSpace(input_space.low, input_space.high))
+    if images is None:
+        figure, columns = _line_figure(x, x_adv)
+    else:
+        figure, columns = _image_figure(*images.chunk(2))
+    set_title(figure, title)
+    names = [[_name(label, class_names) for label in part.tolist()] for part in examples[2:]]
+    labels = [_describe_classes(*row) for row in zip(*names, strict=True)]
+    figure.axes[0].set_xticks(columns, labels)
+    figure.axes[0].tick_params(length=0, labelsize=9, top=True, labeltop=True, bottom=False, labelbottom=False)
+    return figure
+
+
+def boundary_figure(curves: Mapping[int, BoundaryCurve]) -> "Figure":
+    """Draw robust accuracy to first order over budgets, a line for each epoch, from light to dark.
+
+    The last one has its 95 % confidence interval; a dotted line marks the budget of the attacks.
+
+    Args:
+        curves: Curves by epoch, at least one.
+
+    Raises:
+        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._display.run_figures import boundary_figure
+        >>> from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+        >>> curve = BoundaryCurve.of(torch.tensor([-0.1, 0.1, 0.3, 0.9]), "linf", eps=0.2)
+        >>> figure = boundary_figure({0: curve, 5: curve, 9: curve})
+        >>> [line.get_label() for line in figure.axes[0].lines[:3]]
+        ['epoch 0', '_epoch 5', 'epoch 9']
+
+    """
+    figure = plain_figure(3.6, 2.8)
+    axis = figure.add_axes((0.12, 0.17, 0.85, 0.72))
+    epochs = sorted(curves)
+    last = curves[epochs[-1]]
+    for number, epoch in enumerate(epochs):
+        # Only the first and the last line have a name: a label that starts with an underscore is not in the legend
+        name = f"epoch {epoch}" if epoch in (epochs[0], epochs[-1]) else f"_epoch {epoch}"
+        darkness = (number + 1) / len(epochs)
+        axis.plot(curves[epoch].eps, curves[epoch].share, color=COLORS[0], alpha=0.15 + 0.85 * darkness, label=name)
+    axis.fill_between(last.eps, last.low, last.high, color=COLORS[0], alpha=0.15, linewidth=0)
+    axis.axvline(last.eps[-1] / REACH, color="0.4", linestyle=":", linewidth=1, zorder=0)
+    axis.text(last.eps[-1] / REACH, 1.0, " eps", fontsize=8, va="top")
+    axis.set(ylim=(-0.03, 1.03), yticks=[0, 0.25, 0.5, 0.75, 1], xlim=(0, last.eps[-1]))
+    axis.locator_params(axis="x", nbins=5)
+    axis.set_xlabel(f"perturbation budget ({last.norm}, units of the input)", fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.grid(axis="y", alpha=0.3)
+    axis.legend(fontsize=8, frameon=False, loc="upper right")
+    set_title(figure, f"{get_key('boundary_acc').label}, over budgets")
+    return figure
+
+
+def class_figure(rates: Mapping[int, Tensor], class_names: Sequence[str], attack: str) -> "Figure":
+    """Draw the robust accuracy of each class as a map of epochs by classes; grey where a class has no sample.
+
+    Args:
+        rates: Rates of all classes by epoch, at least one; NaN without samples.
+        class_names: Names of the classes.
+        attack: Name of the attack.
+
+    Raises:
+        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._display.run_figures import class_figure
+        >>> figure = class_figure({0: torch.tensor([0.5, 1.0]), 5: torch.tensor([0.25, 0.75])}, ["cat", "dog"], "pgd")
+        >>> figure.axes[0].images[0].get_array().tolist()
+        [[0.5, 0.25], [1.0, 0.75]]
+
+    """
+    figure, epochs = plain_figure(3.6, 2.8), sorted(rates)
+    axis, scale = figure.add_axes((0.25, 0.16, 0.6, 0.74)), figure.add_axes((0.875, 0.16, 0.03, 0.74))
+    shares = torch.stack([rates[epoch] for epoch in epochs], dim=1).numpy()
+    image = axis.imshow(shares, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
+    axis.set_facecolor("0.8")
+    columns = range(0, len(epochs), -(-len(epochs) // 8))
+    axis.set_xticks(list(columns), [str(epochs[column]) for column in columns])
+    rows = range(0, len(class_names), -(-len(class_names) // 20))
+    axis.set_yticks(list(rows), [_shorten(class_names[row]) for row in rows])
+    axis.tick_params(labelsize=8, length=2)
+    axis.set_xlabel("epoch", fontsize=8)
+    figure.colorbar(image, cax=scale, ticks=[0, 0.5, 1]).ax.tick_params(labelsize=8)
+    set_title(figure, f"robust accuracy of each class, {attack}")
+    return figure
+
+
+def _unnormalize(x: Tensor, input_space: InputSpace) -> Tensor:
+    return input_space.unnormalize(x.detach().cpu().float())
+
+
+def _as_matrices(x: Tensor) -> Tensor:
+    """Add a channel to matrices without one, such as spectrograms, so that they are drawn as images."""
+    return x.unsqueeze(1) if x.ndim == 3 and x.shape[1] > _MAX_LINES else x
+
+
+def _name(label: int, class_names: Sequence[str] | None) -> str:
+    return str(label) if class_names is None else _shorten(class_names[label])
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"
+
+
+def _describe_classes(y: str, before: str, after: str) -> str:
+    return f"{y}\n→ {after}" if before == y else f"{y}\n{before} → {after}"
+
+
+def _image_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:
+    """Draw all images as one, since an axis for each takes many times as long; return the middle of each column."""
+    delta = x_adv - x
+    factor = amplification(delta)
+    # Zero is white with one channel, which has a colour for each sign, and grey with three
+    amplified = _signed_colors(factor * delta) if x.shape[1] == 1 else (0.5 + factor * delta).clamp(0.0, 1.0)
+    rows = {"clean": x, f"change \u00d7{factor}": amplified, "adversarial": x_adv}
+    height, width = x.shape[2:]
+    gap = max(1, round(_GAP * max(height, width)))
+    strips = [pad(part.expand(-1, 3, -1, -1), (0, gap, 0, gap), value=1.0) for part in rows.values()]
+    mosaic = torch.cat([torch.cat(list(strip), dim=2) for strip in strips], dim=1).permute(1, 2, 0)
+    mosaic = mosaic[:-gap, :-gap]
+    left, bottom, top = 0.22, 0.02, 0.56  # inches around the images
+    scale = (_WIDTH - left - bottom) / mosaic.shape[1]
+    total = top + bottom + scale * mosaic.shape[0]
+    figure = plain_figure(_WIDTH, total)
+    axis = figure.add_axes((left / _WIDTH, bottom / total, 1 - (left + bottom) / _WIDTH, 1 - (top + bottom) / total))
+    axis.imshow(mosaic.numpy(), aspect="auto")
+    middles = [row * (height + gap) + (height - 1) / 2 for row in range(3)]
+    axis.set_yticks(middles, list(rows), rotation=90, va="center", fontsize=8)
+    axis.tick_params(length=0)
+    axis.set_frame_on(False)
+    return figure, [column * (width + gap) + (width - 1) / 2 for column in range(len(x))]
+
+
+def _signed_colors(delta: Tensor) -> Tensor:
+    """Colour values from -0.5, blue, to 0.5, red, as images with three channels."""
+    from matplotlib import colormaps
+
+    colors = colormaps["RdBu_r"](delta.squeeze(1).numpy() + 0.5)[..., :3]
+    return torch.from_numpy(colors).permute(0, 3, 1, 2).float()
+
+
+def _line_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:
+    """Draw signals as lines; return the middle of each column."""
+    figure = plain_figure(_WIDTH, 3.6)
+    rows = {"clean": x, "change": x_adv - x, "adversarial": x_adv}
+    for row, (color, (label, values)) in enumerate(zip((COLORS[0], "black", COLORS[1]), rows.items(), strict=True)):
+        axis = figure.add_axes((0.16, 0.59 - 0.28 * row, 0.82, 0.24))
+        lines = values.flatten(2) if values.ndim > 2 else values.unsqueeze(1)
+        marker = "." if lines.shape[2] <= 32 else None
+        for column, signal in enumerate(lines):
+            positions = np.linspace(column, column + 1 - _GAP, lines.shape[2])
+            axis.plot(positions, signal.T.numpy(), color=color, marker=marker, linewidth=0.8)
+        axis.set(xlim=(-_GAP, len(x)), xticks=[])
+        axis.set_ylabel(label, fontsize=8)
+        axis.tick_params(labelsize=7)
+    return figure, [column + (1 - _GAP) / 2 for column in range(len(x))]

@@ -1,0 +1,123 @@
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from lightning_robustness._measurement.keys import KEYS, find_key
+
+
+class NumberText(str):
+    """A number that is already written, such as ``3.1/255``; a table aligns it as a number."""
+
+    __slots__ = ()
+
+
+Cell = str | float | int | None
+# Rows from which a table of a page is folded
+_MANY_ROWS = 24
+# Columns up to which a table fits a phone, with lines that wrap; and characters of its longest words without that
+_FEW_COLUMNS = 3
+_FEW_CHARACTERS = 36
+
+
+class Table(NamedTuple):
+    """A table with a title, for text and HTML.
+
+    Args:
+        title: Title.
+        header: Names of the columns.
+        rows: Cells; numbers are written with four digits, None and NaN as a dash.
+        note: Sentence below the table.
+        folded: Whether a page shows only the title until the reader asks for more; long tables always are.
+
+    Example:
+        >>> from lightning_robustness._display.table import Table
+        >>> print(Table("Ranks", ["model", "RDI"], [["natural", 0.5], ["robust", None]]).to_text())
+        Ranks
+        model       RDI
+        natural  0.5000
+        robust        -
+
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+    folded: bool = False
+
+    def to_text(self) -> str:
+        """Return aligned columns: words to the left, numbers to the right."""
+        cells = [list(self.header), *([cell_text(cell) for cell in row] for row in self.rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(self.header))]
+        are_words = [self._holds_words(column) for column in range(len(self.header))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if words else cell.rjust(width)
+                for cell, width, words in zip(row, widths, are_words, strict=True)
+            ).rstrip()
+            for row in cells
+        ]
+        return "\n".join([self.title, *lines, *([self.note] if self.note else [])])
+
+    def to_html(self) -> str:
+        """Return an HTML table with all text escaped; on a narrow screen, wide tables show one cell per line."""
+        kinds = ["word" if self._holds_words(column) else "number" for column in range(len(self.header))]
+        names = [html.escape(name) for name in self.header]
+        head = "".join(f'<th class="{k}">{name}</th>' for name, k in zip(names, kinds, strict=True))
+        body = "".join(
+            "<tr>"
+            + "".join(
+                f'<td class="{k}" data-name="{name}">{html.escape(cell_text(c))}</td>'
+                for c, k, name in zip(row, kinds, names, strict=True)
+            )
+            + "</tr>\n"
+            for row in self.rows
+        )
+        width = "narrow" if self._fits_a_phone() else "wide"
+        table = f'<table class="{width}"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
+        note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
+        title = html.escape(self.title)
+        if self.folded or len(self.rows) > _MANY_ROWS:
+            return f"<details><summary>{title}</summary>{table}{note}</details>"
+        return f"<figure><figcaption>{title}</figcaption>{table}{note}</figure>"
+
+    def _fits_a_phone(self) -> bool:
+        texts = [list(self.header), *([cell_text(cell) for cell in row] for row in self.rows)]
+        words = (max(len(text) for text in column) for column in zip(*texts, strict=True))
+        return len(self.header) <= _FEW_COLUMNS or sum(words) <= _FEW_CHARACTERS
+
+    def _holds_words(self, column: int) -> bool:
+        cells = [row[column] for row in self.rows]
+        return not cells or any(isinstance(cell, str) and not isinstance(cell, NumberText) for cell in cells)
+
+
+def cell_text(cell: Cell) -> str:
+    """Return the text of a cell: integers unchanged, other numbers with four digits, None and NaN as a dash."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "-"
+    if isinstance(cell, float):
+        return f"{cell:.4f}" if 1e-2 <= abs(cell) < 1e4 or cell == 0 else f"{cell:.4g}"
+    return str(cell)
+
+
+def glossary(names: Iterable[str]) -> Table:
+    """Explain values, one line for each, and one for all members of a family.
+
+    Args:
+        names: Names of values without prefix; those that the table of keys does not have are left out.
+
+    Example:
+        >>> from lightning_robustness._display.table import glossary
+        >>> print(glossary(["acc", "asr/pgd", "asr/cw", "epoch"]).to_text())
+        Terms
+        key           meaning                                               unit   more robust
+        acc           clean accuracy, if there are labels                   share
+        asr/<attack>  attack success rate: share of the correctly classified
+        ...
+
+    """
+    explained = {key.glossary for key in map(find_key, names) if key is not None}
+    known = [key for key in KEYS if key.glossary in explained and key.role != "bookkeeping"]
+    rows = [[key.name, key.glossary, key.unit, key.direction] for key in known]
+    return Table("Terms", ["key", "meaning", "unit", "more robust"], rows, folded=True)

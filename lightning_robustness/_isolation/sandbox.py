@@ -1,0 +1,264 @@
+"""The one place of the package that touches global state: everything that differentiates goes through it."""
+
+import functools
+import inspect
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lightning_robustness._arguments import check_integer
+from lightning_robustness._isolation.module_state import ModuleState, walk
+from lightning_robustness._numbers import full_precision
+
+_IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
+
+
+class _Lock:
+    """Admit one thread at a time to the sandbox; a forked process starts with a free lock."""
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        lock = self._lock  # to be released even if a fork inside renews it
+        with lock:
+            yield
+
+
+_LOCK = _Lock()
+_ORIGINAL = "_torchdynamo_orig_callable"  # an attribute of compiled functions
+
+
+@contextmanager
+def sandbox(
+    model: Callable[..., Any],
+    *tensors: Tensor,
+    seed: int = 0,
+    index: int = 0,
+    eval_mode: bool = True,
+    precise: bool = True,
+) -> Iterator[tuple[Tensor, ...]]:
+    """Isolate a computation with gradients from everything around it.
+
+    Inside, gradients are on; inference mode, autocast, TF32 and compiled code are off; no parameter requires a
+    gradient; every submodule is in eval mode; the random states of Python, NumPy and torch are seeded from ``(seed,
+    index)``. On exit, even by an exception, modes, flags and ``.grad`` of parameters, random states, the settings of
+    torch and the state in ``ModuleState`` (buffers, attributes, generators, ...) are restored bit for bit. Lazy modules
+    are initialised inside and uninitialised again on exit, so that training initialises them itself.
+
+    Forward hooks run, since the output may depend on them: spectral and weight normalisation, pruning and quantisation
+    are hooks. A hook that only observes can return early if ``is_sandboxed()``.
+
+    Random states, the settings of cuDNN and the compiler, and the modules are shared by all threads of a process. So
+    sandboxes of several threads run one after another; nested ones in a thread do not wait. Meanwhile, other threads
+    must not use the same modules or expect reproducible global random numbers. A computation in the sandbox must not
+    wait for a thread that opens another sandbox, unless that thread runs in the same ``contextvars.Context``.
+
+    Args:
+        model: The module to use inside, or a callable. The modules of a bound method, in a ``functools.partial``, or
+            that a function refers to by name are found.
+        tensors: Inputs. The copies of them are detached, and support gradients even if the inputs were created in
+            inference mode.
+        seed: Non-negative seed of the random state inside.
+        index: Second non-negative part of the seed, for instance the index of a batch.
+        eval_mode: Whether to put submodules in eval mode. Otherwise they keep their mode, and changes to their buffers
+            are undone.
+        precise: Whether float32 is computed in full precision, for what is measured. Otherwise in that which torch is
+            set to, such as TF32: for training, where a gradient need not be precise and the speed was asked for.
+
+    Yields:
+        The copies of the tensors.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._isolation.sandbox import sandbox
+        >>> model = torch.nn.Linear(2, 3)
+        >>> with torch.inference_mode():
+        ...     batch = torch.ones(4, 2)
+        ...     with sandbox(model, batch) as (x,):
+        ...         gradient, = torch.autograd.grad(model(x.requires_grad_()).sum(), x)
+        >>> gradient.shape
+        torch.Size([4, 2])
+        >>> model.weight.grad is None
+        True
+
+    """
+    for name, value in {"seed": seed, "index": index}.items():
+        check_integer(name, value, minimum=0)
+    with ExitStack() as stack:
+        if not is_sandboxed():
+            stack.enter_context(_LOCK.held())
+            stack.callback(_IS_SANDBOXED.reset, _IS_SANDBOXED.set(True))
+        modules = walk(find_modules(model))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device_type in {"cpu", "cuda", *(tensor.device.type for tensor in tensors)}:
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        if any(isinstance(module, nn.RNNBase) for module in modules):
+            stack.enter_context(_without_cudnn())
+        if precise:
+            stack.enter_context(full_precision())
+        if "torch._dynamo" in sys.modules:
+            with suppress(RuntimeError):  # within code that is being compiled
+                # Compiled code cannot be differentiated twice, and would be recompiled for other flags and modes
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_isolated_random_state(seed, index))
+        stack.enter_context(_kept_modes(modules, eval_mode))
+        state = ModuleState(modules)
+        stack.enter_context(_kept_flags(state.leaves))
+        stack.callback(state.restore)  # before the flags: gradients must have the shapes of their parameters
+        yield tuple(tensor.detach().clone() for tensor in tensors)
+
+
+def is_sandboxed() -> bool:
+    """Return whether this code runs in a sandbox, so that a hook can tell its passes from those of training.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness import is_sandboxed
+        >>> from lightning_robustness._isolation.sandbox import sandbox
+        >>> model, calls = torch.nn.Linear(2, 3), []
+        >>> handle = model.register_forward_hook(lambda *_: None if is_sandboxed() else calls.append("training"))
+        >>> output = model(torch.ones(4, 2))
+        >>> with sandbox(model, torch.ones(4, 2)) as (x,):
+        ...     output = model(x)
+        >>> calls
+        ['training']
+
+    """
+    return _IS_SANDBOXED.get()
+
+
+def find_modules(model: Any) -> list[nn.Module]:
+    """Find the modules that a callable uses: itself, what it is bound to or wraps, or what it refers to by name."""
+    if isinstance(model, nn.Module):
+        return [model]
+    if isinstance(model, functools.partial):
+        candidates: list[Any] = [model.func, *model.args, *model.keywords.values()]
+        found = [find_modules(value) for value in candidates if callable(value)]
+        return [module for modules in found for module in modules]
+    if inspect.ismethod(model):
+        return find_modules(model.__self__)
+    if inspect.isfunction(model):
+        variables = inspect.getclosurevars(model)
+        values = [*variables.nonlocals.values(), *variables.globals.values()]
+        # A decorator, such as `torch.compile`, keeps the function that it wraps
+        values += find_modules(model.__wrapped__) if hasattr(model, "__wrapped__") else []
+    else:
+        values = list(getattr(model, "__dict__", {}).values())
+    return [value for value in values if isinstance(value, nn.Module)]
+
+
+def is_compiled(modules: Iterable[nn.Module]) -> bool:
+    """Return whether any module was compiled: by itself, in place, by its ``forward``, or with its steps."""
+    return any(_is_compiled(module) for module in modules)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    attributes = vars(module)
+    return (
+        attributes.get("_compiled_call_impl") is not None  # `module.compile()`
+        or attributes.get("_compiler_ctx") is not None  # a LightningModule that was compiled
+        or "_orig_mod" in attributes["_modules"]  # `torch.compile(module)`
+        or hasattr(attributes.get("forward", type(module).forward), _ORIGINAL)
+    )
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Switch off cuDNN, which cannot run an RNN backward in eval mode.
+
+    Not by `torch.backends.cudnn.flags`, which allows TF32 and may refuse to read whether it was allowed.
+    """
+    enabled = torch.backends.cudnn.enabled
+    try:
+        torch.backends.cudnn.enabled = False
+        yield
+    finally:
+        torch.backends.cudnn.enabled = enabled
+
+
+@contextmanager
+def _isolated_random_state(seed: int, index: int) -> Iterator[None]:
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    try:
+        words = np.random.SeedSequence([seed, index]).generate_state(2)
+        random.seed(int(words[0]))
+        np.random.seed(words[0])
+        _seed_torch(int(words[0]) << 32 | int(words[1]))
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
+        if mps_state is not None:
+            torch.mps.set_rng_state(mps_state)
+
+
+def _seed_torch(seed: int) -> None:
+    # `torch.manual_seed` would also seed devices that are initialised later, and format a stack trace to do so
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
+
+
+@contextmanager
+def _kept_flags(leaves: list[Tensor]) -> Iterator[None]:
+    kept = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
+    try:
+        for leaf, requires_grad, grad in kept:
+            if requires_grad:
+                leaf.requires_grad = False  # not `requires_grad_`, which uninitialised parameters lack
+            if grad is not None:
+                leaf.grad = None
+        yield
+    finally:
+        for leaf, requires_grad, grad in kept:
+            leaf.requires_grad = requires_grad
+            leaf.grad = grad
+
+
+@contextmanager
+def _kept_modes(modules: list[nn.Module], eval_mode: bool) -> Iterator[None]:
+    modes = [(module, module.training) for module in modules]
+    try:
+        if eval_mode:
+            for module, training in modes:
+                if training:
+                    _set_mode(module, False)
+        yield
+    finally:
+        for module, training in modes:
+            if module.training is not training:
+                _set_mode(module, training)
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    # Not `train()`: a module may override that to change its weights, or to refuse
+    attributes = vars(module)
+    if "training" in attributes:
+        attributes["training"] = training  # many times faster than through `nn.Module.__setattr__`
+    else:
+        module.training = training

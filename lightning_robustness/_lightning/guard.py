@@ -1,0 +1,220 @@
+import math
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_robustness._arguments import check_name, check_number, check_option
+from lightning_robustness._lightning.trainer import is_sharded, logged_in_this_epoch, num_training_batches
+from lightning_robustness._measurement.keys import Key, find_key
+from lightning_robustness._processes import rank_zero_warn
+
+ExtremeMode = Literal["min", "max"]
+
+
+def split_key(key: str) -> tuple[str, Key | None]:
+    """Split a logged key into its prefix and its entry in the table of keys; outside the table there is no entry.
+
+    Example:
+        >>> from lightning_robustness._lightning.guard import split_key
+        >>> prefix, entry = split_key("val/robustness/asr/pgd")
+        >>> prefix, entry.name
+        ('val/robustness', 'asr/pgd')
+        >>> split_key("val/loss")
+        ('robustness', None)
+
+    """
+    parts = key.split("/")
+    for start in range(1, len(parts)):  # prefixes may have several parts
+        entry = find_key("/".join(parts[start:]).removeprefix("debug/"))
+        if entry is not None:
+            return "/".join(parts[:start]), entry
+    return "robustness", None
+
+
+def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
+    """Return the mode that is given or else the direction that is more robust, by the table of keys.
+
+    Args:
+        key: Key of a value, with its prefix.
+        mode: ``"min"`` or ``"max"``, or None.
+
+    Raises:
+        ValueError: If it is neither given nor in the table, or is something else.
+
+    Example:
+        >>> from lightning_robustness._lightning.guard import mode_of
+        >>> mode_of("robustness/adv_acc/worst", None), mode_of("robustness/fim", None), mode_of("val_loss", "min")
+        ('max', 'min', 'min')
+
+    """
+    if mode is not None:
+        check_option("mode", mode, ExtremeMode)
+        return mode
+    _, entry = split_key(key)
+    if entry is not None and entry.higher_is_better is not None:
+        return "max" if entry.higher_is_better else "min"
+    raise ValueError(f"Expected argument `mode` to be 'min' or 'max', whichever is better for {key!r}, but got None.")
+
+
+def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
+    """Check, where the callbacks of a Trainer tell, that a key will be logged.
+
+    Raises:
+        MisconfigurationException: If it will not.
+
+    """
+    keys = _promised(trainer)
+    prefixes = tuple({f"{promised.split('/')[0]}/" for promised in keys})
+    names = {promised.split("/")[-1] for promised in keys} - {"acc"}
+    # Any other key may be the module's own, unless it looks like one of theirs
+    if key not in keys and (key.startswith(prefixes) or key.split("/")[-1] in names):
+        reason = f", since {type(trainer.strategy).__name__} shards the parameters" if is_sharded(trainer) else ""
+        raise MisconfigurationException(
+            f"{type(owner).__name__} waits for {key!r}, which will not be logged{reason}. These keys will be: "
+            f"{', '.join(keys)}."
+        )
+
+
+def check_default_guard(trainer: Trainer, owner: Callback, guard: str) -> None:
+    """Check that a callback of a Trainer will log the key of a guard that the user did not name.
+
+    Raises:
+        MisconfigurationException: If none will.
+
+    """
+    if guard not in _promised(trainer):
+        others = [f"guard={key!r}" for key in _promised(trainer) if key.endswith("/acc")]
+        remedy = " or ".join([*others, "the key of a clean accuracy that the module logs", "guard=None"])
+        raise MisconfigurationException(
+            f"{type(owner).__name__} is guarded by {guard!r}, which will not be logged. Pass {remedy}."
+        )
+
+
+def new_value(trainer: Trainer, key: str) -> float | None:
+    """Return the value that was logged in the validation epoch under way; None if there is none or it is not finite.
+
+    Every process must call it: they decide alike, on the mean, if the module logs the value of each process.
+    """
+    return last_value(trainer, key) if key in logged_in_this_epoch(trainer) else None
+
+
+def last_value(trainer: Trainer, key: str) -> float | None:
+    """Return the value that was logged last, of whatever age; otherwise the same as ``new_value``."""
+    logged = trainer.callback_metrics.get(key)
+    if logged is None:
+        return None
+    value = trainer.strategy.reduce(logged.to(trainer.strategy.root_device).float().mean(), reduce_op="mean").item()
+    return value if math.isfinite(value) else None
+
+
+def came_late(trainer: Trainer, key: str) -> bool:
+    """Return whether callbacks such as the monitor say in ``late_keys`` that a value came after the last validation."""
+    return any(key in getattr(callback, "late_keys", ()) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def _promised(trainer: Trainer) -> list[str]:
+    """Return the keys that callbacks such as the monitor say in ``keys_under`` that they will log."""
+    callbacks = [callback for callback in trainer.callbacks if hasattr(callback, "keys_under")]  # type: ignore[attr-defined]
+    return [key for callback in callbacks for key in callback.keys_under(trainer)]
+
+
+DEFAULT_TOLERANCE = 0.02
+
+
+class Guard:
+    """Admit the epochs of a run whose clean accuracy, or another value, is close to the best so far.
+
+    Attack-free values, success rates and distortions are often best before the network has learnt anything, so that a
+    stop or a checkpoint that looks at them alone keeps the first epoch. Robust accuracy needs no such veto: it contains
+    clean accuracy, which goes on rising after the robust peak. The best value only ever improves: an epoch that is no
+    longer admitted is never admitted again.
+
+    Args:
+        monitor: Key of the value that is guarded.
+        guard: Key of the guard's value; ``"auto"`` for the clean accuracy beside ``monitor``, with a veto if a
+            tolerance is given or ``monitor`` is in the table of keys and not robust accuracy; None for no veto.
+        tolerance: Distance from the best value within which an epoch is admitted; None for 0.02.
+        mode: ``"min"`` or ``"max"``, what is better.
+        owner: Name of the callback, for warnings.
+
+    Attributes:
+        key: Key of the guard's value; without a veto, of the clean accuracy beside ``monitor``.
+        has_veto: Whether epochs may be refused.
+        best: The best value so far; NaN before the first, and without a veto.
+        has_improved: Whether the best value has improved since ``settle`` was last called.
+
+    Raises:
+        ValueError: If the key, the tolerance or the mode is not possible.
+
+    """
+
+    def __init__(self, monitor: str, guard: str | None, tolerance: float | None, mode: ExtremeMode, owner: str) -> None:
+        prefix, entry = split_key(monitor)
+        self._is_named = guard not in (None, "auto")
+        self.key = check_name("guard", guard) if self._is_named else f"{prefix}/acc"
+        is_robust_accuracy = entry is not None and entry.name.startswith(("adv_acc/", "boundary_acc"))
+        is_guarded = tolerance is not None or (entry is not None and not is_robust_accuracy)
+        self.has_veto = self._is_named or (guard == "auto" and is_guarded)
+        self.tolerance = DEFAULT_TOLERANCE if tolerance is None else check_number("guard_tolerance", tolerance)
+        check_option("guard_mode", mode, ExtremeMode)
+        self.best = math.nan
+        self.has_improved = False
+        self._sign = 1 if mode == "max" else -1
+        self._owner = owner
+        self._last: tuple[int, float] | None = None
+        self._has_warned = False
+
+    def check(self, trainer: Trainer, owner: Callback) -> None:
+        """Check, where the callbacks of a Trainer tell, that the value will be logged, if there is a veto.
+
+        Raises:
+            MisconfigurationException: If it will not.
+
+        """
+        if self.has_veto and not self._is_named:
+            check_default_guard(trainer, owner, self.key)
+        elif self.has_veto:
+            check_awaited(trainer, owner, self.key)
+
+    def observe(self, trainer: Trainer) -> None:
+        """See what was logged in the validation epoch that ends."""
+        value = new_value(trainer, self.key)
+        if value is None:
+            return
+        self._last = num_training_batches(trainer), value
+        if self.has_veto and (math.isnan(self.best) or self.quality(value) > self.quality(self.best)):
+            self.best, self.has_improved = value, True
+
+    def settle(self) -> None:
+        """Note that an improvement has been taken into account."""
+        self.has_improved = False
+
+    def value(self, trainer: Trainer) -> float:
+        """Return the value of the network as it is now; NaN if it is not known."""
+        is_known = self._last is not None and self._last[0] == num_training_batches(trainer)
+        if not is_known and self.has_veto and math.isnan(self.best) and not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(
+                f"{self._owner} is guarded by {self.key!r}, which was not logged, so all epochs are considered. Pass "
+                f"another key, or guard=None. Logged were: {', '.join(trainer.callback_metrics)}."
+            )
+        return self._last[1] if is_known and self._last is not None else math.nan
+
+    def admits(self, value: float) -> bool:
+        """Return whether an epoch with this value is close enough to the best; without a veto or any value, all are."""
+        slack = self.tolerance + 1e-6  # values are logged in float32
+        return math.isnan(self.best) or self._sign * (value - self.best) >= -slack
+
+    def quality(self, value: float) -> float:
+        """Return a number that is higher for better values, and lowest for one that is not known."""
+        return -math.inf if math.isnan(value) else self._sign * value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to go on as it would have."""
+        return {"key": self.key, "best": self.best, "has_improved": self.has_improved}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint, unless it was guarded by another key or there is no veto any more."""
+        if self.has_veto and state_dict["key"] == self.key:
+            self.best, self.has_improved = state_dict["best"], state_dict["has_improved"]

@@ -1,0 +1,86 @@
+"""Catastrophic overfitting of training against a single-step attack."""
+
+from dataclasses import dataclass, replace
+
+from lightning.pytorch import Trainer
+
+from lightning_robustness._processes import rank_zero_warn
+
+# Number of steps of the attack that looks for it
+MANY_STEPS = 5
+
+
+@dataclass
+class CatastrophicOverfitting:
+    """Sign of catastrophic overfitting: accuracy under many attack steps falls, that under one step does not.
+
+    A network trained against a single-step attack may learn to defeat that step instead of becoming robust. Each epoch
+    is compared with the best one under many steps. If the budget changes without the sign, the comparison starts over,
+    since a larger budget lowers both accuracies.
+
+    Args:
+        margin: Drop in accuracy under many steps that counts; Wong et al. stop training at 0.2.
+        single: Accuracy under one step in the best epoch; None before the first.
+        multi: Accuracy under many steps in that epoch.
+        eps: Budget in that epoch.
+        seen: Whether any epoch showed the sign.
+
+    Example:
+        >>> from lightning_robustness._lightning.overfitting import CatastrophicOverfitting
+        >>> sign = CatastrophicOverfitting()
+        >>> sign.update(single=0.5, multi=0.4), sign.update(single=0.6, multi=0.5), sign.update(single=0.9, multi=0.1)
+        (False, False, True)
+
+    """
+
+    margin: float = 0.2
+    single: float | None = None
+    multi: float = 0.0
+    eps: float | None = None
+    seen: bool = False
+
+    def update(self, single: float, multi: float, eps: float | None = None) -> bool:
+        """Compare the accuracies of an epoch at its budget, and return whether it shows the sign."""
+        is_there = self.single is not None and single >= self.single and multi <= self.multi - self.margin
+        if not is_there and (self.single is None or multi >= self.multi or eps != self.eps):
+            self.single, self.multi, self.eps = single, multi, eps
+        self.seen = self.seen or is_there
+        return is_there
+
+
+def watch_for_overfitting(
+    trainer: Trainer,
+    sign: CatastrophicOverfitting,
+    single: float,
+    multi: float,
+    eps: float,
+    checkpoint: str | None = None,
+) -> bool:
+    """Update the sign at the end of an epoch, warn the first time it is seen, and keep a checkpoint until then.
+
+    Args:
+        trainer: The Trainer.
+        sign: The sign, which is updated.
+        single: Accuracy under one step.
+        multi: Accuracy under many steps.
+        eps: Budget of both.
+        checkpoint: Path of a checkpoint, written in each epoch before the collapse; None for none.
+
+    Returns:
+        Whether the epoch shows the sign.
+
+    """
+    before = replace(sign)
+    is_there = sign.update(single, multi, eps)
+    if sign.seen and not before.seen:
+        rank_zero_warn(
+            f"Catastrophic overfitting: at the end of epoch {trainer.current_epoch}, accuracy under the one step "
+            f"that this run trains against is {single:.0%}, after {before.single:.0%} in an earlier epoch, but "
+            f"{multi:.0%}, after {before.multi:.0%}, under PGD with {MANY_STEPS} steps: the network has learned "
+            "to defeat the one step. Train against several (`attack='pgd'`), or with a smaller `eps` or `alpha`."
+            + (f" A checkpoint of the last epoch before is in {checkpoint}." if checkpoint is not None else "")
+        )
+    has_fallen = multi <= sign.multi - sign.margin
+    if checkpoint is not None and not sign.seen and not has_fallen:
+        trainer.save_checkpoint(checkpoint)
+    return is_there

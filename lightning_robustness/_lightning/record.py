@@ -1,0 +1,221 @@
+import json
+import tempfile
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from lightning_robustness._arguments import check_integer
+from lightning_robustness._lightning.run import MonitorRun
+from lightning_robustness._lightning.trainer import kinds_of, log_step, num_training_batches
+from lightning_robustness._measurement.keys import tag
+from lightning_robustness._measurement.statistics import Trust, measure_trust
+
+
+class History:
+    """Values of the evaluations of a run, which find their way back from processes that Lightning has spawned."""
+
+    def __init__(self) -> None:
+        self._entries: list[dict[str, float]] = []
+        self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.json"
+        self._last_batch: int | None = None  # number of training batches at the last evaluation
+
+    @property
+    def entries(self) -> list[dict[str, float]]:
+        """One dictionary per evaluation."""
+        if self._transfer.exists():  # training ran in processes that Lightning started, and ended
+            self._entries = json.loads(self._transfer.read_text())
+            self._transfer.unlink()
+        return self._entries
+
+    @entries.setter
+    def entries(self, entries: list[dict[str, float]]) -> None:
+        self._entries = entries
+
+    def begin(self, anew: bool) -> None:
+        """Begin a run, with or without the entries of the one before."""
+        self._entries, self._last_batch = [] if anew else self._entries, None
+
+    def add(self, batch: int, epoch: int, step: int, values: dict[str, float]) -> None:
+        """Add values; those of attacks that run again at the end of training join the last evaluation."""
+        if self.entries and batch == self._last_batch:
+            entry = self.entries[-1]
+            before = {key: entry.get(key, 0.0) for key in values if key.startswith("seconds/")}
+            entry |= values | {key: values[key] + seconds for key, seconds in before.items()}
+        else:
+            self.entries.append({"epoch": epoch, "step": step, **values})
+        self._last_batch = batch
+
+    def send(self) -> None:
+        """Leave the entries for the main process, at the end of a spawned one."""
+        self._transfer.write_text(json.dumps(self._entries))
+
+
+# PGD is the cheapest of the default attacks, and what trust is measured by
+_DEFAULTS = {"pgd": 1}
+_DEFAULT = 5
+
+
+class AttackSchedule:
+    """Decide which attacks run in a validation epoch: all in the first and last one, each every few epochs between.
+
+    Args:
+        names: Names of the attacks.
+        every_n_epochs: Number of epochs from one run of an attack to the next, for all of them or by name. Attacks
+            without a number run every fifth epoch, the one called ``pgd`` in every epoch.
+
+    Attributes:
+        every_n_epochs: The number for each attack.
+
+    Raises:
+        ValueError: If a number is not a positive integer, or belongs to no attack.
+
+    """
+
+    def __init__(self, names: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
+        names = list(names)
+        given = every_n_epochs if isinstance(every_n_epochs, Mapping) else {}
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise ValueError(
+                f"Expected argument `attack_every_n_epochs` to name attacks of {names} but got {', '.join(unknown)}."
+            )
+        numbers = {name: _DEFAULTS.get(name, _DEFAULT) for name in names} | dict(given)
+        if every_n_epochs is not None and not isinstance(every_n_epochs, Mapping):
+            check_integer("attack_every_n_epochs", every_n_epochs, minimum=1)
+            numbers = dict.fromkeys(names, every_n_epochs)
+        self.every_n_epochs = {
+            name: check_integer("attack_every_n_epochs", number, minimum=1) for name, number in numbers.items()
+        }
+        self._last_epoch: dict[str, int] = {}
+        self._last_batch: dict[str, int] = {}
+
+    def due(self, trainer: Trainer) -> list[str]:
+        """Return the names of the attacks that run in this validation epoch."""
+        if trainer.state.fn != "fit" or self._is_at_the_end(trainer):
+            return list(self.every_n_epochs)
+        last, epoch = self._last_epoch, trainer.current_epoch
+        return [
+            name for name, number in self.every_n_epochs.items() if name not in last or epoch - last[name] >= number
+        ]
+
+    def missing(self, trainer: Trainer) -> list[str]:
+        """Return the names of all attacks if one of them has not seen the network as it is at the end of training.
+
+        All of them run, since the worst case is that of attacks in the same evaluation.
+        """
+        names, batch = list(self.every_n_epochs), num_training_batches(trainer)
+        return [] if all(self._last_batch.get(name) == batch for name in names) else names
+
+    def record(self, trainer: Trainer, epoch: int, names: Iterable[str]) -> None:
+        """Note that attacks have run in this epoch."""
+        if trainer.state.fn == "fit":
+            for name in names:
+                self._last_epoch[name], self._last_batch[name] = epoch, num_training_batches(trainer)
+
+    def reset(self) -> None:
+        """Begin anew, for another run."""
+        self._last_epoch, self._last_batch = {}, {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to go on as it would have."""
+        return {"last_epoch": dict(self._last_epoch)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._last_epoch = dict(state_dict["last_epoch"])
+
+    @staticmethod
+    def _is_at_the_end(trainer: Trainer) -> bool:
+        if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+            return True
+        is_last_epoch = trainer.max_epochs == trainer.current_epoch + 1
+        return is_last_epoch and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+
+
+# Evaluations from which on a negative coefficient deserves a warning
+_MIN_EVALUATIONS = 6
+
+
+def warn_of_distrust(trainer: Trainer, run: MonitorRun, trust: Mapping[str, Trust]) -> None:
+    """Warn if a callback stops training, or keeps checkpoints, by a value that contradicts the attacks of this run.
+
+    Args:
+        trainer: The Trainer.
+        run: The run.
+        trust: Agreement with the attacks, by the name of the value.
+
+    """
+    names = {tag(run.prefix, name): name for name in trust}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if not kinds_of(callback) & {"EarlyStopping", "ModelCheckpoint"} or callback.monitor not in names:
+            continue
+        tau, number, reference = trust[names[callback.monitor]]
+        if tau < 0 and number >= _MIN_EVALUATIONS:
+            run.faults.warn(
+                f"{type(callback).__name__} goes by {callback.monitor!r}, which contradicts the attacks of this run: "
+                f"its Kendall's tau with {tag(run.prefix, reference)!r} is {tau:.2f} over {number} evaluations. Use "
+                f"RobustModelCheckpoint and RobustEarlyStopping with {tag(run.prefix, reference)!r} instead.",
+                key=f"trust in {callback.monitor}",
+            )
+
+
+class RunRecord:
+    """Everything that outlives an epoch: the evaluations so far, and when each attack ran last.
+
+    Args:
+        attacks: Names of the attacks.
+        every_n_epochs: How often they run; see :class:`AttackSchedule`.
+
+    Attributes:
+        history: The evaluations.
+        schedule: The attacks.
+
+    """
+
+    def __init__(self, attacks: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
+        self.history = History()
+        self.schedule = AttackSchedule(attacks, every_n_epochs)
+
+    def begin(self, trainer: Trainer) -> None:
+        """Begin a run; one that is resumed goes on with what there is."""
+        is_new = trainer.current_epoch == 0
+        self.history.begin(anew=is_new)
+        if is_new:
+            self.schedule.reset()
+
+    def add(
+        self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Sequence[str]
+    ) -> dict[str, float]:
+        """Add the values of an evaluation, and return them together with what the history then says about trust."""
+        if trainer.state.fn != "fit":
+            return values
+        self.history.add(num_training_batches(trainer), run.epoch, log_step(trainer), values)
+        if not attacks:
+            return values
+        self.schedule.record(trainer, run.epoch, attacks)
+        trust = measure_trust(self.history.entries)
+        warn_of_distrust(trainer, run, trust)
+        measured = {f"trust/{name}": agreement.tau for name, agreement in trust.items()}
+        self.history.entries[-1] |= measured
+        return values | measured
+
+    def show(self, run: MonitorRun, trainer: Trainer, values: Mapping[str, float]) -> dict[str, float]:
+        """Show the run so far, and return the time that all figures of this evaluation took."""
+        if trainer.state.fn != "fit":
+            return {}
+        entries = self.history.entries
+        taken = run.board.show_history(entries)
+        entries[-1]["seconds/figures"] = entries[-1].get("seconds/figures", 0.0) + taken
+        return {"seconds/figures": values.get("seconds/figures", 0.0) + taken}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to go on as it would have."""
+        return {"schedule": self.schedule.state_dict(), "history": self.history.entries}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.schedule.load_state_dict(state_dict["schedule"])
+        self.history.entries = list(state_dict["history"])

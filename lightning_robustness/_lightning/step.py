@@ -1,0 +1,209 @@
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_robustness._isolation.sandbox import is_compiled
+from lightning_robustness._model.head import HeadCall, hookable_modules, is_same, read_embedding, read_logits
+from lightning_robustness._model.route import Call, Route, copy_output, is_layer, name_of, trace_logits
+
+# Largest difference of logits, relative to their size: mixed precision stays below it
+_TOLERANCE = 0.05
+# What may lie between the output of `forward` and the next layer, as it is written
+_BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {"": lambda z: z, ".relu()": lambda z: z.relu()}
+
+
+class _Later(NamedTuple):
+    """A call of a layer that ``forward`` does not run: its name, input and number of outputs."""
+
+    name: str
+    entered: Tensor
+    width: int
+
+
+class StepCheck:
+    """Watch one validation step, and find out whether its logits are those of ``forward``.
+
+    Two things give a difference away: the step runs a layer on what ``forward`` returns, which then is an embedding; or
+    it runs the network on other inputs than those of the batch, normalised ones for instance, and gets other logits.
+
+    Args:
+        model: The module.
+        route: How the logits of ``forward`` come about.
+        x: Inputs of the batch.
+
+    """
+
+    def __init__(self, model: nn.Module, route: Route, x: Tensor) -> None:
+        self._route = route
+        self._num_samples = len(x)
+        self._logits: list[Tensor] = []
+        self._later: list[_Later] = []
+        self._handles: list[RemovableHandle] = []
+        hookable = set(hookable_modules(model))
+        for name, module in model.named_modules():
+            if module not in hookable:
+                continue
+            if name in route.sources:
+                self._handles.append(module.register_forward_hook(partial(self._keep_logits, route.sources[name])))
+            elif name not in route.modules and is_layer(module):
+                self._handles.append(module.register_forward_hook(partial(self._keep_later, name)))
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def compare(self, logits: Tensor, is_ours: bool, y: Tensor | None) -> None:
+        """Compare the step with the logits of ``forward`` on the same batch.
+
+        Args:
+            logits: The logits.
+            is_ours: Whether the step was not seen to run the network on the inputs of the batch.
+            y: Labels, if there are any.
+
+        Raises:
+            ValueError: If the step computes other logits. The message has a function to pass.
+
+        """
+        highest = -1 if y is None or len(y) == 0 else int(y.max())
+        for later in self._later:
+            if later.entered.shape == logits.shape and max(later.width, 2) > highest:
+                raise ValueError(self._describe_later(later, logits))
+        if not is_ours or not self._logits:
+            return
+        size = logits.abs().max().item()
+        if all((other.to(logits.dtype) - logits).abs().max().item() > _TOLERANCE * size for other in self._logits):
+            raise ValueError(
+                "Expected validation to run the network on the inputs of its batch as they are but it runs it on other "
+                "inputs and gets other logits. If `validation_step` prepares inputs, by normalising them for instance, "
+                "pass `forward_fn=`, a callable that takes the module and inputs, prepares them in the same way and "
+                "returns logits. If what `forward` makes of the batch is meant, pass "
+                "`forward_fn=lambda module, x: module(x)`."
+            )
+
+    def _describe_later(self, later: _Later, logits: Tensor) -> str:
+        name = f"module.{later.name}"
+        if any(part.isdigit() for part in later.name.split(".")):
+            name = f"module.get_submodule({later.name!r})"
+        forms = [
+            form for form, apply in _BETWEEN.items() if torch.allclose(later.entered, apply(logits).to(later.entered))
+        ]
+        how = (
+            f"`forward_fn=lambda module, x: {name}(module(x){forms[0]})`"
+            if forms
+            else "a `forward_fn=` that ends in it"
+        )
+        return (
+            f"Expected `forward` to return logits but `validation_step` goes on with {later.name!r}, a layer that "
+            f"`forward` does not run, which takes {logits.shape[1]} features, as many as `forward` returns, to "
+            f"{later.width}. If `forward` returns an embedding, pass {how}. If it does return logits, pass "
+            "`forward_fn=lambda module, x: module(x)`."
+        )
+
+    def _keep_logits(self, transform: str, module: nn.Module, args: Any, output: Any) -> None:
+        logits = read_logits(module, output, transform, self._route.entry, self._num_samples)
+        if logits is not None:
+            self._logits.append(logits)
+
+    def _keep_later(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        entered = next((value for value in args if isinstance(value, Tensor)), None)
+        is_matrix = isinstance(output, Tensor) and output.ndim == 2
+        if entered is not None and is_matrix and len(entered) == self._num_samples:
+            self._later.append(_Later(name, entered.detach().clone(), output.shape[1]))
+
+
+NOT_SEEN = (
+    "Expected `validation_step` to run the network on the inputs of its batch as they are but it did not. Where "
+    "parameters are sharded, values come from hooks alone: no process can run a forward pass by itself. Let the loader "
+    "or `forward` prepare the inputs, instead of `validation_step`."
+)
+
+
+class StepRoute:
+    """Record one validation step, and find the route of its logits.
+
+    For networks whose parameters are sharded over processes, where every forward pass is a joint one of all processes.
+    The logits are those of the outermost module that takes the inputs of the batch.
+
+    Args:
+        model: The module.
+        x: Inputs of the batch.
+        head: The head, by name or as a module, instead of looking for it.
+
+    Raises:
+        ValueError: If the head is not part of the model, or the model is compiled, which hooks do not reach.
+
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, head: str | nn.Module | None = None) -> None:
+        if is_compiled(model.modules()):
+            raise ValueError(
+                "Expected a network that is not compiled but got one with `torch.compile`. The parameters are sharded, "
+                "so values come from hooks alone, which do not reach compiled code. Leave `torch.compile` out."
+            )
+        self._model = model
+        self._x = x
+        self._given = None if head is None else name_of(model, head)
+        self._calls: list[Call] = []
+        self._root: nn.Module | None = None  # outermost module that is processing the inputs
+        self._output: Any = None
+        self._later: list[tuple[str, tuple[int, ...]]] = []  # layers that run after it, and the shapes they take
+        self._handles: list[RemovableHandle] = []
+        hookable = set(hookable_modules(model))
+        for name, module in model.named_modules():
+            if module in hookable and "parametrizations" not in name.split("."):
+                enter = module.register_forward_pre_hook(self._enter, with_kwargs=True)
+                leave = module.register_forward_hook(partial(self._leave, name), with_kwargs=True)
+                self._handles += [enter, leave]
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def find(self, y: Tensor | None) -> tuple[Route, HeadCall]:
+        """Return the route after the step has run, and the embedding and logits of its batch.
+
+        Args:
+            y: Labels of the batch, if there are any.
+
+        Raises:
+            ValueError: If the step did not run the network on the inputs, or what ran it did not return logits.
+
+        """
+        if self._output is None:
+            raise ValueError(NOT_SEEN)
+        highest = -1 if y is None or len(y) == 0 else int(y.max())
+        route, call = trace_logits(self._model, self._calls, self._output, self._x, self._given, highest)
+        for name, shape in self._later:
+            if shape == call.logits.shape and name not in route.modules:
+                raise ValueError(
+                    f"Expected `forward` to return logits but `validation_step` goes on with {name!r}, a layer that "
+                    f"`forward` does not run, which takes {shape[1]} features, as many as `forward` returns. Let "
+                    "`forward` end in it: where parameters are sharded, `forward_fn` is not called."
+                )
+        return route, call
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._root is None and self._output is None:
+            values = (*args, *kwargs.values())
+            if any(isinstance(value, Tensor) and is_same(value, self._x) for value in values):
+                self._root = module
+
+    def _leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        entered = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if self._root is None:
+            if self._output is not None and entered and is_layer(module):
+                self._later.append((name, tuple(entered[0].shape)))
+            return
+        # Of what goes in and comes out, only what may be features or logits is kept: activations are large
+        kept = tuple(value for value in entered if value.ndim <= 2)
+        returned = (output,) if isinstance(output, Tensor) and output.ndim <= 2 else ()
+        embedding = read_embedding(module, args, kwargs)
+        self._calls.append(Call(name, module, kept, embedding, copy_output(output, module), [], returned))
+        if module is self._root:
+            self._root, self._output = None, output

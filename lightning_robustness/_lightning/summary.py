@@ -1,0 +1,237 @@
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from typing_extensions import Self
+
+from lightning_robustness._display.page import Page
+from lightning_robustness._display.provenance import describe_run
+from lightning_robustness._display.table import Table, glossary
+from lightning_robustness._lightning.settings import MonitorSettings
+from lightning_robustness._measurement.keys import KEYS, attack_free_metrics, find_key, get_key
+from lightning_robustness._measurement.statistics import (
+    Evaluation,
+    accuracy_interval,
+    candidates,
+    comparable,
+    measure_trust,
+    pick,
+    reference_of,
+)
+from lightning_robustness._measurement.threat_model import ThreatModel
+from lightning_robustness._numbers import write_distance, write_interval, write_share
+from lightning_robustness.input_space import InputSpace, check_input_space
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Choice(NamedTuple):
+    """The epoch that a key would have picked, and what that costs.
+
+    Args:
+        epoch: The epoch with the best value.
+        cost: Accuracy under attack below that of the most robust epoch, in points.
+        guarded_epoch: The epoch with the best value among those within two points of the best clean accuracy.
+        guarded_cost: Accuracy under attack below that of the most robust of these epochs, in points.
+        trust: Kendall's tau-b with the accuracy under attack; None if it is not defined.
+
+    """
+
+    epoch: int
+    cost: float
+    guarded_epoch: int
+    guarded_cost: float
+    trust: float | None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A training run in a few lines: its most robust epoch, and how the attack-free values would have found it.
+
+    Args:
+        reference: Name of the accuracy under attack that epochs are compared by; None if no attack ran.
+        epoch: The most robust epoch.
+        accuracy: Its accuracy under attack.
+        interval: Wilson confidence interval of that, 95 %.
+        num_samples: Number of attacked samples.
+        choices: The epochs that attack-free keys would have picked, by key.
+        masked_epochs: Epochs with a sign of gradient masking.
+        seconds: Time spent on each part of the measurement.
+        boundary: Median distance to the decision boundary in that epoch, to first order, as a text; None if it was not
+            measured.
+
+    """
+
+    reference: str | None
+    epoch: int
+    accuracy: float
+    interval: tuple[float, float]
+    num_samples: int
+    choices: dict[str, Choice]
+    masked_epochs: list[int]
+    seconds: dict[str, float]
+    boundary: str | None = None
+
+    @classmethod
+    def of(cls, history: Sequence[Evaluation], input_space: InputSpace | None = None) -> Self:
+        """Summarise the evaluations of a run, as the monitor keeps them; distances are in units of the input space."""
+        reference, seconds = reference_of(history), dict[str, float]()
+        for entry in history:
+            for key in (key for key in entry if key.startswith("seconds/")):
+                part = key.removeprefix("seconds/")
+                seconds[part] = seconds.get(part, 0.0) + entry[key]
+        attacked = comparable(history, reference, reference)
+        if not attacked:
+            return cls(None, 0, 0.0, (0.0, 1.0), 0, {}, [], seconds)
+        best = pick(attacked, reference)
+        number, accuracy = best["samples_attacks"], best[reference]
+        masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
+        interval, choices = accuracy_interval(accuracy, number), _choices(history, reference)
+        space = check_input_space(input_space)
+        has_pixels = (space.low, space.high) == (0, 1)
+        boundary = write_distance(best["boundary"], has_pixels) if "boundary" in best else None
+        epoch, masked_epochs = int(best["epoch"]), list(masked)
+        return cls(reference, epoch, accuracy, interval, int(number), choices, masked_epochs, seconds, boundary)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return what there is to say, each with a title."""
+        parts = sorted(self.seconds.items(), key=lambda part: -part[1])
+        spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds >= 0.05)
+        overhead = ("watching took", f"{sum(self.seconds.values()):.1f} s ({spent or 'next to nothing'})")
+        if self.reference is None:
+            return [("most robust epoch", "not known, as no attack ran"), overhead]
+        low, high = (100 * end for end in self.interval)
+        name = self.reference.removeprefix("adv_acc/")
+        best = (
+            f"{self.epoch}, accuracy {100 * self.accuracy:.1f} % under {'all attacks' if name == 'worst' else name} "
+            f"(95 % interval {low:.1f} to {high:.1f}, {self.num_samples} samples)"
+        )
+        epochs = ", ".join(map(str, self.masked_epochs))
+        masking = f"signs in epochs {epochs}: accuracy under attack is too high" if epochs else "no sign"
+        distance = [] if self.boundary is None else [("its distance to the boundary", f"{self.boundary} in the median")]
+        return [
+            ("most robust epoch", best),
+            *distance,
+            *((f"{key} would pick", _describe(choice)) for key, choice in self.choices.items()),
+            ("gradient masking", masking),
+            overhead,
+        ]
+
+    def __str__(self) -> str:
+        width = max(len(title) for title, _ in self.lines())
+        return "\n".join(f"{title:{width}s}  {text}" for title, text in self.lines())
+
+
+def _choices(history: Sequence[Evaluation], reference: str) -> dict[str, Choice]:
+    trust, choices = measure_trust(history), dict[str, Choice]()
+    for name, key in attack_free_metrics().items():
+        entries = comparable(history, name, reference)
+        if key.higher_is_better is None or not entries:
+            continue
+        costs = [_choose(rows, name, key.higher_is_better, reference) for rows in (entries, candidates(entries))]
+        choices[name] = Choice(*costs[0], *costs[1], trust[name].tau if name in trust else None)
+    return choices
+
+
+def _choose(entries: Sequence[Evaluation], name: str, higher_is_better: bool, reference: str) -> tuple[int, float]:
+    picked, best = pick(entries, name, higher_is_better), pick(entries, reference)
+    return int(picked["epoch"]), 100 * (best[reference] - picked[reference])
+
+
+def _describe(choice: Choice) -> str:
+    trust = "" if choice.trust is None else f"; trust {choice.trust:+.2f}"
+    return (
+        f"epoch {choice.epoch}, {choice.cost:.1f} points lower; with the guard epoch {choice.guarded_epoch}, "
+        f"{choice.guarded_cost:.1f} lower{trust}"
+    )
+
+
+_PARTS = (
+    ("attacks", "Attacks, by epoch"),
+    ("features", "RDI, ROBY and accuracy, by epoch"),
+    ("fim", "Fisher information and distance to the boundary, by epoch"),
+    ("clever", "CLEVER, by epoch"),
+)
+
+
+def run_page(history: Sequence[Evaluation], settings: MonitorSettings, figure: "Figure") -> Page:
+    """Make the page of a training run.
+
+    Args:
+        history: The evaluations of the run, as the monitor keeps them.
+        settings: The settings of the monitor.
+        figure: The picture of the run.
+
+    """
+    summary = RunSummary.of(history)
+    samples = summary.num_samples or settings.attack_samples
+    l2_budget = next((entry["l2_budget"] for entry in reversed(history) if "l2_budget" in entry), None)
+    threat = ThreatModel.of(settings.attacks, settings.input_space, samples, l2_budget=l2_budget)
+    names = list(dict.fromkeys(name for entry in history for name in entry))
+    return Page(
+        title=f"Training run, {settings.prefix}",
+        verdict=run_verdict(summary, history, threat.budget),
+        facts=threat.describe(),
+        figures={"The run": figure} if history else {},
+        tables=[table for table in _tables(history, summary, settings, names) if table.rows],
+        glossary=glossary(names),
+        provenance=describe_run() | {"seed": str(settings.seed)},
+    )
+
+
+def run_verdict(summary: RunSummary, history: Sequence[Evaluation], budget: str) -> str:
+    """Say in one sentence which epoch is the most robust, and whether that can be trusted."""
+    if not history:
+        return "Nothing was measured: there was no validation epoch to watch."
+    if summary.reference is None:
+        return f"The most robust of {len(history)} evaluations is unknown, as no attack ran."
+    name = summary.reference.removeprefix("adv_acc/")
+    what = f"robust accuracy at {budget}" if budget and name == "worst" else f"accuracy under {name}"
+    what += f" at {budget}" if budget and name != "worst" else ""
+    best = next(entry for entry in history if entry["epoch"] == summary.epoch and summary.reference in entry)
+    clean = f", {write_share(best['acc'])} clean" if "acc" in best else ""
+    epochs = ", ".join(map(str, summary.masked_epochs))
+    if epochs:
+        masking = f"signs of masked gradients in epochs {epochs}, so the true value may be lower"
+    else:
+        checked = any("masking" in entry for entry in history)
+        masking = "no signs of masked gradients" if checked else "masked gradients were not checked"
+    return (
+        f"Epoch {summary.epoch} is the most robust: {write_share(summary.accuracy)} {what} "
+        f"({write_interval(*summary.interval)}, n = {summary.num_samples}){clean}; {masking}."
+    )
+
+
+def _tables(
+    history: Sequence[Evaluation], summary: RunSummary, settings: MonitorSettings, names: Sequence[str]
+) -> list[Table]:
+    choices = [
+        [get_key(name).label, c.epoch, c.cost, c.guarded_epoch, c.guarded_cost, c.trust]
+        for name, c in summary.choices.items()
+    ]
+    return [
+        Table(
+            "Epochs that attack-free metrics would have picked",
+            ["metric", "epoch", "points lost", "guarded epoch", "points lost, guarded", "trust"],
+            choices,
+            note="Points lost: accuracy under attack below that of the most robust epoch. Guarded: only epochs within "
+            "two points of the best clean accuracy count. Trust: Kendall's tau-b with accuracy under attack.",
+        ),
+        *(_history_table(title, history, [name for name in names if _part(name) == part]) for part, title in _PARTS),
+        Table("Time", ["part", "seconds"], [[name, value] for name, value in summary.seconds.items()], folded=True),
+        Table("Settings", ["setting", "value"], list(settings.describe().items()), folded=True),
+    ]
+
+
+def _part(name: str) -> str:
+    key = find_key(name)  # None for epoch and step
+    return "" if key is None or key.role == "bookkeeping" else key.part
+
+
+def _history_table(title: str, history: Sequence[Evaluation], names: Sequence[str]) -> Table:
+    order = {key.name.partition("<")[0]: number for number, key in enumerate(KEYS)}
+    names = sorted(names, key=lambda name: order.get(name, order.get(f"{name.partition('/')[0]}/", len(order))))
+    rows = [[int(entry["epoch"]), *(entry.get(name, math.nan) for name in names)] for entry in history]
+    return Table(title, ["epoch", *names], rows if names else [], folded=True)

@@ -1,0 +1,177 @@
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.utils._pytree import tree_leaves
+
+from lightning_robustness._processes import rank_zero_warn
+
+# Their parameters are sharded, so no process can differentiate the network by itself
+_SHARDED = {"FSDPStrategy", "ModelParallelStrategy"}
+# Default dtypes that Lightning sets within steps, by precision
+_DEFAULT_DTYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+
+
+def kinds_of(thing: object) -> set[str]:
+    """Return the names of the classes of an object of Lightning: ``pytorch_lightning`` has copies of the classes."""
+    return {kind.__name__ for kind in type(thing).__mro__}
+
+
+def is_sharded(trainer: Trainer) -> bool:
+    """Return whether the parameters of the network are spread over processes."""
+    return bool(kinds_of(trainer.strategy) & _SHARDED) or getattr(trainer.strategy, "zero_stage_3", False)
+
+
+def group_size(trainer: Trainer) -> int:
+    """Return the number of processes, of consecutive ranks, that see the same samples: with tensor parallelism only."""
+    arguments: Any = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
+    return trainer.world_size // arguments["num_replicas"] if arguments else 1
+
+
+def check_strategy(trainer: Trainer, callback: Callback) -> None:
+    """Check that each process holds the whole network, as the callback needs it.
+
+    Raises:
+        MisconfigurationException: If the strategy shards it.
+
+    """
+    if is_sharded(trainer):
+        raise MisconfigurationException(
+            f"{type(callback).__name__} needs the whole network in each process, to differentiate it, but "
+            f"{type(trainer.strategy).__name__} shards its parameters. Train with strategy='ddp'."
+        )
+
+
+def check_validation(trainer: Trainer) -> None:
+    """Check that training has a validation loop to watch.
+
+    Raises:
+        MisconfigurationException: If it has none; one that is switched off gets a warning.
+
+    """
+    if trainer.limit_val_batches == 0:
+        rank_zero_warn("RobustnessMonitor has nothing to watch, since `limit_val_batches` is 0.")
+    elif not trainer.enable_validation:
+        raise MisconfigurationException(
+            "RobustnessMonitor watches validation, but there is none. Give the Trainer a validation loader, and the "
+            "module a `validation_step`, which may be empty."
+        )
+
+
+def check_order(trainer: Trainer, monitor: Callback) -> None:
+    """Warn of callbacks that validate with averaged weights and swap them out before the monitor measures."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    before = callbacks[: callbacks.index(monitor)]
+    names = [type(c).__name__ for c in before if "WeightAveraging" in kinds_of(c)]
+    if names:
+        rank_zero_warn(
+            f"RobustnessMonitor comes after {names[0]}, which swaps the averaged weights out before Fisher "
+            "information and attacks are measured, so these describe other weights. Put RobustnessMonitor first."
+        )
+
+
+def has_trained(trainer: Trainer) -> bool:
+    """Return whether an error would lose a training run."""
+    is_training = trainer.state.fn == "fit" and not trainer.sanity_checking and num_training_batches(trainer) > 0
+    return is_training and not trainer.fast_dev_run  # type: ignore[attr-defined]
+
+
+def is_spawned(trainer: Trainer) -> bool:
+    """Return whether Lightning starts processes that end with the run, as `ddp_spawn` and `ddp_fork` do."""
+    return "_MultiProcessingLauncher" in kinds_of(trainer.strategy.launcher)
+
+
+def num_training_batches(trainer: Trainer) -> int:
+    """Count the training batches of the run so far.
+
+    Unlike ``global_step``, this also counts batches of accumulated gradients and steps of raw optimizers.
+    """
+    return trainer.fit_loop.epoch_loop.batch_progress.total.ready
+
+
+def forward_of(pl_module: LightningModule, forward_fn: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the callable for logits, with the default dtype of steps, which Lightning does not set outside of them."""
+    forward = pl_module if forward_fn is None else partial(forward_fn, pl_module)
+    dtype = _DEFAULT_DTYPES.get(str(pl_module.trainer.precision))
+    return forward if dtype is None else partial(_call_with_default, dtype, forward)
+
+
+def _call_with_default(dtype: torch.dtype, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def evaluation_loader(trainer: Trainer, dataloader_idx: int) -> tuple[Any, float]:
+    """Return a validation or test loader and the number of its batches.
+
+    Raises:
+        ValueError: If there are fewer loaders.
+
+    """
+    loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+    if trainer.testing:
+        numbers = trainer.num_test_batches
+    else:
+        numbers = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+    leaves = getattr(loaders, "flattened", None) or tree_leaves(loaders)
+    if dataloader_idx >= len(leaves):
+        raise ValueError(
+            f"Expected argument `dataloader_idx` to be below {len(leaves)}, the number of loaders, but got "
+            f"{dataloader_idx}."
+        )
+    return leaves[dataloader_idx], numbers[dataloader_idx]
+
+
+def logged_in_this_epoch(trainer: Trainer) -> set[str]:
+    """Return all keys that were logged in the current validation epoch.
+
+    ``trainer.callback_metrics`` also has those of earlier epochs, and none during the sanity check.
+    """
+    return set(trainer._logger_connector.metrics["callback"])
+
+
+def log_step(trainer: Trainer) -> int:
+    """Return the step at which Lightning logs a validation epoch, which may run before the step is counted."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def log_to_all(trainer: Trainer, values: dict[str, float]) -> None:
+    """Hand values to all loggers, outside of the hooks in which a module may log."""
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=log_step(trainer))
+        logger.save()
+
+
+def find_class_names(trainer: Trainer, dataloader_idx: int, num_classes: int) -> list[str] | None:
+    """Return the names of the classes, from the data module or the data set behind the evaluation loader.
+
+    Args:
+        trainer: The Trainer; its data module may have ``class_names`` or ``classes``.
+        dataloader_idx: Index of the loader; its data set, or one inside of subsets, may have them too.
+        num_classes: Number of classes; other numbers of names are ignored.
+
+    Returns:
+        The names, or None if nobody knows them.
+
+    """
+    loader, _ = evaluation_loader(trainer, dataloader_idx)
+    owner, owners = getattr(loader, "dataset", None), [getattr(trainer, "datamodule", None)]
+    while owner is not None and all(owner is not known for known in owners):
+        owners.append(owner)
+        owner = getattr(owner, "dataset", None)
+    found = (_names(owner, attribute) for owner in owners for attribute in ("class_names", "classes"))
+    return next((names for names in found if names is not None and len(names) == num_classes), None)
+
+
+def _names(owner: Any, attribute: str) -> list[str] | None:
+    names = getattr(owner, attribute, None)
+    if isinstance(names, dict):  # by number
+        names = [names[number] for number in range(len(names))] if names.keys() == set(range(len(names))) else None
+    return [str(name) for name in names] if isinstance(names, (list, tuple)) else None

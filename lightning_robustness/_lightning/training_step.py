@@ -1,0 +1,205 @@
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lightning_robustness._arguments import check_number, check_option
+from lightning_robustness._lightning.trainer import check_strategy
+from lightning_robustness.attacks import PGD
+from lightning_robustness.losses import mart_loss, trades_loss
+
+AdversarialLoss = Literal["trades", "mart"]
+# Weights of the divergence in the papers
+_WEIGHTS: dict[AdversarialLoss, float] = {"trades": 6.0, "mart": 5.0}
+
+
+def check_loss(loss: AdversarialLoss | None, weight: float | None, mode: str) -> None:
+    """Check the arguments of a user.
+
+    Raises:
+        ValueError: If the loss is unknown or not for this mode, or the weight negative or without a loss.
+
+    """
+    if loss is None:
+        if weight is not None:
+            raise ValueError(f"Expected argument `loss_weight` with `loss` but got {weight} alone. Leave it out.")
+        return
+    check_option("loss", loss, AdversarialLoss)
+    if weight is not None:
+        check_number("loss_weight", weight)
+    if mode != "replace":
+        raise ValueError(
+            f"Expected `mode` to be 'replace' with `loss={loss!r}`, which has clean and adversarial inputs of its own, "
+            f"but got {mode!r}. Leave `mode` out."
+        )
+
+
+def published_attack(loss: AdversarialLoss) -> PGD:
+    """Return the attack that the paper of a loss trains against: TRADES maximises the divergence itself."""
+    return PGD(steps=10, start="gaussian", loss="kl" if loss == "trades" else "cross_entropy")
+
+
+def compute_loss(
+    loss: AdversarialLoss, weight: float | None, forward: Callable[..., Any], x: Tensor, y: Tensor, x_adv: Tensor
+) -> Tensor:
+    """Compute the loss, with the weight of its paper where none is given."""
+    weight = _WEIGHTS[loss] if weight is None else weight
+    if loss == "trades":
+        return trades_loss(forward, x, y.long(), beta=weight, x_adv=x_adv)
+    return mart_loss(forward, x, y.long(), weight=weight, x_adv=x_adv)
+
+
+def step_with_loss(
+    trainer: Trainer, pl_module: LightningModule, step: Callable[[], Any], make_loss: Callable[[], Tensor]
+) -> tuple[Any, Tensor | None]:
+    """Run a training step for everything but its loss, which is replaced.
+
+    What the step does to the statistics of BatchNorm is undone, so that they come from the passes of the new loss.
+
+    Args:
+        trainer: The Trainer.
+        pl_module: The module.
+        step: Its training step.
+        make_loss: Callable that computes the new loss.
+
+    Returns:
+        What the step returned, with the new loss in it, and that loss; None if the step returned none.
+
+    Raises:
+        MisconfigurationException: If the module optimizes by itself and does not call ``manual_backward`` exactly once.
+
+    """
+    statistics, token = _Statistics(pl_module), REPLACEMENT.set(make_loss)
+    try:
+        if not pl_module.automatic_optimization:
+            return _manual_step(pl_module, step, make_loss, statistics)
+        output = step()
+    finally:
+        REPLACEMENT.reset(token)
+    if find_loss(output) is None:  # the module leaves the batch out
+        return output, None
+    statistics.restore()
+    with trainer.precision_plugin.train_step_context():
+        loss = make_loss()
+    return ({**output, "loss": loss} if isinstance(output, Mapping) else loss), loss
+
+
+def _manual_step(
+    pl_module: LightningModule, step: Callable[[], Any], make_loss: Callable[[], Tensor], statistics: "_Statistics"
+) -> tuple[Any, Tensor]:
+    losses: list[Tensor] = []
+    backward = pl_module.manual_backward
+
+    def replaced(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        statistics.restore()
+        losses.append(make_loss())
+        backward(losses[-1], *args, **kwargs)
+
+    pl_module.manual_backward = replaced  # type: ignore[method-assign]
+    try:
+        output = step()
+    finally:
+        del pl_module.manual_backward  # the class's own is found again
+    if len(losses) != 1:
+        raise MisconfigurationException(
+            f"Expected `training_step` to call `self.manual_backward` once, so that its loss can be replaced, but it "
+            f"did {len(losses)} times. Call `losses.trades_loss` or `losses.mart_loss` in `training_step` instead."
+        )
+    return output, losses[0]
+
+
+class _Statistics:
+    """Running statistics of BatchNorm, as they are now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parts = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+        self._kept = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
+
+    def restore(self) -> None:
+        for buffer, copy in self._kept:
+            buffer.copy_(copy)
+
+
+# Computes the loss that replaces the one of the training step under way; None if the step's own counts
+REPLACEMENT: ContextVar[Callable[[], Tensor] | None] = ContextVar("REPLACEMENT", default=None)
+
+
+class _TrainingStep:
+    """Training step of a strategy, wrapped in functions, the first one outermost."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self.step = step
+        self.functions: list[Callable[..., Any]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        step = self.step
+        for function in reversed(self.functions):
+            step = partial(function, step)
+        return step(*args, **kwargs)
+
+
+class TrainingStepCallback(Callback):
+    """Callback that wraps the training step, for instance to change its batch.
+
+    From ``on_train_start`` until the run ends, it stands between the Trainer and the strategy's ``training_step``,
+    which calls the module's. So it sees the batch on its device, before DistributedDataParallel and autocast, in
+    automatic and manual optimization. Of several such callbacks, the first in the Trainer's list is outermost.
+    """
+
+    def __init__(self) -> None:
+        self._function: Callable[..., Any] | None = None
+
+    def around_training_step(
+        self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
+    ) -> Any:
+        """Run the training step, ``step(batch, *args)``, and return its output."""
+        raise NotImplementedError
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        check_strategy(trainer, self)
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            raise MisconfigurationException(
+                f"Expected `training_step` to take a batch but it takes `dataloader_iter`, from which it fetches "
+                f"batches that {type(self).__name__} cannot see. Let it take `batch`."
+            )
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        current = vars(trainer.strategy).get("training_step")
+        if not isinstance(current, _TrainingStep):
+            current = _TrainingStep(trainer.strategy.training_step)
+            trainer.strategy.training_step = current  # type: ignore[method-assign]
+        self._function = partial(self.around_training_step, trainer, pl_module)
+        current.functions.append(self._function)
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._release(trainer.strategy)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._release(trainer.strategy)
+
+    def _release(self, strategy: Strategy) -> None:
+        current = vars(strategy).get("training_step")
+        if isinstance(current, _TrainingStep) and self._function in current.functions:
+            current.functions.remove(self._function)
+            if not current.functions:
+                del strategy.training_step  # uncovers the method of the class
+        self._function = None
+
+
+def find_loss(output: Any) -> Tensor | None:
+    """Find the loss in the output of a training step."""
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    return loss if isinstance(loss, Tensor) else None

@@ -1,0 +1,281 @@
+"""The one table of all values that the monitor and ``evaluate`` produce; reports, charts and docs are made from it."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+Part = Literal["features", "fim", "clever", "attacks", "trust", "run"]
+Role = Literal["metric", "context", "warning", "bookkeeping"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One measured value, or a family of values such as ``asr/<attack>``.
+
+    Args:
+        name: Name without the monitor's prefix; a family ends in ``<attack>``, ``<key>`` or ``<part>``.
+        part: Part of the measurement that produces it.
+        label: Name in tables and figures; in a family it contains the same placeholder.
+        unit: Unit, empty for a pure number.
+        higher_is_better: Whether higher values are more robust; None for a value that must not rank models.
+        chart: Title of the TensorBoard chart that shows it, if any; in a family it may contain the placeholder.
+        glossary: Explanation in one line.
+        role: ``"metric"``: reports show and correlate it. ``"context"``: it helps to read the metrics. ``"warning"``:
+            the metrics cannot be trusted if it is 1. ``"bookkeeping"``: it describes the measurement itself.
+
+    """
+
+    name: str
+    part: Part
+    label: str
+    unit: str
+    higher_is_better: bool | None
+    chart: str | None
+    glossary: str
+    role: Role = "metric"
+
+    @property
+    def direction(self) -> str:
+        """``"higher"`` or ``"lower"``, whichever is more robust; empty if neither is."""
+        return {True: "higher", False: "lower", None: ""}[self.higher_is_better]
+
+    @property
+    def axis_label(self) -> str:
+        """Label with the direction that is more robust."""
+        return f"{self.label} ({self.direction} is more robust)" if self.direction else self.label
+
+    @property
+    def logged_name(self) -> str:
+        """Name in loggers: ``debug/`` and the name for bookkeeping and for metrics that do not rank models."""
+        is_detail = self.role == "bookkeeping" or (self.role == "metric" and self.higher_is_better is None)
+        return f"debug/{self.name}" if is_detail else self.name
+
+
+class Chart(NamedTuple):
+    """A chart of one or more values; all lines of a run have the same colour in TensorBoard.
+
+    Args:
+        title: Title.
+        names: Names of the values; of the value and the ends of its interval, where there is one.
+        has_interval: Whether there is one.
+        group: Title of the charts that it is shown with, since TensorBoard shows those with intervals last in a group.
+
+    """
+
+    title: str
+    names: list[str]
+    has_interval: bool = False
+    group: str = "other values"
+
+
+# fmt: off
+# First line: name, part, label, unit, whether higher is more robust, chart; second line: glossary, role
+KEYS: tuple[Key, ...] = (
+    Key("rdi", "features", "RDI", "", True, "RDI",
+        "RDI of the logits: distance between the classes compared with their spread, from -1 to 1"),
+    Key("rdi_intra", "features", "RDI, spread", "logits", None, None,
+        "spread of the classes in `rdi`", "context"),
+    Key("rdi_inter", "features", "RDI, distance", "logits", None, None,
+        "distance between the classes in `rdi`", "context"),
+    Key("rdi_embedding", "features", "RDI of the embedding", "", True, None,
+        "RDI of what enters the head; `rdi` follows robustness more closely"),
+    Key("roby", "features", "ROBY", "", False, "ROBY",
+        "ROBY: overlap of the classes in the embedding, from 0 to 1"),
+    Key("fsa", "features", "FSA", "", True, None,
+        "compactness of the classes in ROBY"),
+    Key("fsd", "features", "FSD", "", True, None,
+        "distance between the classes in ROBY"),
+    Key("acc", "features", "accuracy", "share", None, "Clean accuracy",
+        "clean accuracy, if there are labels", "context"),
+    Key("fim", "fim", "Fisher information", "1/input²", False, "Fisher information",
+        "mean spectral norm of the Fisher information of the input"),
+    Key("fim_geometric", "fim", "Fisher, geometric mean", "1/input²", None, None,
+        "geometric mean of these norms; depends on confidence, so it does not rank models"),
+    Key("fim_inverse", "fim", "Fisher, inverse", "input²", None, None,
+        "mean inverse of these norms; saturated samples dominate it, so it does not rank models"),
+    Key("lipschitz", "fim", "Lipschitz constant", "1/input", False, None,
+        "mean local Lipschitz constant of the probabilities, if the Jacobian is exact (few classes)"),
+    Key("boundary", "fim", "distance to the boundary", "input", True, "Distance to the boundary",
+        "median distance to the decision boundary, to first order; too high if gradients are masked"),
+    Key("boundary_acc", "fim", "robust accuracy to first order", "share", True, "Robust accuracy to first order",
+        "share of samples that are right and farther than eps from the boundary; too high if gradients are masked"),
+    Key("clever", "clever", "CLEVER", "input, l2", True, "CLEVER",
+        "mean CLEVER score: estimated size below which no perturbation changes the prediction"),
+    Key("adv_acc/<attack>", "attacks", "accuracy under the <attack> attack", "share", True,
+        "Accuracy under the <attack> attack, 95 % interval",
+        "robust accuracy: share of all samples that are correct under the attack"),
+    Key("asr/<attack>", "attacks", "success rate of the <attack> attack", "share", False, None,
+        "attack success rate: share of the correctly classified samples that the attack breaks"),
+    Key("distortion/<attack>", "attacks", "distortion of the <attack> attack", "input, l2", True,
+        "Distortion of the <attack> attack",
+        "median size of the perturbation over all correct samples, failures counting as infinite; absent if most fail"),
+    Key("masking", "attacks", "gradient masking", "0 or 1", None, None,
+        "1 if there is a sign of gradient masking: success rates are then too low", "warning"),
+    Key("trust/<key>", "trust", "trust in <key>", "-1 to 1", None, "Trust",
+        "Kendall's tau-b of `<key>` with accuracy under attack over this run: 1 if they rank all epochs alike",
+        "context"),
+    Key("skipped", "run", "skipped", "0 or 1", None, None,
+        "1 if the epoch is left out, for example because of NaN", "bookkeeping"),
+    Key("adv_acc_low/<attack>", "attacks", "lower end, accuracy under the <attack> attack", "share", None, None,
+        "lower end of the 95 % confidence interval of `adv_acc/<attack>` (Wilson)", "bookkeeping"),
+    Key("adv_acc_high/<attack>", "attacks", "upper end, accuracy under the <attack> attack", "share", None, None,
+        "upper end of that interval", "bookkeeping"),
+    Key("samples", "features", "samples", "samples", None, None,
+        "number of samples behind RDI and ROBY", "bookkeeping"),
+    Key("samples_fim", "fim", "samples, Fisher", "samples", None, None,
+        "number of samples behind `fim`", "bookkeeping"),
+    Key("samples_clever", "clever", "samples, CLEVER", "samples", None, None,
+        "number of samples behind `clever`", "bookkeeping"),
+    Key("l2_budget", "attacks", "l2 budget", "input, l2", None, None,
+        "l2 size within which success of attacks without a budget of their own, such as C&W, counts", "bookkeeping"),
+    Key("samples_attacks", "attacks", "samples, attacks", "samples", None, None,
+        "number of attacked samples", "bookkeeping"),
+    Key("seconds/<part>", "run", "time, <part>", "s", None, None,
+        "time spent on a part, on an attack or on the figures", "bookkeeping"),
+)
+# fmt: on
+
+
+def get_key(name: str) -> Key:
+    """Return the table entry of a value, with the placeholder of a family filled in.
+
+    Args:
+        name: Name of the value without prefix.
+
+    Raises:
+        ValueError: If the table has no such value.
+
+    Example:
+        >>> from lightning_robustness._measurement.keys import get_key
+        >>> get_key("adv_acc/worst").axis_label
+        'accuracy under the worst attack (higher is more robust)'
+
+    """
+    key = find_key(name)
+    if key is None:
+        raise ValueError(f"Expected one of {', '.join(key.name for key in KEYS)} but got {name!r}.")
+    return key
+
+
+def find_key(name: str) -> Key | None:
+    """Return the table entry of a value as ``get_key`` does, None if there is none."""
+    for key in KEYS:
+        family, placeholder = _split(key.name)
+        if name == key.name and not placeholder:
+            return key
+        if placeholder and name.startswith(family) and name != family:
+            member = name.removeprefix(family)
+            label, chart = (text and text.replace(f"<{placeholder}>", member) for text in (key.label, key.chart))
+            return replace(key, name=name, label=label or "", chart=chart)
+    return None
+
+
+def attack_free_metrics() -> dict[str, Key]:
+    """Return the metrics that need no attack, by name."""
+    return {key.name: key for key in KEYS if key.role == "metric" and key.part != "attacks"}
+
+
+def logged_keys(parts: Collection[Part], attacks: Sequence[str]) -> list[str]:
+    """Return the names of the metrics, and of the values that help to read them, which a measurement produces.
+
+    Args:
+        parts: The parts that are measured beside the attacks.
+        attacks: Names of the attacks.
+
+    Example:
+        >>> from lightning_robustness._measurement.keys import logged_keys
+        >>> logged_keys(["fim"], ["pgd"])[-4:]
+        ['asr/pgd', 'asr/worst', 'distortion/pgd', 'distortion/worst']
+
+    """
+    measured = _produced(parts, attacks)
+    ranked = [key.name for key in measured if key.name in attack_free_metrics() and key.direction]
+    members = {"": [""], "attack": [*attacks, "worst"], "key": ranked}
+    families = [_split(key.name) for key in measured if key.role in ("metric", "context")]
+    return [family + member for family, placeholder in families for member in members[placeholder]]
+
+
+def tag(prefix: str, name: str) -> str:
+    """Return the tag under which a value, or a family of values, is logged.
+
+    Raises:
+        ValueError: If the table has no such value.
+
+    Example:
+        >>> from lightning_robustness._measurement.keys import tag
+        >>> tag("robustness", "rdi"), tag("robustness", "seconds/fim")
+        ('robustness/rdi', 'robustness/debug/seconds/fim')
+
+    """
+    return f"{prefix}/{get_key(name).logged_name}"
+
+
+def is_tag(prefix: str, text: str) -> bool:
+    """Return whether a value of the table is logged under this tag.
+
+    Example:
+        >>> from lightning_robustness._measurement.keys import is_tag
+        >>> is_tag("val", "val/acc"), is_tag("val", "val/debug/samples"), is_tag("val", "val/loss")
+        (True, True, False)
+
+    """
+    name = text.removeprefix(f"{prefix}/")
+    return name != text and any(re.fullmatch(re.sub("<.*>", ".+", key.logged_name), name) for key in KEYS)
+
+
+def charts(parts: Collection[Part], attacks: Sequence[str], unbounded: Collection[str] = ()) -> list[Chart]:
+    """Return the charts of a measurement, those of attacks first.
+
+    Args:
+        parts: The parts that are measured beside the attacks.
+        attacks: Names of the attacks, the most frequent one first.
+        unbounded: Those without a perturbation budget of their own, whose distortion is shown too.
+
+    Example:
+        >>> from lightning_robustness._measurement.keys import charts
+        >>> [chart.names[0] for chart in charts(["features"], ["pgd", "cw"], unbounded=["cw"])]
+        ['asr/pgd', 'adv_acc/worst', 'adv_acc/pgd', 'adv_acc/cw', 'rdi', 'roby', 'acc', 'distortion/cw']
+
+    """
+    accuracies = ["worst", *attacks] if len(attacks) > 1 else ["worst"] if attacks else []
+    successes = [f"asr/{name}" for name in attacks]
+    shown = [Chart(f"Success rate: {', '.join(attacks)}", successes, group="success of attacks")] if attacks else []
+    for name in accuracies:
+        shown.append(_chart([f"adv_acc{end}/{name}" for end in ("", "_low", "_high")], True, "accuracy under attack"))
+    shown += [_chart([key.name]) for key in _produced(parts, ()) if key.chart and "<" not in key.name]
+    shown += [_chart([f"distortion/{name}"]) for name in attacks if name in unbounded]
+    trusted = {f"trust/{name}" for name in ("rdi", "boundary_acc")}
+    names = [name for name in logged_keys(parts, attacks) if name in trusted]
+    return [*shown, _chart(names)] if names else shown
+
+
+def markdown_table(keys: Iterable[Key] | None = None) -> str:
+    """Write keys, by default all, as the table in the docs.
+
+    Example:
+        >>> from lightning_robustness._measurement.keys import get_key, markdown_table
+        >>> print(markdown_table([get_key("acc")]))
+        | key | value | unit | more robust | part |
+        |---|---|---|---|---|
+        | `acc` | clean accuracy, if there are labels | share |  | features |
+
+    """
+    rows = [(f"`{k.logged_name}`", k.glossary, k.unit, k.direction, k.part) for k in (KEYS if keys is None else keys)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(["| key | value | unit | more robust | part |", "|---|---|---|---|---|", *lines])
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split a family into what all its names start with and its placeholder, which is empty for a single value."""
+    family, _, placeholder = name.partition("<")
+    return family, placeholder.removesuffix(">")
+
+
+def _chart(names: list[str], has_interval: bool = False, group: str = "other values") -> Chart:
+    return Chart(get_key(names[0]).chart or "", names, has_interval, group)
+
+
+def _produced(parts: Collection[Part], attacks: Sequence[str]) -> list[Key]:
+    produced = {*parts, "run", *(["attacks"] if attacks else [])}
+    return [key for key in KEYS if key.part in produced]

@@ -1,0 +1,235 @@
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics.functional.regression import pearson_corrcoef
+
+from lightning_robustness._measurement.keys import attack_free_metrics
+from lightning_robustness.functional.attack_success_rate import wilson_interval
+
+_FAMILY = "adv_acc/"
+
+
+def accuracy_interval(accuracy: float, number: float) -> tuple[float, float]:
+    """Return the 95 % Wilson interval of an accuracy over a number of samples.
+
+    Example:
+        >>> from lightning_robustness._measurement.statistics import accuracy_interval
+        >>> low, high = accuracy_interval(0.8, 10)
+        >>> round(low, 4), round(high, 4)
+        (0.4902, 0.9433)
+
+    """
+    successes, trials = torch.tensor([accuracy * number, number], dtype=torch.float64)
+    low, high = wilson_interval(successes, trials)
+    return low.item(), high.item()
+
+
+def interval_values(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the ends of the intervals of all accuracies under attack, by name; empty if the number is not known.
+
+    Example:
+        >>> from lightning_robustness._measurement.statistics import interval_values
+        >>> values = interval_values({"adv_acc/pgd": 0.8, "samples_attacks": 10})
+        >>> {name: round(value, 4) for name, value in values.items()}
+        {'adv_acc_low/pgd': 0.4902, 'adv_acc_high/pgd': 0.9433}
+
+    """
+    ends: dict[str, float] = {}
+    number = values.get("samples_attacks", math.nan)
+    for name, accuracy in values.items():
+        if name.startswith(_FAMILY) and not math.isnan(number + accuracy):
+            member = name.removeprefix(_FAMILY)
+            ends[f"adv_acc_low/{member}"], ends[f"adv_acc_high/{member}"] = accuracy_interval(accuracy, number)
+    return ends
+
+
+def rank(values: Tensor) -> Tensor:
+    """Rank values along the last dimension, 1 for the smallest; equal values get the mean of their ranks."""
+    smaller = (values.unsqueeze(-2) < values.unsqueeze(-1)).sum(dim=-1)
+    equal = (values.unsqueeze(-2) == values.unsqueeze(-1)).sum(dim=-1)
+    return smaller + (equal + 1) / 2
+
+
+def pearson(x: Tensor, y: Tensor) -> float:
+    """Compute Pearson's correlation coefficient of two series of shape ``(N,)``.
+
+    Returns:
+        A number in [-1, 1], NaN if a series is constant, contains NaN, or has fewer than two values.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._measurement.statistics import pearson
+        >>> round(pearson(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])), 4)
+        0.8
+
+    """
+    if _is_undefined(x) or _is_undefined(y):
+        return torch.nan
+    # torchmetrics treats a small variance as zero, and overflows for large values
+    x, y = x.double() - x.double().mean(), y.double() - y.double().mean()
+    return pearson_corrcoef(x / x.abs().max(), y / y.abs().max()).item()
+
+
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Compute Spearman's rank correlation of two series of shape ``(N,)``: Pearson's correlation of their ranks.
+
+    The one in torchmetrics has an error of 4e-6, from float32, and is 0 rather than NaN for a constant series.
+
+    Returns:
+        A number in [-1, 1], NaN if a series is constant, contains NaN, or has fewer than two values.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._measurement.statistics import spearman
+        >>> round(spearman(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 9.0, 3.0, 27.0])), 4)
+        0.8
+
+    """
+    return torch.nan if _is_undefined(x) or _is_undefined(y) else pearson(rank(x), rank(y))
+
+
+def _is_undefined(values: Tensor) -> bool:
+    return len(values) < 2 or bool(values.isnan().any() or (values == values[0]).all())
+
+
+def kendall_w(ratings: Tensor) -> float:
+    r"""Compute Kendall's coefficient of concordance W, the agreement of several judges in their rankings.
+
+    .. math:: W = \frac{12 S}{k^2 (n^3 - n) - k \sum_j T_j}
+
+    Where :math:`S` is the sum of the squared deviations of the items' rank sums from their mean, :math:`k` the number
+    of judges, :math:`n` the number of items, and :math:`T_j` the sum of :math:`t^3 - t` over the groups of :math:`t`
+    items that judge :math:`j` ties.
+
+    Args:
+        ratings: Tensor of shape ``(k, n)``, one row per judge.
+
+    Returns:
+        A number in [0, 1], 1 if all judges agree; NaN if all of them tie everything, or for fewer than two items.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._measurement.statistics import kendall_w
+        >>> kendall_w(torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [1.0, 3.0, 2.0]]))
+        0.7777...
+
+    """
+    num_judges, num_items = ratings.shape
+    sums = rank(ratings).double().sum(dim=0)
+    deviations = (sums - sums.mean()).square().sum()
+    # Each of t tied items counts t, so the sum of t ** 2 - 1 over items is that of t ** 3 - t over groups
+    tied = (ratings.unsqueeze(-2) == ratings.unsqueeze(-1)).sum(dim=-1).double()
+    ties = (tied.square() - 1).sum()
+    return (12 * deviations / (num_judges**2 * (num_items**3 - num_items) - num_judges * ties)).item()
+
+
+Evaluation = Mapping[str, float]
+# Evaluations below which the coefficient says nothing
+MIN_EVALUATIONS = 5
+
+
+class Trust(NamedTuple):
+    """Agreement of a value with accuracy under attack over the evaluations of a run.
+
+    Args:
+        tau: Kendall's tau-b, signed so that 1 is perfect agreement: the more robust epoch has the better value.
+        num_evaluations: Number of evaluations that have both.
+        reference: Name of the accuracy under attack that it is compared with.
+
+    """
+
+    tau: float
+    num_evaluations: int
+    reference: str
+
+
+def kendall(x: Tensor, y: Tensor) -> float:
+    r"""Compute Kendall's rank correlation of two series of shape ``(N,)``, in its form for ties, tau-b.
+
+    .. math:: \tau_b = \frac{\sum_{i<j} s(x_i - x_j) s(y_i - y_j)}
+        {\sqrt{\sum_{i<j} s(x_i - x_j)^2 \sum_{i<j} s(y_i - y_j)^2}}
+
+    Where :math:`s` is the sign, 0 for ties.
+
+    Returns:
+        A number in [-1, 1], NaN if a series is constant, contains NaN, or has fewer than two values.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._measurement.statistics import kendall
+        >>> round(kendall(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 9.0, 3.0, 27.0])), 4)
+        0.6667
+
+    """
+    if x.isnan().any() or y.isnan().any():
+        return math.nan
+    s, t = (_compare(values) for values in (x, y))
+    scale = math.sqrt(int(s.square().sum()) * int(t.square().sum()))
+    return int((s * t).sum()) / scale if scale else math.nan
+
+
+def _compare(values: Tensor) -> Tensor:
+    """Compare all pairs; comparisons, unlike a difference, are right for infinity."""
+    first, second = values.unsqueeze(1), values.unsqueeze(0)
+    return (first > second).long() - (first < second).long()
+
+
+def reference_of(history: Iterable[Evaluation]) -> str:
+    """Return the name of the accuracy under attack that the epochs of a run are compared by.
+
+    This is ``adv_acc/worst``, or ``adv_acc/pgd`` where more evaluations have it: by default PGD runs in every epoch,
+    all attacks in every fifth.
+    """
+    counts = dict.fromkeys(("adv_acc/worst", "adv_acc/pgd"), 0)
+    for entry in history:
+        for name in counts:
+            counts[name] += name in entry
+    return max(counts, key=lambda name: counts[name])  # the first of equals
+
+
+def measure_trust(history: Sequence[Evaluation]) -> dict[str, Trust]:
+    """Measure how far the attack-free metrics of a run agree with its attacks.
+
+    Args:
+        history: The evaluations of a run, as the monitor keeps them.
+
+    Returns:
+        Trust by the name of the metric, of those with at least five evaluations in which it does not stay the same.
+
+    Example:
+        >>> from lightning_robustness._measurement.statistics import measure_trust
+        >>> robust = [0.1, 0.3, 0.2, 0.4, 0.5]
+        >>> history = [{"fim": 1 - value, "rdi": -value, "adv_acc/worst": value} for value in robust]
+        >>> {name: trust.tau for name, trust in measure_trust(history).items()}
+        {'rdi': -1.0, 'fim': 1.0}
+
+    """
+    reference, measured = reference_of(history), dict[str, Trust]()
+    for name, key in attack_free_metrics().items():
+        pairs = [(entry[name], entry[reference]) for entry in comparable(history, name, reference)]
+        if key.higher_is_better is None or len(pairs) < MIN_EVALUATIONS:
+            continue
+        values, accuracies = torch.tensor(pairs, dtype=torch.float64).unbind(dim=1)
+        tau = kendall(values if key.higher_is_better else -values, accuracies)
+        if not math.isnan(tau):
+            measured[name] = Trust(tau, len(pairs), reference)
+    return measured
+
+
+def comparable(history: Iterable[Evaluation], name: str, reference: str) -> list[Evaluation]:
+    """Return the evaluations that have a value and the accuracy under attack, none of them NaN."""
+    return [entry for entry in history if not math.isnan(entry.get(name, math.nan) + entry.get(reference, math.nan))]
+
+
+def candidates(history: Sequence[Evaluation], tolerance: float = 0.02) -> Sequence[Evaluation]:
+    """Return the evaluations whose clean accuracy is within a tolerance of the highest; all if none is known."""
+    known = [entry["acc"] for entry in history if not math.isnan(entry.get("acc", math.nan))]
+    return [entry for entry in history if entry.get("acc", math.nan) >= max(known) - tolerance] if known else history
+
+
+def pick(history: Iterable[Evaluation], name: str, higher_is_better: bool = True) -> Evaluation:
+    """Return the evaluation with the best value, the first of equals, of those that all have it."""
+    return max(history, key=lambda entry: entry[name] if higher_is_better else -entry[name])

@@ -1,0 +1,187 @@
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from typing_extensions import Self
+
+from lightning_robustness._numbers import write_budget
+from lightning_robustness.attacks import Cascade, MinimumNormCW, budget_of
+from lightning_robustness.attacks.attack import budgets_of, is_minimum_norm
+from lightning_robustness.input_space import InputSpace
+
+_NORMS = {"linf": "l-infinity"}
+_MAX_MEMBERS = 4
+
+
+class AttackFacts(NamedTuple):
+    """Facts about an attack that a reader of a report needs.
+
+    Args:
+        budgets: Largest perturbation by norm; empty for an attack without a budget.
+        settings: Numbers of steps, restarts and queries, as text.
+        queries: Forward passes that it took, on average over the samples; None if it was not counted.
+        l2_budget: Largest l2 size at which its success counts, where it looks for the smallest perturbation.
+
+    """
+
+    budgets: dict[str, float]
+    settings: str
+    queries: float | None = None
+    l2_budget: float | None = None
+
+    @property
+    def limit(self) -> str:
+        """Sizes at which success counts, for an attack without a budget."""
+        return "no budget" if self.l2_budget is None else f"l2 <= {write_budget(self.l2_budget)}"
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """Perturbations that attackers may make, and how hard they tried.
+
+    Args:
+        attacks: The attacks by name.
+        samples: Number of attacked samples; 0 for none.
+        low: Smallest value of an input, or None.
+        high: Largest value of an input, or None.
+        is_image: Whether the inputs are images, of shape ``(N, C, H, W)``.
+
+    """
+
+    attacks: dict[str, AttackFacts] = field(default_factory=dict)
+    samples: int = 0
+    low: float | None = 0.0
+    high: float | None = 1.0
+    is_image: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        attacks: Mapping[str, Callable[..., Any]],
+        input_space: InputSpace,
+        samples: int,
+        is_image: bool = False,
+        queries: Mapping[str, float] | None = None,
+        l2_budget: float | None = None,
+    ) -> Self:
+        """Describe attacks on inputs.
+
+        Args:
+            attacks: The attacks by name.
+            input_space: Range of the inputs.
+            samples: Number of attacked samples.
+            is_image: Whether the inputs are images.
+            queries: Average number of forward passes by attack, where they were counted.
+            l2_budget: Largest l2 size at which success of an attack that looks for the smallest perturbation counts.
+
+        Example:
+            >>> from lightning_robustness.attacks import MinimumNormCW, PGD
+            >>> from lightning_robustness._measurement.threat_model import ThreatModel
+            >>> from lightning_robustness.input_space import InputSpace
+            >>> attacks = {"pgd": PGD(eps=8 / 255), "cw": MinimumNormCW(initial_steps=16, steps=2)}
+            >>> threat = ThreatModel.of(attacks, InputSpace(), samples=512, l2_budget=0.2)
+            >>> threat.budget, threat.describe()["attacks"]
+            ('8/255', 'pgd (10 steps), cw (C&W from a DDN start, 16 + 2 steps, l2 <= 0.2)')
+
+        """
+        facts = {
+            name: AttackFacts(
+                _budgets(attack, input_space),
+                _settings(attack),
+                (queries or {}).get(name),
+                l2_budget if is_minimum_norm(attack, input_space) else None,
+            )
+            for name, attack in attacks.items()
+        }
+        return cls(facts, samples, input_space.low, input_space.high, is_image)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dictionaries, strings and numbers."""
+        return asdict(self) | {"attacks": {name: facts._asdict() for name, facts in self.attacks.items()}}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Make it from the result of ``to_dict``."""
+        attacks = {name: AttackFacts(**facts) for name, facts in fields["attacks"].items()}
+        return cls(**{**fields, "attacks": attacks})
+
+    @property
+    def budget(self) -> str:
+        """Budgets of the attacks as text, empty if none of them has one."""
+        return " and ".join(write_budget(eps, norm) for norm, eps in self._budgets.items())
+
+    @property
+    def has_pixels(self) -> bool:
+        """Whether distances can be written in steps of 8-bit pixels: the inputs are images with values in [0, 1]."""
+        return self.is_image and (self.low, self.high) == (0.0, 1.0)
+
+    @property
+    def _budgets(self) -> dict[str, float]:
+        """Largest budget by norm; where no attack has one of its own, that within which they count."""
+        facts, largest = self.attacks.values(), dict[str, float]()
+        for norm, eps in (pair for fact in facts for pair in fact.budgets.items()):
+            largest[norm] = max(eps, largest.get(norm, 0.0))
+        counted = [fact.l2_budget for fact in facts if fact.l2_budget is not None]
+        return largest or ({"l2": max(counted)} if counted else {})
+
+    def describe(self, budget: str = "") -> dict[str, str]:
+        """Describe it in a few lines, by name.
+
+        Args:
+            budget: Budgets as text, where they are not those of the attacks.
+
+        """
+        norms = [_NORMS.get(norm, norm) for norm in self._budgets]
+        bounds = f"values in [{_bound(self.low)}, {_bound(self.high)}]"
+        return {
+            "norm": " and ".join(norms) or "none",
+            "budget": budget or self.budget or "none",
+            "attacks": ", ".join(f"{name}{_parenthesis(facts)}" for name, facts in self.attacks.items()) or "none",
+            "samples": f"{self.samples} attacked" if self.samples else "none attacked",
+            "inputs": f"images with {bounds}" if self.is_image else bounds,
+        }
+
+
+def is_image(x: Any) -> bool:
+    """Return whether a batch holds images, with one or three channels."""
+    return isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3)
+
+
+def _budgets(attack: Callable[..., Any], input_space: InputSpace) -> dict[str, float]:
+    """Return the largest budget in each norm, as a cascade may have several."""
+    budget = budget_of(attack, input_space)
+    members = [budget] if budget is not None else budgets_of(attack, input_space)
+    found: dict[str, float] = {}
+    for member in members:
+        if member is None:
+            return {}
+        norm = member.norm or "unknown"
+        found[norm] = max(member.eps, found.get(norm, 0.0))
+    return found
+
+
+def _settings(attack: Callable[..., Any]) -> str:
+    if isinstance(attack, Cascade):
+        members = [_settings(member) or type(member).__name__ for member in attack.attacks[:_MAX_MEMBERS]]
+        return " then ".join([*members, *(["others"] if len(attack.attacks) > _MAX_MEMBERS else [])])
+    steps, restarts = getattr(attack, "steps", None), getattr(attack, "num_restarts", 1)
+    queries = getattr(attack, "num_queries", None)
+    parts = [f"{steps} step{'s' if steps != 1 else ''}"] if isinstance(steps, int) else []
+    if isinstance(attack, MinimumNormCW):
+        parts = [f"C&W from a DDN start, {attack.initial_steps} + {steps} steps"]
+    parts += [f"{restarts} restarts"] if isinstance(restarts, int) and restarts > 1 else []
+    parts += [f"at most {queries} queries"] if isinstance(queries, int) else []
+    return ", ".join(parts)
+
+
+def _parenthesis(facts: AttackFacts) -> str:
+    parts = [facts.settings, "" if facts.budgets else facts.limit]
+    counted = "" if "queries" in facts.settings else " queries"
+    parts += [] if facts.queries is None else [f"{facts.queries:.0f}{counted} on average"]
+    text = ", ".join(part for part in parts if part)
+    return f" ({text})" if text else ""
+
+
+def _bound(bound: float | None) -> str:
+    return "unbounded" if bound is None else f"{bound:g}"

@@ -1,0 +1,215 @@
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_robustness._arguments import check_model
+from lightning_robustness._processes import rank_zero_warn
+
+_REMEDY = "If they are elsewhere, pass a function that returns them alone, with `forward_fn=` where there is one."
+
+
+def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
+    """Run a model and return its logits, shape ``(N, K)``.
+
+    A binary classifier with one logit z per sample, of shape ``(N, 1)`` or ``(N,)``, has the two classes [0, z].
+
+    Args:
+        model: Callable that returns logits, an object with ``.logits``, a mapping with ``"logits"``, or a tuple or list
+            whose first tensor of two dimensions holds them.
+        x: Inputs of shape ``(N, ...)``.
+
+    Raises:
+        TypeError: If the model is not callable, or a class.
+        ValueError: If there are no logits in the output, or they have the wrong shape.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._model.access import compute_logits
+        >>> compute_logits(lambda x: x.sum(dim=1), torch.tensor([[1.0, 2.0], [3.0, -4.0]]))
+        tensor([[ 0.,  3.],
+                [ 0., -1.]])
+
+    """
+    check_model(model)
+    output = model(x)
+    logits = find_logits(output)
+    if logits is None:
+        raise ValueError(
+            f"Expected the model to return logits of shape (N, K), or something that holds them as `logits`, but got "
+            f"{type(output).__name__}. {_REMEDY}"
+        )
+    classes = as_classes(logits, len(x))
+    if classes is None:
+        raise ValueError(
+            f"Expected logits of shape ({len(x)}, K), one row per input, but got {tuple(logits.shape)}. {_REMEDY}"
+        )
+    return classes
+
+
+def as_classes(logits: Tensor, num_samples: int) -> Tensor | None:
+    """Bring outputs to the shape ``(N, K)`` with at least 2 classes: one logit z per sample becomes [0, z].
+
+    Args:
+        logits: Output of shape ``(N, K)``, ``(N, 1)`` or ``(N,)``; ``()`` for a single sample, as `squeeze` leaves it.
+        num_samples: Number of samples N.
+
+    Returns:
+        The logits, or None if the shape is another one.
+
+    """
+    if logits.ndim == 0 and num_samples == 1:
+        logits = logits.reshape(1)
+    if logits.ndim == 1:
+        logits = logits.unsqueeze(1)
+    if logits.ndim != 2 or len(logits) != num_samples or logits.shape[1] == 0:
+        return None
+    return logits if logits.shape[1] > 1 else torch.cat([torch.zeros_like(logits), logits], dim=1)
+
+
+def find_logits(output: Any, entry: int | None = None) -> Tensor | None:
+    """Find the logits in the output of a model.
+
+    Args:
+        output: The output.
+        entry: Which entry of a tuple or list holds them; by default the first tensor of two dimensions or, without one,
+            the first of one dimension.
+
+    """
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(getattr(output, "logits", None), Tensor):
+        return output.logits
+    if isinstance(output, Mapping):
+        return find_logits(output.get("logits"))
+    if not isinstance(output, (tuple, list)):
+        return None
+    if entry is not None and entry < len(output):
+        return find_logits(output[entry])
+    tensors = [value for value in output if isinstance(value, Tensor)]
+    matrices = [tensor for tensor in tensors if tensor.ndim == 2] or [tensor for tensor in tensors if tensor.ndim == 1]
+    widths = [matrix.shape[-1] for matrix in matrices]
+    if len(set(widths)) > 1:
+        rank_zero_warn(f"The model returns matrices of widths {widths}; the first is used as logits. {_REMEDY}")
+    return matrices[0] if matrices else None
+
+
+def pick_entry(forward: Callable[..., Any], entry: int | None) -> Callable[..., Any]:
+    """Make a callable that returns one entry of the tuples that another one returns; None for the whole output."""
+    return forward if entry is None else partial(_call_entry, forward, entry)
+
+
+def _call_entry(forward: Callable[..., Any], entry: int, x: Tensor) -> Any:
+    return find_logits(forward(x), entry)
+
+
+def check_finite(logits: Tensor) -> None:
+    """Check that logits are finite.
+
+    Raises:
+        ValueError: If they are not, with the number of affected samples.
+
+    """
+    bad = int((~logits.isfinite()).any(dim=1).sum())
+    if bad:
+        raise ValueError(
+            f"Expected finite logits but {bad} of {len(logits)} samples have NaN or infinite ones. "
+            "Check the network for divergence, and the inputs for NaN."
+        )
+
+
+def check_differentiable(logits: Tensor, otherwise: str) -> None:
+    """Check that logits can be differentiated with respect to the inputs.
+
+    Args:
+        logits: Logits, computed from inputs that require a gradient.
+        otherwise: Alternative to changing the model, for the message.
+
+    Raises:
+        ValueError: If they cannot.
+
+    """
+    if not logits.requires_grad:
+        raise ValueError(
+            "Expected logits that autograd can differentiate with respect to the inputs but got some without a "
+            f"gradient. Take `detach`, `no_grad` and conversions out of the model, or {otherwise}."
+        )
+
+
+def are_probabilities(logits: Tensor) -> bool:
+    """Return whether supposed logits look like probabilities."""
+    sums = logits.sum(dim=1)
+    return len(logits) > 0 and bool((logits >= 0).all() & torch.isclose(sums, torch.ones_like(sums), atol=1e-3).all())
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class ExtraInputs:
+    """Calls of a model with the entries that belong to its inputs.
+
+    Args:
+        names: Names of the entries that the model takes.
+        keyword: Name that the model takes its inputs under; None for its first argument.
+
+    Attributes:
+        values: The entries, with one row per input, or with a single row that belongs to all of them: attacks run a
+            model on some of their inputs, so they see inputs with equal entries at a time.
+
+    """
+
+    def __init__(self, names: Iterable[str], keyword: str | None = None) -> None:
+        self.names = tuple(names)
+        self.keyword = keyword
+        self.values: Mapping[str, Tensor] = {}
+
+    def call(self, forward: Callable[..., Any], x: Tensor) -> Any:
+        """Run a model on inputs.
+
+        Raises:
+            ValueError: If it is unclear which rows of the entries belong to the inputs.
+
+        """
+        values = {name: self.values[name].to(x.device) for name in self.names if name in self.values}
+        if any(len(value) not in (1, len(x)) for value in values.values()):
+            raise ValueError(
+                f"Expected as many inputs as {', '.join(values)} have rows but got {len(x)}: an attack that drops "
+                "samples cannot take them along. Pass `all_steps=True`, or an attack that keeps all samples."
+            )
+        rows = {name: v.expand(len(x), *v.shape[1:]) if len(v) == 1 else v for name, v in values.items()}
+        return forward(x, **rows) if self.keyword is None else forward(**{self.keyword: x}, **rows)
+
+    def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a callable that takes the inputs alone."""
+        return partial(self.call, forward)
+
+
+def embed_and_call(forward: Callable[..., Any], embed: Callable[..., Any], x: Tensor) -> Any:
+    """Run a model on the embeddings of what a loader gives."""
+    return forward(embed(x))
+
+
+def find_extra_inputs(forward: Callable[..., Any], name: str | None, extras: Iterable[str]) -> ExtraInputs | None:
+    """Find out how a model takes inputs, from the names of its arguments.
+
+    Args:
+        forward: The model, or a callable that takes its inputs first.
+        name: Name of the inputs in the batch, if they have one.
+        extras: Names of the other entries.
+
+    Returns:
+        How to call the model, or None if it takes its inputs as the first argument and nothing else from the batch.
+
+    """
+    try:
+        parameters = inspect.signature(forward.forward if isinstance(forward, nn.Module) else forward).parameters
+    except (TypeError, ValueError):  # compiled or built-in functions have none
+        return None
+    positional = [p.name for p in parameters.values() if p.kind in _POSITIONAL]
+    takes_all = not positional and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    keyword = name if name is not None and (takes_all or name in positional[1:]) else None
+    taken = [extra for extra in extras if takes_all or extra in positional[0 if keyword else 1 :]]
+    return ExtraInputs(taken, keyword) if taken or keyword is not None else None

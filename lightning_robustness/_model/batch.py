@@ -1,0 +1,343 @@
+"""Inputs and labels of a batch of any common type."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_robustness._arguments import check_integer_tensor
+
+_INPUT_NAMES = (
+    *("image", "images", "pixel_values", "input_values", "input_features", "inputs_embeds", "input", "inputs", "x"),
+    "input_ids",
+)
+_LABEL_NAMES = ("label", "labels", "target", "targets", "y")
+_NOT_CLASSIFICATION = "Expected single-label classification, with one class per sample, but this is none:"
+_BATCH_FN = "If they are elsewhere, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+_ONE_HOT = (
+    "One-hot or soft labels, and those of other forms, can be turned into class indices by `batch_fn=`, a callable "
+    "that takes the batch and returns inputs and labels: `lambda batch: (batch[0], batch[1].argmax(dim=1))`."
+)
+
+
+def read_batch(
+    batch: Any, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None, soft: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Find the inputs and the labels of a batch.
+
+    Args:
+        batch: A tuple or list ``(x, y, ...)``; a mapping, dataclass or named tuple with inputs named ``image``,
+            ``images``, ``pixel_values``, ``input_values``, ``input_features``, ``inputs_embeds``, ``input``,
+            ``inputs``, ``x`` or ``input_ids`` and labels named ``label``, ``labels``,
+            ``target``, ``targets`` or ``y``; or a tensor, which has no labels.
+        batch_fn: Callable that takes the batch and returns ``(x, y)``, for batches of other forms. ``y`` may be None. A
+            third value, a dictionary, holds other entries that the model takes by name; see ``read_extras``.
+        soft: Whether soft labels, distributions over the classes, are read as the most likely class.
+
+    Returns:
+        Inputs of shape ``(N, ...)`` and labels of shape ``(N,)``, None if there are none. The inputs are a tensor of
+        the batch itself: changing them in place changes the batch. Labels may also have the shape ``(N, 1)``, and be 0
+        and 1 as booleans or floating point numbers, as ``BCEWithLogitsLoss`` takes them.
+
+    Raises:
+        TypeError: If the batch is of another form, or inputs or labels are not of the right type.
+        ValueError: If the labels are not those of single-label classification.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._model.batch import read_batch
+        >>> read_batch({"image": torch.zeros(2, 1), "label": torch.tensor([3, 5]), "path": ["a", "b"]})
+        (tensor([[0.],
+                [0.]]), tensor([3, 5]))
+
+    """
+    x, y = _find(batch, batch_fn)
+    return x, None if y is None else _read_labels(x, y, soft)
+
+
+def read_extras(
+    batch: Any, batch_fn: Callable[[Any], Any] | None, num_samples: int
+) -> tuple[str | None, dict[str, Tensor]]:
+    """Find what a batch holds beside inputs and labels, by name: an attention mask, for instance.
+
+    Args:
+        batch: A batch, as for ``read_batch``.
+        batch_fn: A callable, as for ``read_batch``.
+        num_samples: Number of samples in it.
+
+    Returns:
+        Name of the inputs, None if they have none, and the other tensors with one row per sample.
+
+    """
+    if batch_fn is not None:
+        result = batch_fn(batch)
+        return None, dict(result[2]) if len(result) == 3 else {}
+    entries = _named_entries(batch)
+    name = next((name for name in _INPUT_NAMES if name in entries), None)
+    if name is None:
+        return None, {}
+    others = {key: value for key, value in entries.items() if key != name and key not in _LABEL_NAMES}
+    return name, {k: v for k, v in others.items() if isinstance(v, Tensor) and v.shape[:1] == (num_samples,)}
+
+
+def read_labelled_batch(
+    batch: Any,
+    batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None,
+    needed_by: str,
+    soft: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Find the inputs and the labels of a batch that must have both.
+
+    Args:
+        batch: A batch, as for ``read_batch``.
+        batch_fn: A callable, as for ``read_batch``.
+        needed_by: Name of the feature that needs the labels, for the message.
+        soft: Whether soft labels are read as the most likely class.
+
+    Raises:
+        ValueError: If there are no labels.
+
+    """
+    x, y = read_batch(batch, batch_fn, soft)
+    return x, require_labels(y, needed_by)
+
+
+def require_labels(y: Tensor | None, needed_by: str, otherwise: str | None = None) -> Tensor:
+    """Return labels that have to be there.
+
+    Args:
+        y: Labels, if there are any.
+        needed_by: What needs them.
+        otherwise: How to go on without them.
+
+    Raises:
+        ValueError: If there are none.
+
+    """
+    if y is None:
+        raise ValueError(
+            f"Expected batches with labels, for {needed_by}, but got none. Pass `batch_fn=`, a callable that takes a "
+            f"batch and returns inputs and labels{'' if otherwise is None else f', or {otherwise}'}."
+        )
+    return y
+
+
+def replace_in_batch(
+    batch: Any, x: Tensor, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
+) -> Any:
+    """Make a batch of the same type with other inputs, and leave the given one unchanged.
+
+    Args:
+        batch: A batch that ``read_batch`` reads. Containers are copied, tensors are not.
+        x: The new inputs: as many as the batch has, or a multiple, such as ``torch.cat([x, x_adv])``. The labels and
+            every other tensor, list or tuple with one entry per sample are then repeated to match.
+        batch_fn: The callable that ``read_batch`` was given. It must return inputs that are a tensor of the batch
+            itself.
+
+    Raises:
+        ValueError: If the number of new inputs is not a multiple of the old, or the old ones are not in the batch.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._model.batch import replace_in_batch
+        >>> x, y = torch.zeros(2, 1), torch.tensor([3, 5])
+        >>> replace_in_batch((x, y, ["a", "b"]), torch.cat([x, x + 1]))
+        (tensor([[0.],
+                [0.],
+                [1.],
+                [1.]]), tensor([3, 5, 3, 5]), ['a', 'b', 'a', 'b'])
+
+    """
+    old, _ = _find(batch, batch_fn)
+    if len(old) == 0 or len(x) == 0 or len(x) % len(old):
+        raise ValueError(f"Expected as many inputs as the batch has, {len(old)}, or a multiple, but got {len(x)}.")
+    if not _holds(batch, old):
+        raise ValueError(
+            "Expected `batch_fn` to return inputs that are a tensor of the batch itself, in order to replace them, but "
+            "got another one. Prepare inputs in the data set or in `training_step` instead."
+        )
+    return _replace(batch, old, x, len(x) // len(old))
+
+
+def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> tuple[Tensor, Any]:
+    x, y = _pick(batch) if batch_fn is None else _call(batch_fn, batch)
+    if not isinstance(x, Tensor) or x.ndim == 0:
+        observed = f"one of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(
+            f"Expected the inputs of a batch to be a tensor of shape (N, ...) but got {observed}. For other batches, "
+            "pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+        )
+    is_index = x.ndim == 1 and not x.is_floating_point() and isinstance(y, Tensor) and y.ndim > 1
+    if batch_fn is None and isinstance(batch, (tuple, list)) and len(batch) > 2 and is_index:
+        raise ValueError(
+            "Expected a batch `(x, y, ...)` but the first entry looks like indices and the second like inputs. Pass "
+            "`batch_fn=lambda batch: (batch[1], batch[2])`."
+        )
+    return x, y
+
+
+def _call(batch_fn: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
+    result = batch_fn(batch)
+    if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
+        raise TypeError(f"Expected `batch_fn` to return a pair of inputs and labels but got {type(result).__name__}.")
+    return result[0], result[1]
+
+
+def _pick(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, Tensor):
+        return batch, None
+    entries = _named_entries(batch)
+    if any(name in entries for name in _INPUT_NAMES):
+        return _first(entries, _INPUT_NAMES), _first(entries, _LABEL_NAMES)
+    if isinstance(batch, (tuple, list)) and len(batch) > 0:
+        return batch[0], batch[1] if len(batch) > 1 else None
+    observed = f" with {', '.join(map(repr, entries))}" if entries else ""
+    raise TypeError(
+        "Expected a batch to be a tensor, a tuple or list `(x, y, ...)`, or a mapping, dataclass or named tuple with "
+        f"inputs named {', '.join(_INPUT_NAMES)} but got {type(batch).__name__}{observed}. For other batches, pass "
+        "`batch_fn=`, a callable that takes the batch and returns inputs and labels."
+    )
+
+
+def _named_entries(batch: Any) -> dict[Any, Any]:
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    if dataclasses.is_dataclass(batch):
+        return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    return batch._asdict() if isinstance(batch, tuple) and hasattr(batch, "_asdict") else {}
+
+
+def _first(entries: dict[Any, Any], names: tuple[str, ...]) -> Any:
+    return next((entries[name] for name in names if name in entries), None)
+
+
+def _read_labels(x: Tensor, y: Any, soft: bool) -> Tensor:
+    """Bring labels to integers of shape ``(N,)``, or say what they are instead."""
+    if isinstance(y, Tensor) and y.shape == (len(x), 1):
+        y = y.squeeze(1)
+    if isinstance(y, Tensor) and y.shape == x.shape[:1] and not y.is_complex():
+        if y.dtype == torch.bool or (y.is_floating_point() and bool(((y == 0) | (y == 1)).all())):
+            return y.long()  # as BCEWithLogitsLoss takes them
+        if y.is_floating_point():
+            raise ValueError(
+                f"{_NOT_CLASSIFICATION} the labels are real numbers, from {y.min():g} to {y.max():g}, as in regression."
+            )
+    if isinstance(y, Tensor) and y.is_floating_point():
+        return _read_float_labels(x, y, soft)
+    check_integer_tensor("y", y, _ONE_HOT)
+    if y.shape == x.shape[:1]:
+        return y
+    if y.ndim > 2 and len(y) == len(x):
+        found = "there is a label for each position, as in segmentation"
+    elif y.ndim == 2 and len(y) == len(x):
+        found = f"there are {y.shape[1]} labels per sample, as in multi-label classification"
+    else:
+        raise ValueError(
+            f"Expected `y` to have shape ({len(x)},), one label per sample, but got {tuple(y.shape)}. {_BATCH_FN}"
+        )
+    raise ValueError(f"{_NOT_CLASSIFICATION} {found} ({tuple(y.shape)}). {_ONE_HOT}")
+
+
+def _read_float_labels(x: Tensor, y: Tensor, soft: bool) -> Tensor:
+    if y.shape == x.shape and y.ndim > 2:
+        raise ValueError(
+            f"{_NOT_CLASSIFICATION} the second entry of the batch looks like other inputs, of shape {tuple(y.shape)}, "
+            f"as in Siamese networks. {_BATCH_FN}"
+        )
+    are_distributions = y.ndim == 2 and len(y) == len(x) and bool((y >= 0).all())
+    are_distributions = are_distributions and bool(((y.sum(dim=1) - 1).abs() < 1e-2).all())
+    if soft and are_distributions:
+        return y.argmax(dim=1)
+    if are_distributions or y.ndim != 2:
+        check_integer_tensor("y", y, _ONE_HOT)
+    raise ValueError(
+        f"{_NOT_CLASSIFICATION} there are {y.shape[1]} numbers per sample that do not sum to 1, as in multi-label "
+        f"classification. {_BATCH_FN}"
+    )
+
+
+def check_classes(y: Tensor, num_classes: int) -> None:
+    """Check that labels belong to the classes of a model.
+
+    Raises:
+        ValueError: If they do not, with the likely reason.
+
+    """
+    if len(y) == 0:
+        return
+    low, high = torch.stack(y.aminmax()).tolist()  # one transfer from the device
+    if low >= 0 and high < num_classes:
+        return
+    if low < 0:
+        reason = (
+            f"Labels such as {low} mark samples without a class, the `ignore_index` of a loss: leave them out, with "
+            "`batch_fn=lambda batch: (batch[0][batch[1] >= 0], batch[1][batch[1] >= 0])`."
+        )
+    elif low > 0 and high == num_classes:
+        reason = "If they start at 1, pass `batch_fn=lambda batch: (batch[0], batch[1] - 1)`."
+    else:
+        reason = (
+            "If these are not the labels but something else, such as lengths, pass a `batch_fn=` that returns inputs "
+            "and labels: `lambda batch: (batch[0], batch[2])`. If the model returns features instead of logits, pass a "
+            "`forward_fn=` that returns logits."
+            + (" One output per sample is read as two classes; regression cannot be measured." * (num_classes == 2))
+        )
+    raise ValueError(
+        f"Expected labels from 0 to {num_classes - 1}, for {num_classes} classes, but got values from {low} to {high}. "
+        f"{reason}"
+    )
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, (tuple, list)) else _named_entries(value).values()
+
+
+def _holds(value: Any, old: Tensor) -> bool:
+    return value is old or any(_holds(part, old) for part in _parts(value))
+
+
+def _replace(value: Any, old: Tensor, new: Tensor, times: int) -> Any:
+    if value is old:
+        return new
+    if times == 1 and not _holds(value, old):
+        return value
+    if isinstance(value, Tensor):
+        has_entries = value.ndim > 0 and len(value) == len(old)
+        return value.repeat(times, *[1] * (value.ndim - 1)) if has_entries else value
+    if isinstance(value, (tuple, list)):
+        if _has_entry_per_sample(value, old):
+            return value * times
+        return _rebuild_sequence(value, [_replace(part, old, new, times) for part in value])
+    entries = _named_entries(value)
+    return _rebuild(value, {name: _replace(part, old, new, times) for name, part in entries.items()})
+
+
+def _has_entry_per_sample(value: tuple[Any, ...] | list[Any], old: Tensor) -> bool:
+    # A pair of tensors with two entries each is a pair of columns, not two samples
+    are_columns = all(isinstance(part, Tensor) and part.ndim > 0 and len(part) == len(old) for part in value)
+    return len(value) == len(old) and not (are_columns or hasattr(value, "_fields") or _holds(value, old))
+
+
+def _rebuild_sequence(value: tuple[Any, ...] | list[Any], parts: list[Any]) -> Any:
+    if isinstance(value, list):
+        result = copy.copy(value)
+        result[:] = parts
+        return result
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def _rebuild(value: Any, entries: dict[Any, Any]) -> Any:
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return type(value)(entries)  # type: ignore[call-arg]
+    if not entries:
+        return value
+    result = copy.copy(value)
+    for name, entry in entries.items():
+        if isinstance(result, MutableMapping):
+            result[name] = entry
+        else:
+            object.__setattr__(result, name, entry)  # a dataclass may be frozen
+    return result

@@ -1,0 +1,347 @@
+"""Route from inputs to logits: the modules that compute the logits, and the input of the last layer."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_robustness._isolation.module_state import is_lazy
+from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._model.access import check_finite, compute_logits, pick_entry
+from lightning_robustness._model.head import TRANSFORMS, HeadCall, HeadTap, pool, read_embedding, read_logits
+
+# Beginnings of the names that autograd gives to operations that leave values as they are
+_RESHAPES = ("Cat", "View", "Squeeze", "Unsqueeze", "Select", "Slice", "Reshape", "Unsafe", "Clone", "Alias", "ToCopy")
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Route(NamedTuple):
+    """Route from inputs to logits.
+
+    Args:
+        head: Name of the last layer, whose input is the embedding; None if there is no such layer, or more than one.
+        sources: Names of the modules whose output is the logits, and what still has to be applied to it.
+        entry: Which entry of the tuple that the model returns holds the logits; None if it returns no tuple.
+        modules: Names of the modules that the forward pass runs.
+        num_classes: Number of classes.
+        num_features: Number of features of the embedding; 0 without a head.
+        reason: Why there is no head, empty if there is one.
+        is_sigmoid: Whether there is one output per sample and it is a sigmoid, a probability instead of a logit.
+
+    """
+
+    head: str | None
+    sources: Mapping[str, str]
+    entry: int | None
+    modules: frozenset[str]
+    num_classes: int
+    num_features: int
+    reason: str
+    is_sigmoid: bool
+
+    def tap(self, model: nn.Module) -> HeadTap:
+        """Make a tap that records embeddings and logits of the model."""
+        return HeadTap(model, self.head, self.sources, self.entry)
+
+
+class Call(NamedTuple):
+    """A call of a module: copies of its embedding and output, and where its output is in the graph of autograd.
+
+    ``entered`` and ``returned`` are tensors themselves, as far as they may be features or logits.
+    """
+
+    name: str
+    module: nn.Module
+    entered: tuple[Tensor, ...]
+    embedding: Tensor | None
+    output: Any
+    nodes: list[Any]
+    returned: tuple[Tensor, ...] = ()
+
+
+def find_route(
+    model: nn.Module,
+    x: Tensor,
+    forward: Callable[..., Any] | None = None,
+    head: str | nn.Module | None = None,
+    highest_label: int = -1,
+) -> Route:
+    """Find the last layer of a classifier and the modules whose output is the logits, by a pass in the sandbox.
+
+    The last layer is found in the graph of autograd: going back from the logits, the first module with a matrix of
+    weights. What follows it (a temperature, a normalisation, an activation, pooling, a softmax) does not matter. If
+    there are several such layers, as in an ensemble, or a matrix that is no module's is applied after them, there is no
+    head.
+
+    Args:
+        model: The module to search.
+        x: A few inputs.
+        forward: Callable that computes the logits, if not the model itself.
+        head: The head, by name or as a module, if it is known; it may contain several layers.
+        highest_label: The largest label that is known, which tells logits from features in a tuple.
+
+    Raises:
+        ValueError: If the logits are not finite or have the wrong shape, or the given head is not part of the model, or
+            the logits do not come from it alone.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._model.route import find_route
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 4), torch.nn.Tanh())
+        >>> route = find_route(model, torch.rand(5, 2))
+        >>> route.head, route.num_features, sorted(route.sources)
+        ('2', 3, ['', '3'])
+
+    """
+    given = None if head is None else name_of(model, head)
+    forward = forward or model
+    with sandbox(partial(forward, model), x) as (x,):
+        if is_lazy(model):  # the sandbox restores this, and the next
+            with torch.no_grad():
+                forward(x)
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+        with _recorded_calls(model) as calls:
+            output = forward(x)
+        route, _ = trace_logits(model, calls, output, x, given, highest_label)
+    return route
+
+
+def trace_logits(
+    model: nn.Module,
+    calls: list[Call],
+    output: Any,
+    x: Tensor,
+    given: str | None = None,
+    highest_label: int = -1,
+) -> tuple[Route, HeadCall]:
+    """Find the last layer and the sources of the logits among the recorded calls of a pass.
+
+    Without a graph of autograd, the last layer is the one whose output is the logits.
+
+    Args:
+        model: The module.
+        calls: Its calls, in the order in which they ended.
+        output: What the pass returned.
+        x: Inputs of the pass.
+        given: Name of the head, if it is known.
+        highest_label: The largest label that is known.
+
+    Returns:
+        The route, and the embedding and logits of this pass.
+
+    Raises:
+        ValueError: As for ``find_route``.
+
+    """
+    entry = _choose_entry(output, calls, highest_label, len(x))
+    logits = compute_logits(pick_entry(lambda _: output, entry), x)
+    check_finite(logits)
+    sources = _find_sources(calls, logits.detach(), entry)
+    last, reason = _find_last(model, calls, logits, sources, given)
+    if given is not None and last is None:
+        raise ValueError(
+            f"Expected `head` to be the layer that the logits come from but {given!r} is not, because {reason}. Leave "
+            "`head` out: it is found, and measurements that do not need one work without."
+        )
+    route = Route(
+        head=None if last is None else last.name,
+        sources=sources,
+        entry=entry,
+        modules=frozenset(call.name for call in calls),
+        num_classes=logits.shape[1],
+        num_features=0 if last is None or last.embedding is None else last.embedding.shape[1],
+        reason=reason,
+        is_sigmoid=_is_sigmoid(logits),
+    )
+    return route, HeadCall(None if last is None else last.embedding, logits.detach())
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Return whether a module has a matrix of weights of its own."""
+    if isinstance(module, _LAYERS) or hasattr(module, "parametrizations"):
+        return True
+    return any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
+
+
+@contextmanager
+def _recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
+    calls: list[Call] = []
+
+    def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        entered = tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        nodes = [tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None]
+        calls.append(
+            Call(name, module, entered, read_embedding(module, args, kwargs), copy_output(output, module), nodes)
+        )
+
+    handles = [
+        module.register_forward_hook(partial(record, name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule) and "parametrizations" not in name.split(".")
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors(output: Any) -> Iterable[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    parts = output.values() if isinstance(output, Mapping) else output
+    return [tensor for part in parts for tensor in _tensors(part)] if isinstance(parts, Iterable) else []
+
+
+def copy_output(output: Any, module: nn.Module) -> Any:
+    """Copy the tensors of an output, which the network may go on to change, averaged over positions."""
+    output = output.logits if isinstance(getattr(output, "logits", None), Tensor) else output
+    if isinstance(output, Tensor):
+        return pool(module, output) if output.is_floating_point() else None
+    if isinstance(output, Mapping):
+        return {name: copy_output(value, module) for name, value in output.items()}
+    return [copy_output(value, module) for value in output] if isinstance(output, (tuple, list)) else None
+
+
+def _choose_entry(output: Any, calls: list[Call], highest_label: int, num_samples: int) -> int | None:
+    """Tell logits from features in a tuple: features enter a layer, and logits have a class for each label."""
+    if not isinstance(output, (tuple, list)) or isinstance(getattr(output, "logits", None), Tensor):
+        return None
+    rows = {i: part for i, part in enumerate(output) if isinstance(part, Tensor) and part.shape[:1] == (num_samples,)}
+    found = {i: part for i, part in rows.items() if part.ndim == 2} or {i: p for i, p in rows.items() if p.ndim == 1}
+    entered = {tensor.data_ptr() for call in calls if is_layer(call.module) for tensor in call.entered}
+    for keep in (
+        lambda part: part.data_ptr() not in entered,
+        lambda part: max(part.shape[1:].numel(), 2) > highest_label,
+        lambda part: any(_comes_from(part, call) for call in calls if is_layer(call.module)),
+    ):
+        if len({part.shape[1:] for part in found.values()}) > 1:
+            found = {i: part for i, part in found.items() if keep(part)} or found
+    if len({part.shape[1:] for part in found.values()}) > 1:
+        widths = ", ".join(f"{part.shape[1]} (entry {i})" for i, part in found.items())
+        raise ValueError(
+            f"Expected logits but the model returns a tuple with matrices of widths {widths}. Say which it is, for "
+            f"instance with `forward_fn=lambda module, x: module(x)[{max(found)}]`."
+        )
+    return min(found, default=None)
+
+
+def _comes_from(part: Tensor, call: Call) -> bool:
+    return part.grad_fn in call.nodes or any(part is tensor for tensor in call.returned)
+
+
+def _is_view(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and first.data_ptr() == second.data_ptr()
+
+
+def _find_sources(calls: list[Call], logits: Tensor, entry: int | None) -> dict[str, str]:
+    """Find the modules whose last output is the logits, or is after a softmax or log-softmax."""
+    tolerance = max(1e-3, 8 * torch.finfo(logits.dtype).eps) * max(logits.abs().max().item(), 1e-30)
+    sources = {}
+    for name, call in {call.name: call for call in calls}.items():
+        for transform in TRANSFORMS:
+            found = read_logits(call.module, call.output, transform, entry, len(logits))
+            if found is not None and found.shape == logits.shape and (found - logits).abs().max() <= tolerance:
+                sources[name] = transform
+                break
+    return sources
+
+
+def _find_last(
+    model: nn.Module, calls: list[Call], logits: Tensor, sources: Mapping[str, str], given: str | None
+) -> tuple[Call | None, str]:
+    """Find the call of the last layer, or the reason why there is none."""
+    layers = [call for call in calls if _may_be_last(call, calls, given)]
+    if given is not None and given not in {call.name for call in layers}:
+        return None, "the forward pass does not run it"
+    if logits.requires_grad:
+        reached, is_function = _reached(model, layers, logits)
+        if is_function:
+            return None, "a matrix of weights is applied outside of any module"
+        names = list(dict.fromkeys(call.name for call in reached))
+        listed = ", ".join(map(repr, names))
+        if given is not None and given not in names:
+            return None, f"the logits come from {listed or 'no layer'}"
+        if len(reached) != 1:
+            return None, f"the logits come from {len(reached)} layers{': ' if names else ''}{listed}"
+        last = reached[0]
+    else:  # the graph is cut, or the pass was made without one: the layer with the same output
+        same = [call for call in layers if call.name in sources]
+        if not same:
+            return None, "no layer returns the logits as they are, and no graph of autograd leads back to one"
+        exact = [call for call in same if any(_is_view(logits, tensor) for tensor in call.returned)]
+        last = (exact or same)[-1]
+        if given is not None and last.name != given:
+            return None, f"the logits come from {last.name!r}"
+    if [call for call in calls if call.name == last.name][-1] is not last:
+        return None, f"{last.name!r} runs again after it"
+    if last.embedding is None or len(last.embedding) != len(logits):
+        return None, f"what enters {last.name!r} is not a tensor of numbers with one row per sample"
+    return last, ""
+
+
+def _may_be_last(call: Call, calls: list[Call], given: str | None) -> bool:
+    if call.name == given:
+        return True
+    if not is_layer(call.module) or (given is not None and _is_inside(call.name, given)):
+        return False
+    # Of nested modules with weights, such as a transformer with a class token, the innermost counts
+    return not any(_is_inside(other.name, call.name) and is_layer(other.module) for other in calls)
+
+
+def _is_inside(name: str, outer: str) -> bool:
+    return name != outer and (outer == "" or name.startswith(f"{outer}."))
+
+
+def _reached(model: nn.Module, layers: list[Call], logits: Tensor) -> tuple[list[Call], bool]:
+    """Go back from the logits to the first layers on all paths, and see whether there is a matrix in between."""
+    owners = {node: index for index, call in enumerate(layers) for node in call.nodes}
+    matrices = {parameter for parameter in model.parameters() if parameter.ndim > 1}
+    todo, seen, reached, is_function = [logits.grad_fn], set(), set(), False
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in owners:
+            reached.add(owners[node])
+            continue
+        is_function |= getattr(node, "variable", None) in matrices
+        todo += [following for following, _ in node.next_functions]
+    return [layers[index] for index in sorted(reached)], is_function
+
+
+def _is_sigmoid(logits: Tensor) -> bool:
+    """Return whether two classes [0, z] are made of the output of a sigmoid."""
+    if logits.shape[1] != 2 or not logits.requires_grad or bool(logits[:, 0].any()):
+        return False
+    todo = [logits.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node.name().startswith("Sigmoid"):
+            return True
+        if node is not None and node.name().startswith(_RESHAPES):
+            todo += [following for following, _ in node.next_functions]
+    return False
+
+
+def name_of(model: nn.Module, head: str | nn.Module) -> str:
+    """Return the name of a head that is given by name or as a module.
+
+    Raises:
+        ValueError: If it is not part of the model.
+
+    """
+    found = [module for name, module in model.named_modules(remove_duplicate=False) if head in (name, module)]
+    if not found:
+        close = [name for name, module in model.named_modules() if isinstance(module, _LAYERS)]
+        given = repr(head) if isinstance(head, str) else type(head).__name__
+        raise ValueError(
+            f"Expected `head` to be part of {type(model).__name__} but got {given}, which is not. Linear layers and "
+            f"convolutions: {', '.join(close) or 'none'}."
+        )
+    return next(name for name, module in model.named_modules() if module is found[0])

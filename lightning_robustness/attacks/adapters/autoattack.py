@@ -1,0 +1,122 @@
+import contextlib
+import importlib
+import io
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_robustness._arguments import check_number, check_option
+from lightning_robustness.attacks._classifier import Classifier
+from lightning_robustness.attacks.adapters import UnitRangeModel, range_of
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation, perturb_by_function
+
+Version = Literal["standard", "plus", "rand"]
+# Number of logits that the loss DLR compares: four with a target, three without
+_FEWEST_CLASSES: dict[str, int] = {"standard": 4, "plus": 4, "rand": 3}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AutoAttackAdapter(Attack):
+    """AutoAttack by its authors (the package ``autoattack`` of Croce and Hein), isolated from everything around it.
+
+    It sees inputs that are mapped to [0, 1], and images of shape ``(N, C, H, W)`` only. Its targeted parts attack the
+    nine highest rivals of the label or, where there are fewer classes, all of them; left to itself it fails there. Its
+    messages are switched off, it writes no log file, and it draws from the seed of the run.
+
+    Args:
+        version: ``"standard"``; ``"plus"``, which has more restarts; or ``"rand"`` for models that are random.
+        eps: Largest distance from the input, in the units of the range.
+        norm: ``"linf"`` or ``"l2"``.
+        targeted: Not available.
+        all_steps: Without effect: AutoAttack leaves misclassified samples as they are.
+
+    Raises:
+        ModuleNotFoundError: If the package is not installed, or cannot be imported.
+        ValueError: If an argument is out of range or unknown, or targeted mode is asked for; when it attacks, if the
+            model has too few classes for the loss DLR, or the inputs are not images or have no range.
+
+    """
+
+    version: Version = "standard"
+    eps: float = 8 / 255
+    norm: Norm = "linf"
+    name: ClassVar[str] = "autoattack"
+    white_box: ClassVar[None] = None  # Square, which is one of its parts, is not
+
+    def __post_init__(self) -> None:
+        check_option("version", self.version, Version)
+        check_option("norm", self.norm, Norm)
+        check_number("eps", self.eps)
+        if self.targeted:
+            raise ValueError(
+                "Expected argument `targeted` to be False for AutoAttack, which chooses targets by itself, but got "
+                'True. Use get_attack("autoattack", targeted=True), the ensemble of this package.'
+            )
+        _import_package()
+
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
+        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+        return perturb_by_function(self._perturb_rows, model, x, y, active)
+
+    def _perturb_rows(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+        low, width = range_of(model.input_space, "AutoAttack")
+        if x.ndim != 4:
+            raise ValueError(
+                f"Expected images of shape (N, C, H, W) for AutoAttack but got {tuple(x.shape)}. "
+                'Use get_attack("autoattack"), the ensemble of this package, which takes inputs of any shape.'
+            )
+        num_classes = self._count_classes(model, x)
+        with _quietly():
+            attack = _import_package().AutoAttack(
+                UnitRangeModel(model, low, width),
+                norm={"linf": "Linf", "l2": "L2"}[self.norm],
+                eps=self.eps / width,
+                version=self.version,
+                seed=int(torch.randint(2**31, ())),  # it would take the time
+                device=x.device,
+                verbose=False,
+            )
+            for part in (attack.apgd_targeted, attack.fab):
+                part.n_target_classes = min(part.n_target_classes, num_classes - 1)
+            x_adv: Tensor = attack.run_standard_evaluation((x - low) / width, y, bs=len(x))
+        return x_adv.to(x) * width + low
+
+    def _count_classes(self, model: Classifier, x: Tensor) -> int:
+        with torch.no_grad():
+            num_classes = model(x[:1]).shape[1]
+        fewest = _FEWEST_CLASSES[self.version]
+        if num_classes < fewest:
+            raise ValueError(
+                f"Expected a model of at least {fewest} classes for AutoAttack's version {self.version!r}, whose loss "
+                f"compares {fewest} logits, but got {num_classes}. "
+                'Use get_attack("autoattack"), the ensemble of this package, which has no such limit.'
+            )
+        return num_classes
+
+
+def _import_package() -> Any:
+    try:
+        # torchattacks 3.3 brings a copy whose parts need an old release of torch
+        importlib.import_module("autoattack.fab_pt")
+        return importlib.import_module("autoattack")
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"Expected the package autoattack to be installed but it cannot be imported: {error}. Install it with "
+            '`pip install git+https://github.com/fra31/auto-attack`, or use get_attack("autoattack"), the ensemble '
+            "of this package."
+        ) from error
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep messages off the console, and the tracer of a debugger in its place, which AutoAttack's checks remove."""
+    tracer = sys.gettrace()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        sys.settrace(tracer)

@@ -1,0 +1,125 @@
+"""Import classes and functions by path, and read their arguments as LightningCLI does."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+# ``package.module:Name``, or a mapping of LightningCLI with ``class_path``, ``init_args`` and ``dict_kwargs``
+Target = str | Mapping[str, Any]
+_KEYS = ("class_path", "init_args", "dict_kwargs")
+
+
+def load_object(path: str) -> Any:
+    """Import an object by its path, ``package.module:name`` or ``package.module.name``.
+
+    The current directory is searched first, as ``python script.py`` would.
+
+    Raises:
+        ValueError: If the path is malformed, or the module is not found, cannot be imported or lacks the name.
+
+    Example:
+        >>> from lightning_robustness.cli.class_path import load_object
+        >>> load_object("torch.nn:Linear")
+        <class 'torch.nn.modules.linear.Linear'>
+
+    """
+    module_name, name = split_path(path)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"Expected the module of {path!r} to be found but there is no {error.name!r}. Modules are searched in "
+            "the current directory and on Python's path."
+        ) from error
+    except Exception as error:
+        raise ValueError(
+            f"Expected the module of {path!r} to be imported but it failed: {type(error).__name__}: {error}. Try "
+            f"`import {module_name}` in Python."
+        ) from error
+    if not hasattr(module, name):
+        known = ", ".join(sorted(key for key, value in vars(module).items() if inspect.isclass(value)))
+        raise ValueError(f"Expected {name!r} in the module {module_name!r} but found only the classes {known or '-'}.")
+    return getattr(module, name)
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Split a path into the names of the module and of the object.
+
+    Raises:
+        ValueError: If the path is malformed.
+
+    """
+    module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
+    if not module_name or not name:
+        raise ValueError(f"Expected a path of the form package.module:Name but got {path!r}.")
+    return module_name, name
+
+
+def split_target(target: Target) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Split a target into its path, the arguments to parse, and the arguments to pass on as they are.
+
+    Raises:
+        ValueError: If a mapping does not have the form of LightningCLI.
+
+    """
+    if isinstance(target, str):
+        return target, {}, {}
+    init_args, dict_kwargs = target.get("init_args") or {}, target.get("dict_kwargs") or {}
+    is_known = all(key in _KEYS for key in target) and isinstance(target.get("class_path"), str)
+    if not is_known or not isinstance(init_args, Mapping) or not isinstance(dict_kwargs, Mapping):
+        raise ValueError(
+            "Expected package.module:Name, or a mapping with `class_path` (a string) and `init_args` (a mapping) as in "
+            f"a configuration of LightningCLI, but got {dict(target)!r}."
+        )
+    return target["class_path"], dict(init_args), dict(dict_kwargs)
+
+
+def read_arguments(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert plain values, as read from YAML, to the annotated types, as LightningCLI does.
+
+    A mapping with ``class_path`` becomes an object, a string a path or a member of an enumeration, a list a tuple.
+    Arguments without an annotation stay as they are.
+
+    Raises:
+        ModuleNotFoundError: If jsonargparse is not installed; the extra ``cli`` brings it.
+        ValueError: If a value does not fit its annotation.
+
+    """
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    hints = _annotations(build)
+    typed = {name: value for name, value in arguments.items() if name in hints}
+    parser = ArgumentParser(exit_on_error=False, add_help=False)
+    try:
+        for name in typed:
+            parser.add_argument(f"--{name}", type=hints[name])
+        made = instantiate(parser, parser.parse_object(typed)).as_dict()
+    except (ArgumentError, TypeError, ValueError) as error:
+        what = getattr(build, "__qualname__", repr(build))
+        raise ValueError(
+            f"Expected arguments that fit the annotations of {what} but got {dict(typed)!r}: {error}"
+        ) from error
+    return {**arguments, **{name: made[name] for name in typed}}
+
+
+def instantiate(parser: Any, options: Any) -> Any:
+    """Instantiate the objects that options describe."""
+    return (getattr(parser, "instantiate", None) or parser.instantiate_classes)(options)  # its name before 4.49
+
+
+def _annotations(build: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a class's parameters and of its parents', which may be passed on by keyword."""
+    functions = [vars(kind).get("__init__") for kind in reversed(build.__mro__)] if inspect.isclass(build) else [build]
+    hints: dict[str, Any] = {}
+    for function in functions:
+        try:
+            hints |= get_type_hints(function)
+        except Exception:  # a name imported for type checkers only, or not a Python function
+            continue
+    hints.pop("return", None)
+    return hints

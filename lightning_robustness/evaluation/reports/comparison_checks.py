@@ -1,0 +1,120 @@
+"""Checks of a comparison: what must be the same for all models, and what should be."""
+
+from collections.abc import Mapping, Sequence
+
+from lightning_robustness._measurement.meters.fisher import FisherMeter
+from lightning_robustness._numbers import write_budget
+from lightning_robustness.evaluation.cmmr import check_weights
+from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
+from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
+
+UNCLASSIFIED = (
+    "Expected models that classify some samples correctly but got no correct prediction from {}. Does the order of the "
+    "classes match the labels?"
+)
+# Budgets are in un-normalised units, so models may normalise differently
+_NOT_COMPARED = "normalisation"
+
+
+def check_prior(prior: Mapping[str, float], balance: float) -> None:
+    """Check the weights of a comparison.
+
+    Raises:
+        TypeError: If the prior weights are no mapping.
+        ValueError: If a prior weight belongs to no metric, or a weight is out of range.
+
+    """
+    if not isinstance(prior, Mapping):
+        raise TypeError(f"Expected `prior` to be a mapping of metrics to weights but got {prior!r}.")
+    unknown = [name for name in prior if name not in SWEEP_METRICS]
+    if unknown:
+        raise ValueError(
+            f"Expected prior weights for {', '.join(SWEEP_METRICS)} but got {', '.join(map(repr, unknown))}."
+        )
+    check_weights([prior.get(metric, 1.0) for metric in SWEEP_METRICS], balance)
+
+
+def check_budget(budget: float | None, eps: Sequence[float]) -> float:
+    """Return the budget that models are sorted by, by default the middle one.
+
+    Raises:
+        ValueError: If it is not one of the budgets of the sweep.
+
+    """
+    budget = eps[len(eps) // 2] if budget is None else budget
+    if budget not in eps:
+        listed = ", ".join(map(write_budget, eps))
+        raise ValueError(f"Expected argument `budget` to be one of the sweep, {listed}, but got {budget!r}.")
+    return budget
+
+
+def check_reports(
+    reports: Mapping[str, RobustnessReport],
+    attacks: Sequence[str] | None = None,
+    eps: Sequence[float] | None = None,
+) -> dict[str, SweepReport]:
+    """Check that reports can be compared, and return their sweeps.
+
+    Args:
+        reports: Reports by the names of the models.
+        attacks: Names of the attacks on models that are still to be swept, if any.
+        eps: Budgets of these attacks.
+
+    Raises:
+        ValueError: If there is no report, one has no sweep, or they cannot be compared.
+
+    """
+    if not reports:
+        raise ValueError("Expected at least one model to compare but got none.")
+    sweeps = {name: report.sweep for name, report in reports.items() if report.sweep is not None}
+    missing = [name for name in reports if name not in sweeps]
+    if missing:
+        raise ValueError(
+            f"Expected reports with a sweep but {', '.join(map(repr, missing))} has none. Evaluate with `sweep_eps=`."
+        )
+    described = {
+        "number of classes": {name: str(report.num_classes) for name, report in reports.items()},
+        "attacks": {name: ", ".join(sweep.attacks) for name, sweep in sweeps.items()},
+        "budgets": {name: _list(sweep.eps) for name, sweep in sweeps.items()},
+        "number of samples": {name: str(sweep.samples) for name, sweep in sweeps.items()},
+    }
+    described["attacks"] |= {} if attacks is None else {"this comparison": ", ".join(attacks)}
+    described["budgets"] |= {} if eps is None else {"this comparison": _list(eps)}
+    for what, values in described.items():
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{value} ({name})" for name, value in values.items())
+            raise ValueError(f"Expected models with the same {what} but got {listed}.")
+    unclassified = [name for name, sweep in sweeps.items() if not sweep.clean_accuracy > 0]
+    if unclassified:
+        raise ValueError(UNCLASSIFIED.format(", ".join(map(repr, unclassified))))
+    return sweeps
+
+
+def compared_settings(sweeps: Mapping[str, SweepReport]) -> dict[str, dict[str, str]]:
+    """Return the settings that should be equal for all models, each with its value per model."""
+    names = dict.fromkeys(name for sweep in sweeps.values() for name in sweep.settings if name != _NOT_COMPARED)
+    return {what: {name: sweep.settings.get(what, "unknown") for name, sweep in sweeps.items()} for what in names}
+
+
+def differing_settings(reports: Mapping[str, RobustnessReport], sweeps: Mapping[str, SweepReport]) -> list[str]:
+    """Describe the settings that differ between models, a sentence each."""
+    fisher = {name: report.settings.get(FisherMeter.title, "unknown") for name, report in reports.items()}
+    notes = [
+        f"Models were attacked with different settings, so ranks mean little. {what}: {_list_values(values)}."
+        for what, values in compared_settings(sweeps).items()
+        if len(set(values.values())) > 1
+    ]
+    if len(set(fisher.values())) > 1:
+        listed = _list_values(fisher)
+        notes.append(
+            f"{FisherMeter.title} and distance to the boundary were measured with different settings: {listed}."
+        )
+    return notes
+
+
+def _list_values(values: Mapping[str, str]) -> str:
+    return "; ".join(f"{value} ({name})" for name, value in values.items())
+
+
+def _list(eps: Sequence[float]) -> str:
+    return ", ".join(f"{budget:g}" for budget in eps)

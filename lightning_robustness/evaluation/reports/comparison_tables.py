@@ -1,0 +1,80 @@
+"""Tables of a comparison of models."""
+
+from collections.abc import Mapping, Sequence
+
+from lightning_robustness._display.table import Table
+from lightning_robustness._measurement.keys import get_key
+from lightning_robustness._numbers import write_budget
+from lightning_robustness.evaluation.reports.comparison_checks import compared_settings
+from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
+from lightning_robustness.evaluation.reports.sweep_report import SweepReport
+
+# Metrics of a sweep
+METRIC_LABELS = {"accuracy": "accuracy", "ssim": "SSIM (ASS)", "psnr": "PSNR", "mse": "MSE", "ald2": "ALD2"}
+
+
+def value_table(names: Sequence[str], reports: Mapping[str, RobustnessReport]) -> Table:
+    """Make a table of attack-free metrics, a column per model."""
+    rows = [[*_describe(name), *(report.cell(name) for report in reports.values())] for name in names]
+    return Table("Attack-free metrics", ["metric", "more robust", *reports], rows)
+
+
+def correlation_table(correlations: Mapping[str, Mapping[str, float]], num_models: int) -> Table:
+    """Make a table of how well attack-free metrics predict adversarial accuracy."""
+    return Table(
+        "Correlation of attack-free metrics with adversarial accuracy",
+        ["metric", "more robust", "Pearson", "Spearman", "Kendall", "models"],
+        [[*_describe(name), *row.values(), num_models] for name, row in correlations.items()],
+    )
+
+
+def weight_table(entropy: Mapping[str, float], prior: Mapping[str, float], weights: Mapping[str, float]) -> Table:
+    """Make a table of the weights in CMMR; metrics without a prior weight have 1."""
+    return Table(
+        "Weights of the metrics in CMMR",
+        ["metric", "entropy weight", "prior", "weight"],
+        [[label, entropy[name], prior.get(name, 1.0), weights[name]] for name, label in METRIC_LABELS.items()],
+        folded=True,
+    )
+
+
+def explain_weights(weights: Mapping[str, float]) -> str:
+    """List the weights in CMMR in a sentence, the largest first."""
+    ordered = sorted(weights.items(), key=lambda item: -item[1])
+    listed = ", ".join(f"{METRIC_LABELS[metric]} {weight:.2f}" for metric, weight in ordered)
+    return f"CMMR weighs metrics by how much they vary (entropy method), not by how much they matter: {listed}."
+
+
+def agreement_table(
+    metric_pearson: Mapping[str, Mapping[str, float]], attack_pearson: Mapping[str, float], concordance: float
+) -> Table:
+    """Make a table of how well metrics and attacks agree with the composite scores."""
+    return Table(
+        f"Pearson's correlation of M with each metric, and of CMMR with M (Kendall's W {concordance:.4f})",
+        ["attack", *METRIC_LABELS.values(), "CMMR"],
+        [[attack, *row.values(), attack_pearson[attack]] for attack, row in metric_pearson.items()],
+        folded=True,
+    )
+
+
+def checkpoint_table(reports: Mapping[str, RobustnessReport]) -> Table:
+    """Make a table of the checkpoints that models were loaded from, as far as they are known."""
+    origins = {name: report.provenance for name, report in reports.items() if "checkpoint" in report.provenance}
+    rows = [[name, row["checkpoint"], row.get("checkpoint SHA-256", "unknown")] for name, row in origins.items()]
+    return Table("Checkpoints", ["model", "checkpoint", "SHA-256"], rows)
+
+
+def settings_table(sweeps: Mapping[str, SweepReport], balance: float) -> Table:
+    """Make a table of the settings of the sweeps, and of the balancing weight of CMMR."""
+    first = next(iter(sweeps.values()))
+    budgets = ", ".join(map(write_budget, first.eps))
+    rows = {"attacks": ", ".join(first.attacks), "budgets": budgets, "attacked samples": str(first.samples)}
+    rows["balancing weight"] = f"{balance:g}"
+    for what, values in compared_settings(sweeps).items():
+        rows[what] = "; ".join(dict.fromkeys(values.values()))
+    return Table("Settings", ["setting", "value"], list(rows.items()), folded=True)
+
+
+def _describe(name: str) -> tuple[str, str]:
+    key = get_key(name)
+    return key.label, key.direction

@@ -1,0 +1,161 @@
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self, override
+
+from lightning_robustness._display import report_figures as figures
+from lightning_robustness._display.table import Table
+from lightning_robustness._measurement.threat_model import ThreatModel
+from lightning_robustness._numbers import write_budget
+from lightning_robustness.evaluation.reports.report import Report, check_fields, to_floats
+from lightning_robustness.evaluation.reports.verdict import Share, sweep_verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Metrics of the CMMR paper, and whether higher is more robust
+SWEEP_METRICS = {"accuracy": True, "ssim": True, "psnr": True, "mse": False, "ald2": False}
+
+
+@dataclass(repr=False)
+class SweepReport(Report):
+    """Accuracy and image quality for every attack and budget.
+
+    Args:
+        attacks: Names of the attacks.
+        eps: Budgets, increasing, in un-normalised units.
+        values: ``"accuracy"``, ``"ssim"``, ``"psnr"``, ``"mse"`` and ``"ald2"``, each with one list per attack, of
+            one value per budget; NaN where a metric is undefined.
+        worst: Accuracy at each budget when a sample counts as wrong as soon as any of the attacks breaks it.
+        clean_accuracy: Accuracy without an attack.
+        samples: Number of samples.
+        seconds: Time that each attack took, over all budgets.
+        settings: Settings, as text.
+        interrupted: Whether the sweep was interrupted, so that some samples are missing.
+        breaking_eps: On request, for each attack and sample, the smallest budget that breaks it: 0 if it is
+            misclassified without an attack, infinity if no budget does.
+        index: On request, the position of each of these samples in the loader.
+        threat_model: Norm and settings of the attacks, at the smallest budget; None in reports of earlier versions.
+        provenance: Where the report comes from: time, versions, machine.
+
+    """
+
+    attacks: list[str]
+    eps: list[float]
+    values: dict[str, list[list[float]]]
+    worst: list[float]
+    clean_accuracy: float
+    samples: int
+    seconds: dict[str, float]
+    settings: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    breaking_eps: dict[str, list[float]] | None = None
+    index: list[int] | None = None
+    threat_model: ThreatModel | None = None
+    provenance: dict[str, str] = field(default_factory=dict)
+
+    title = "Robustness curves"
+
+    @property
+    @override
+    def verdict(self) -> str:
+        return sweep_verdict(self)
+
+    @property
+    @override
+    def facts(self) -> dict[str, str]:
+        budgets = f"{write_budget(self.eps[0])} to {write_budget(self.eps[-1])}, {len(self.eps)} budgets"
+        if self.threat_model is None:
+            samples = f"{self.samples} attacked"
+            return {"norm": "unknown", "budget": budgets, "attacks": ", ".join(self.attacks), "samples": samples}
+        return self.threat_model.describe(budgets)
+
+    @property
+    def middle(self) -> float:
+        """The middle budget, which stands for the sweep where a single one is needed."""
+        return self.eps[len(self.eps) // 2]
+
+    @property
+    def has_pixels(self) -> bool:
+        """Whether budgets are in steps of 8-bit pixels."""
+        is_known = self.threat_model is not None and self.threat_model.has_pixels
+        return is_known and self.norm == "linf" and write_budget(self.middle).endswith("/255")
+
+    @property
+    def norm(self) -> str | None:
+        """Norm of the budgets; None if it is unknown or differs between attacks."""
+        attacks = {} if self.threat_model is None else self.threat_model.attacks
+        norms = {norm for facts in attacks.values() for norm in facts.budgets}
+        return norms.pop() if len(norms) == 1 else None
+
+    @property
+    def budget_text(self) -> str:
+        """The middle budget as text, with its norm where it is not l-infinity."""
+        return write_budget(self.middle, self.norm)
+
+    def robust_accuracy(self, eps: float | None = None) -> Share:
+        """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none."""
+        accuracies = dict(zip([0.0, *self.eps], [self.clean_accuracy, *self.worst], strict=True))
+        return Share.of(accuracies[self.middle if eps is None else eps], self.samples)
+
+    @override
+    def tables(self) -> list[Table]:
+        header = ["eps", "attack", "accuracy", "SSIM", "PSNR (dB)", "MSE", "ALD2"]
+        rows = [
+            [write_budget(row["eps"]), row["attack"], *(row[name] for name in SWEEP_METRICS)] for row in self.records()
+        ]
+        settings = [[name, value] for name, value in self.settings.items()]
+        return [
+            Table("Accuracy and image quality", header, rows, folded=True),
+            *([Table("Settings of the sweep", ["setting", "value"], settings, folded=True)] if settings else []),
+        ]
+
+    @override
+    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
+        return {"Accuracy against the budget, for every attack": self.plot()}
+
+    @property
+    @override
+    def notes(self) -> list[str]:
+        missing = "The sweep was interrupted: it covers {} samples." if self.interrupted else ""
+        return [missing.format(self.samples)] if missing else []
+
+    def without_samples(self) -> Self:
+        """Return the report without per-sample values."""
+        return replace(self, breaking_eps=None, index=None)
+
+    def plot(self) -> "Figure":
+        """Draw accuracy against the budget, one curve per attack.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        """
+        return figures.attack_curves(self)
+
+    @override
+    def records(self) -> list[dict[str, Any]]:
+        return [
+            {"attack": attack, "eps": eps, **{name: self.values[name][row][column] for name in SWEEP_METRICS}}
+            for row, attack in enumerate(self.attacks)
+            for column, eps in enumerate(self.eps)
+        ]
+
+    @override
+    def to_dict(self) -> dict[str, Any]:
+        threat = None if self.threat_model is None else self.threat_model.to_dict()
+        return {"kind": type(self).__name__, **asdict(replace(self, threat_model=None)), "threat_model": threat}
+
+    @classmethod
+    @override
+    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        own = {name: value for name, value in fields.items() if name != "kind"}
+        own |= {name: to_floats(own[name]) for name in ("values", "worst", "clean_accuracy")}
+        if own.get("threat_model") is not None:  # reports of earlier versions do not have it
+            own["threat_model"] = ThreatModel.from_dict(own["threat_model"])
+        if own["breaking_eps"] is not None:
+            rows = own["breaking_eps"].items()
+            own["breaking_eps"] = {name: [math.inf if eps is None else eps for eps in row] for name, row in rows}
+        return check_fields(cls(**own))

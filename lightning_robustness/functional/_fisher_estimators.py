@@ -1,0 +1,260 @@
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lightning_robustness._model.access import check_finite, compute_logits
+from lightning_robustness._numbers import accumulation_dtype
+from lightning_robustness.functional._jacobian import InputJacobian
+from lightning_robustness.input_space import InputSpace
+
+
+class FisherOperator:
+    r"""Fisher information G = J^T F J of each input, with F = diag(p) - p p^T = L^T L, by its factor L J.
+
+    L = diag(sqrt(p)) (I - 1 p^T), so the rows of L J are sqrt(p_k) grad log p_k. G, an n x n matrix, and the K x K
+    matrix M = (L J)(L J)^T have the same non-zero eigenvalues. With a Jacobian that creates graphs, ``gram`` and
+    ``transposed_product`` can be differentiated.
+
+    Logits are taken relative to that of the predicted class, which changes nothing but keeps differences accurate
+    where its probability rounds to one.
+
+    Args:
+        jacobian: Jacobian J of the logits.
+
+    """
+
+    def __init__(self, jacobian: InputJacobian) -> None:
+        self._jacobian = jacobian
+        self.rounding = jacobian.rounding
+        log_p = jacobian.logits.to(accumulation_dtype(jacobian.logits.device)).log_softmax(dim=1)
+        self.p, self.sqrt_p, self.preds = log_p.exp(), (log_p / 2).exp(), log_p.argmax(dim=1, keepdim=True)
+
+    def gram(self) -> Tensor:
+        """Compute M, shape ``(N, K, K)``, from all rows of J."""
+        rows = self._jacobian.rows()
+        # Rows relative to that of the predicted class, then to their mean under p: the gradients of log p_k
+        rows = rows - rows.gather(1, self.preds.unsqueeze(2).expand(-1, 1, rows.shape[2]))
+        gram = (rows @ rows.mT).to(self.p.dtype)
+        mean = (gram @ self.p.unsqueeze(2)).squeeze(2)
+        gram = gram - mean.unsqueeze(1) - mean.unsqueeze(2) + (self.p * mean).sum(dim=1)[:, None, None]
+        return self.sqrt_p.unsqueeze(1) * gram * self.sqrt_p.unsqueeze(2)
+
+    def transposed_product(self, c: Tensor) -> Tensor:
+        """Compute (L J)^T c for c of shape ``(N, K)``, as a tensor of shape ``(N, n)``."""
+        return self._jacobian.transposed_product(self._apply_transposed(c))
+
+    def gram_product(self, c: Tensor) -> Tensor:
+        """Compute M c for c of shape ``(N, K)``, without a graph.
+
+        Raises:
+            RuntimeError: If the model can be differentiated neither twice nor in forward mode.
+
+        """
+        w = self._jacobian.gram_product(self._apply_transposed(c))
+        w = w - w.gather(1, self.preds)
+        return (self.sqrt_p * (w - (self.p * w).sum(dim=1, keepdim=True))).detach()
+
+    @torch.no_grad()
+    def start(self) -> Tensor:
+        """Return the unit vector c whose (L J)^T c is parallel to the gradient of log p of the predicted class.
+
+        It is the unit vector of that class without its part along sqrt(p), which L^T maps to zero and which is nearly
+        all of it for a confident prediction. It is zero, as L is, where all other probabilities underflow.
+        """
+        others = self.sqrt_p.scatter(1, self.preds, 0.0)
+        scale = others.amax(dim=1, keepdim=True).clamp(min=torch.finfo(others.dtype).tiny)
+        c = -others / scale * self.sqrt_p.gather(1, self.preds)
+        return normalize(c.scatter(1, self.preds, (others.square() / scale).sum(1, keepdim=True)))
+
+    def _apply_transposed(self, c: Tensor) -> Tensor:
+        """Compute L^T c; the rows of the result sum to zero."""
+        weighted = self.sqrt_p * c
+        others = (weighted - self.p * weighted.sum(dim=1, keepdim=True)).scatter(1, self.preds, 0.0)
+        return others.scatter(1, self.preds, -others.sum(dim=1, keepdim=True))
+
+
+_STEP_SIZE = 1e-3  # of the central differences
+
+
+class FisherComponents(NamedTuple):
+    """Spectral norm of the Fisher information of each sample, with the by-products of its computation.
+
+    Args:
+        spectral_norm: The largest eigenvalue lambda of G, shape ``(N,)``.
+        products: Number of products with the Jacobian per sample, for ``blackbox`` of forward passes, shape ``(N,)``.
+        residual: ``lanczos`` and ``power``: norm of the residual, a bound on the distance of lambda to an eigenvalue.
+        trace: ``exact``: trace of G.
+        jacobian_norm: ``exact``: spectral norm of the Jacobian of the logits.
+        lipschitz: ``exact``: local Lipschitz constant, the largest gradient norm of a probability.
+        boundary: On request, the distance to the decision boundary, to first order.
+
+    """
+
+    spectral_norm: Tensor
+    products: Tensor
+    residual: Tensor | None = None
+    trace: Tensor | None = None
+    jacobian_norm: Tensor | None = None
+    lipschitz: Tensor | None = None
+    boundary: Tensor | None = None
+
+
+def exact(jacobian: InputJacobian) -> FisherComponents:
+    """Compute everything from all rows of J: G has the eigenvalues of the K x K matrix (L J)(L J)^T."""
+    operator, rows = FisherOperator(jacobian), jacobian.rows()
+    gram = operator.gram()
+    squared_norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0)  # p_k ||grad log p_k||^2
+    return FisherComponents(
+        spectral_norm=torch.linalg.eigvalsh(gram)[:, -1].clamp(min=0),
+        products=torch.full_like(operator.preds[:, 0], rows.shape[1]),
+        trace=squared_norms.sum(dim=1),
+        jacobian_norm=torch.linalg.eigvalsh((rows @ rows.mT).to(gram.dtype))[:, -1].clamp(min=0).sqrt(),
+        lipschitz=(operator.sqrt_p * squared_norms.sqrt()).amax(dim=1),
+    )
+
+
+class _Result:
+    """Results of an iteration: each sample keeps those of the step at which it converged, regardless of the others."""
+
+    def __init__(self, operator: FisherOperator) -> None:
+        zeros = torch.zeros_like(operator.p[:, 0])
+        self.tiny = torch.finfo(zeros.dtype).tiny
+        self._value, self._residual = zeros, zeros.clone()
+        self._products = torch.zeros_like(operator.preds[:, 0])
+
+    def write(self, active: Tensor, going: Tensor, value: Tensor, residual: Tensor, products: int) -> None:
+        index = active[going]
+        self._value[index], self._residual[index], self._products[index] = value[going], residual[going], products
+
+    def components(self) -> FisherComponents:
+        return FisherComponents(self._value, self._products, self._residual)
+
+
+def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the largest Ritz value of G on the span of (L J)^T C, a bound on its residual, and the gap to the next.
+
+    With M = (L J)(L J)^T, the inner products of these vectors are C^T M C, and those with G between them are
+    (M C)^T (M C). So the image M C gives a Ritz value half a step ahead of the one on C itself.
+
+    Args:
+        basis: Orthonormal columns C, shape ``(N, K, m)``.
+        image: M C, same shape.
+        rounding: Relative error of the image.
+
+    """
+    gram = basis.mT @ image
+    lengths, axes = torch.linalg.eigh((gram + gram.mT) / 2)
+    # Shorter vectors consist of rounding errors, which dividing by their length would amplify
+    enough = lengths > 10 * rounding * lengths[:, -1:]
+    axes = axes * torch.where(enough, lengths, 1.0).rsqrt().mul(enough).unsqueeze(1)
+    mapped = image @ axes
+    values, vectors = torch.linalg.eigh(mapped.mT @ mapped)
+    value, vector = values[:, -1].clamp(min=0), vectors[:, :, -1:]
+    # The residual of y = J^T L^T C s is J^T L^T (M - value) C s, and that matrix has norm sqrt(||G||)
+    residual = torch.linalg.vector_norm((mapped - value[:, None, None] * (basis @ axes)) @ vector, dim=(1, 2))
+    gap = value - (values[:, -2] if values.shape[1] > 1 else 0.0)
+    return value, value.sqrt() * residual + rounding * value, gap
+
+
+def lanczos(jacobian: InputJacobian, tolerance: float, steps: int) -> FisherComponents:
+    """Run Lanczos iteration on (L J)(L J)^T from the predicted class, with full re-orthogonalisation."""
+    operator = FisherOperator(jacobian)
+    result = _Result(operator)
+    c = operator.start()
+    active, going = torch.arange(len(c), device=c.device), torch.ones(len(c), dtype=torch.bool, device=c.device)
+    basis = image = c.new_zeros(*c.shape, 0)
+    for step in range(1, min(steps, c.shape[1]) + 1):
+        mapped = operator.gram_product(c)
+        basis, image = torch.cat([basis, c.unsqueeze(2)], dim=2), torch.cat([image, mapped.unsqueeze(2)], dim=2)
+        value, residual, gap = _ritz(basis, image, operator.rounding)
+        result.write(active, going, value, residual, 2 * step)
+        # The error of a Ritz value is at most the residual and, once it is separated from the next, quadratic in it
+        error = torch.minimum(residual, residual.square() / gap.clamp(min=result.tiny))
+        for _ in range(2):
+            mapped = mapped - (basis @ (basis.mT @ mapped.unsqueeze(2))).squeeze(2)
+        size = torch.linalg.vector_norm(mapped, dim=1, keepdim=True)
+        # One step alone may be close to a smaller eigenvalue
+        going = going & ((error > tolerance * value) | (step == 1)) & (size.squeeze(1) > operator.rounding * value)
+        if not going.any():
+            break
+        c = mapped / size.clamp(min=result.tiny)
+        if 2 * going.sum() <= len(active):  # a new graph for the others is cheaper than products for all
+            active, c, basis, image = active[going], c[going], basis[going], image[going]
+            going = going[going]
+            operator = FisherOperator(jacobian.restrict(active))
+    return result.components()
+
+
+def power(jacobian: InputJacobian, tolerance: float, steps: int) -> FisherComponents:
+    """Run power iteration from the predicted class, the paper's Algorithm 1."""
+    operator = FisherOperator(jacobian)
+    result = _Result(operator)
+    c, value = operator.start(), torch.zeros_like(operator.p[:, 0])
+    change = torch.zeros_like(value)
+    everything, going = torch.arange(len(c), device=c.device), torch.ones(len(c), dtype=torch.bool, device=c.device)
+    for step in range(1, steps + 1):
+        mapped = operator.gram_product(c)
+        previous_value, previous_change = value, change
+        value = (c * mapped).sum(dim=1).clamp(min=0)
+        residual = torch.linalg.vector_norm(mapped - value.unsqueeze(1) * c, dim=1)
+        result.write(everything, going, value, residual, 2 * step)
+        # Changes shrink geometrically, so the change still to come is the sum of a geometric series
+        change = (value - previous_value).abs()
+        ratio = (change / previous_change.clamp(min=result.tiny)).clamp(max=0.999)
+        if step > 2:
+            going = going & (change * ratio / (1 - ratio) > 0.1 * tolerance * value)
+        if not going.any():
+            break
+        size = torch.linalg.vector_norm(mapped, dim=1, keepdim=True)
+        c = torch.where(size > 0, mapped / size.clamp(min=result.tiny), c)
+    return result.components()
+
+
+def _directions(number: int, shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
+    """Draw Gaussian vectors that depend on the seed alone, so that all batches on all devices get the same ones."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(number, *shape, generator=generator).to(like)
+
+
+def rayleigh(jacobian: InputJacobian, num_directions: int, distribution: str, seed: int) -> FisherComponents:
+    """Take the largest Rayleigh quotient of (L J)(L J)^T over random vectors, the paper's Algorithm 2.
+
+    The vectors are the same for all samples. The result is a lower bound.
+    """
+    operator = FisherOperator(jacobian)
+    directions = _directions(num_directions, operator.p.shape[1:], operator.p, seed)
+    directions = directions if distribution == "gaussian" else directions.sign()
+    value = torch.zeros_like(operator.p[:, 0])
+    for w in directions:
+        product = operator.transposed_product(w.expand_as(operator.p))
+        value = torch.maximum(value, product.square().sum(dim=1) / w.square().sum())
+    return FisherComponents(value, torch.full_like(operator.preds[:, 0], num_directions))
+
+
+@torch.no_grad()
+def blackbox(
+    model: Callable[..., Any], x: Tensor, space: InputSpace, num_directions: int, rayleigh_ritz: bool, seed: int
+) -> FisherComponents:
+    """Take central differences of log p along random unit vectors v, the same ones for all samples."""
+
+    def log_p(perturbation: Tensor | float) -> Tensor:
+        logits = compute_logits(model, x + perturbation / space.scale(x))
+        check_finite(logits)
+        return logits.to(accumulation_dtype(logits.device)).log_softmax(dim=1)
+
+    p = log_p(0.0).exp()
+    directions = torch.nn.functional.normalize(_directions(num_directions, (x[0].numel(),), p, seed))
+    steps = _STEP_SIZE * directions.view(-1, *x.shape[1:]).to(x.dtype)
+    differences = torch.stack([(log_p(h) - log_p(-h)) / (2 * _STEP_SIZE) for h in steps], dim=2)
+    form = differences.mT @ (p.unsqueeze(2) * differences)  # V^T G V
+    value = form.diagonal(dim1=1, dim2=2).amax(dim=1)
+    if rayleigh_ritz:
+        # Largest eigenvalue of the form relative to V^T V, which is singular for more directions than dimensions
+        lengths, axes = torch.linalg.eigh(directions @ directions.T)
+        axes = axes[:, lengths > 1e-4] / lengths[lengths > 1e-4].sqrt()
+        value = torch.maximum(value, torch.linalg.eigvalsh(axes.mT @ form @ axes)[:, -1])
+    queries = torch.full((len(x),), 2 * num_directions + 1, device=x.device)
+    return FisherComponents(value, queries)

@@ -1,0 +1,189 @@
+"""Products with the Jacobian of a model's logits, for every sample of a batch at once."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import one_hot
+
+from lightning_robustness._model.access import check_differentiable, check_finite, compute_logits
+from lightning_robustness._numbers import at_least_float32
+from lightning_robustness.input_space import InputSpace
+
+# Up to this many classes, one vector-Jacobian product per class is cheaper than the iterations that avoid it
+FEW_CLASSES = 12
+
+
+class InputJacobian:
+    """Jacobian J of the logits with respect to the un-normalised inputs, one K x n matrix per sample.
+
+    One object holds one forward pass, so everything that is computed from it shares that pass, and everything that
+    needs all of J shares the K backward passes of ``rows``. To be used inside the sandbox.
+
+    Args:
+        model: Callable from inputs of shape ``(N, ...)`` to logits of shape ``(N, K)``.
+        x: Inputs as the model sees them.
+        space: Range and normalisation of the inputs; derivatives are divided by its ``std``.
+        create_graph: Whether ``logits``, ``rows`` and ``transposed_product`` can be differentiated themselves, for a
+            training loss. ``gram_product`` never can.
+        twice: Whether ``gram_product`` will be used, which differentiates twice.
+
+    Raises:
+        ValueError: If the logits do not depend on the inputs or, unless ``create_graph``, are not finite.
+
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], x: Tensor, space: InputSpace, create_graph: bool = False, twice: bool = False
+    ) -> None:
+        scale = space.scale(x)
+        self._restrict = lambda samples: InputJacobian(model, x[samples], space, create_graph, twice)
+        self._function = lambda perturbation: compute_logits(model, x + perturbation / scale)
+        self._perturbation = torch.zeros_like(x).requires_grad_()
+        self._create_graph = create_graph
+        # The fused attention kernels cannot be differentiated twice
+        with sdpa_kernel(SDPBackend.MATH) if twice or create_graph else nullcontext():
+            self._logits = self._function(self._perturbation)
+        check_differentiable(self._logits, "use `fisher_spectral_norm(..., method='blackbox')`, without gradients")
+        if not create_graph:  # in training, a NaN is a matter for the loss
+            check_finite(self._logits)
+        self._rows: Tensor | None = None
+        self._transposed: tuple[Tensor, Tensor] | None = None
+        self._ways = [self._product_by_double_backward, self._product_by_forward_mode]
+
+    @property
+    def rounding(self) -> float:
+        """Approximate relative error of the products."""
+        return 10 * torch.finfo(self._logits.dtype).eps
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of shape ``(N, K)``, float32 or wider."""
+        logits = self._logits if self._create_graph else self._logits.detach()
+        return logits.to(at_least_float32(logits.dtype))
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether all rows were computed and are kept."""
+        return self._rows is not None
+
+    def restrict(self, samples: Tensor) -> "InputJacobian":
+        """Return the Jacobian of some of the samples, by their indices, with a forward pass of its own."""
+        return self._restrict(samples)
+
+    def rows(self) -> Tensor:
+        """Return J itself, shape ``(N, K, n)``, from one backward pass per class; computed once and kept."""
+        if self._rows is None:
+            rows = [self._gradient(logit.sum(), None, self._create_graph) for logit in self._logits.unbind(dim=1)]
+            self._rows = torch.stack(rows, dim=1).to(self.logits.dtype)
+        return self._rows
+
+    def transposed_product(self, u: Tensor) -> Tensor:
+        """Compute J^T u for u of shape ``(N, K)``, as a tensor of shape ``(N, n)``."""
+        return self._transposed_product(u, self._create_graph)
+
+    def margin_gradient(self, classes: Tensor, rivals: Tensor) -> Tensor:
+        """Compute the gradient of the margin of a class of each sample over another one.
+
+        It takes a subtraction where all rows are kept, and one product otherwise.
+
+        Args:
+            classes: Classes c of shape ``(N,)``.
+            rivals: Classes j of shape ``(N,)``.
+
+        Returns:
+            Gradient of z_c - z_j, shape ``(N, n)``.
+
+        """
+        if self._rows is not None:
+            samples = torch.arange(len(classes), device=classes.device)
+            return self._rows[samples, classes] - self._rows[samples, rivals]
+        num_classes = self._logits.shape[1]
+        return self.transposed_product((one_hot(classes, num_classes) - one_hot(rivals, num_classes)).to(self.logits))
+
+    def gram_product(self, u: Tensor) -> Tensor:
+        """Compute J J^T u for u of shape ``(N, K)``, as a tensor of the same shape, without a graph.
+
+        Raises:
+            RuntimeError: If the model can be differentiated neither twice nor in forward mode.
+
+        """
+        v = self._transposed_product(u.detach(), create_graph=False)
+        squared_norm = v.square().sum(dim=1)
+        size = _size(v)
+        direction = (v / size).to(self._perturbation.dtype).view_as(self._perturbation)
+        if self._create_graph:
+            return self._product_by_double_backward(direction).to(v.dtype) * size
+        cause: Exception | None = None
+        while self._ways:
+            try:
+                result = self._ways[0](direction).to(v.dtype) * size
+                # Some operations silently drop derivatives that they do not support; u^T J J^T u reveals it
+                tolerance = 10 * torch.finfo(self._logits.dtype).eps ** 0.5
+                if (((u * result).sum(dim=1) - squared_norm).abs() <= tolerance * squared_norm).all():
+                    return result
+            except torch.OutOfMemoryError:
+                raise
+            except (NotImplementedError, RuntimeError) as error:
+                cause = error
+            del self._ways[0]
+        raise RuntimeError(
+            "The model has operations that can be differentiated neither twice nor in forward mode. Use "
+            "`method='exact'` or `method='rayleigh'`, which need first derivatives only."
+        ) from cause
+
+    def _gradient(self, outputs: Tensor, weights: Tensor | None, create_graph: bool) -> Tensor:
+        (gradient,) = torch.autograd.grad(
+            outputs, self._perturbation, weights, retain_graph=True, create_graph=create_graph
+        )
+        return gradient.flatten(1)
+
+    def _transposed_product(self, u: Tensor, create_graph: bool) -> Tensor:
+        # Scaled per sample, since half precision cannot hold the tiny weights of confident samples
+        size = _size(u)
+        return self._gradient(self._logits, (u / size).to(self._logits.dtype), create_graph).to(u.dtype) * size
+
+    def _product_by_double_backward(self, v: Tensor) -> Tensor:
+        # J^T u is linear in u, and its derivative with respect to u, transposed, is J
+        if self._transposed is None:
+            u = torch.zeros_like(self._logits).requires_grad_()
+            self._transposed = u, self._gradient(self._logits, u, create_graph=True)
+        u, product = self._transposed
+        return torch.autograd.grad(product, u, v.flatten(1), retain_graph=True)[0]
+
+    def _product_by_forward_mode(self, v: Tensor) -> Tensor:
+        with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+            dual = forward_ad.unpack_dual(self._function(forward_ad.make_dual(self._perturbation.detach(), v)))
+            return torch.zeros_like(self._logits) if dual.tangent is None else dual.tangent
+
+
+def _size(vectors: Tensor) -> Tensor:
+    """Largest absolute entry of each row, to divide by."""
+    return vectors.detach().abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
+
+
+def check_samples_are_independent(model: Callable[..., Any], x: Tensor) -> None:
+    """Check on two samples that the logits of one do not depend on the other.
+
+    Raises:
+        ValueError: If they do, as with batch statistics.
+
+    """
+    if len(x) < 2:
+        return
+    pair = x[:2].detach().clone().requires_grad_()
+    first = compute_logits(model, pair)[0]
+    if not first.requires_grad:
+        return
+    weights = torch.arange(1, len(first) + 1, device=first.device, dtype=first.dtype)
+    (gradient,) = torch.autograd.grad((first * weights).sum(), pair, allow_unused=True)
+    if gradient is not None and gradient[1].nan_to_num().any():  # NaN is reported by the check of the logits
+        raise ValueError(
+            "Expected a model that treats each sample by itself but the logits of one depend on another. Does a "
+            "BatchNorm use the statistics of the batch (in train mode, or with `track_running_stats=False`)? If the "
+            "model is wrapped in a function that hides its modules, call `eval()` on it."
+        )

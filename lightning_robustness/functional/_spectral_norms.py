@@ -1,0 +1,324 @@
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# Number of complex values to hold in memory at a time
+_CHUNK = 2**22
+
+Pads = list[tuple[int, int]]
+
+
+def convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
+    """Compute the spectral norm of a convolution in 1, 2 or 3 dimensions.
+
+    It is exact for circular padding that keeps the size, and for kernels of size 1. Otherwise it is an upper bound:
+    zero padding selects rows and columns of a larger circular convolution, and padding by copies stretches the input.
+
+    Args:
+        options: Object with the attributes weight, stride, padding, dilation, groups and perhaps padding_mode.
+        x: An input of shape ``(..., C, *sizes)``.
+        y: The output for this input.
+
+    Returns:
+        The norm, and whether it is exact.
+
+    """
+    weight, stride, dilation, reach = _geometry(options)
+    pads = _pads(options.padding, reach)
+    mode = getattr(options, "padding_mode", "zeros")
+    inputs, outputs = list(x.shape[-len(reach) :]), list(y.shape[-len(reach) :])
+    keeps_size = all(sum(p) == r and n % s == 0 for p, r, n, s in zip(pads, reach, inputs, stride, strict=True))
+    if mode == "circular" and keeps_size:
+        return _circular_norm(weight, options.groups, inputs, stride, dilation), True
+    copies = 1.0
+    if mode != "zeros":
+        copies = math.prod(padding_norm(n, p, mode) for n, p in zip(inputs, pads, strict=True))
+        inputs, pads = [n + sum(p) for n, p in zip(inputs, pads, strict=True)], [(0, 0)] * len(pads)
+    sizes = _embedding_sizes(reach, inputs, outputs, pads, stride)
+    return copies * _circular_norm(weight, options.groups, sizes, stride, dilation), copies == 1 and not any(reach)
+
+
+def transposed_convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
+    """Compute the spectral norm of a transposed convolution as that of its adjoint, a convolution."""
+    weight, stride, dilation, reach = _geometry(options)
+    outputs, inputs = list(x.shape[-len(reach) :]), list(y.shape[-len(reach) :])
+    sizes = _embedding_sizes(reach, inputs, outputs, _pads(options.padding, reach), stride)
+    return _circular_norm(weight, options.groups, sizes, stride, dilation), not any(reach)
+
+
+def padding_norm(size: int, pads: tuple[int, int], mode: str) -> float:
+    """Compute the spectral norm of padding one dimension by copies: the root of the largest number of copies."""
+    positions = functional.pad(torch.arange(size).double().reshape(1, 1, -1), pads, mode=mode)
+    return math.sqrt(positions.long().flatten().bincount().max().item())
+
+
+def _geometry(options: Any) -> tuple[Tensor, list[int], list[int], list[int]]:
+    """Return weight, stride, dilation, and how far the kernel reaches beyond its first tap."""
+    weight = options.weight.detach().cpu().double()
+    num_dims = weight.ndim - 2
+    stride, dilation = per_dimension(options.stride, num_dims), per_dimension(options.dilation, num_dims)
+    return weight, stride, dilation, [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+
+
+def per_dimension(value: int | Sequence[int], num_dims: int) -> list[int]:
+    """Return one number per dimension, where a single one may be given for all."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * num_dims if len(values) == 1 else values
+
+
+def _pads(padding: str | int | Sequence[int], reach: list[int]) -> Pads:
+    if padding == "same":
+        return [(r // 2, r - r // 2) for r in reach]
+    return [(p, p) for p in per_dimension(0 if isinstance(padding, str) else padding, len(reach))]
+
+
+def _embedding_sizes(
+    reach: list[int], inputs: list[int], outputs: list[int], pads: Pads, stride: list[int]
+) -> list[int]:
+    """Find sizes of a circular convolution whose matrix contains that of the zero-padded one.
+
+    The padding must not wrap around into the input, no two outputs may coincide, and the stride must divide the size.
+    With a kernel of size 1 all frequencies are alike, so the smallest size is enough.
+    """
+    return [
+        math.ceil(max(n + max(p), (m - 1) * s + 1) / s) * s if r else s
+        for r, n, m, p, s in zip(reach, inputs, outputs, pads, stride, strict=True)
+    ]
+
+
+def _circular_norm(weight: Tensor, groups: int, sizes: list[int], stride: list[int], dilation: list[int]) -> float:
+    """Compute the largest singular value of a circular convolution whose stride divides its sizes.
+
+    The Fourier transform makes it block-diagonal, with one matrix of output by input channels per frequency. A stride
+    of s adds up the s frequencies that are size / s apart: their matrices stand side by side, divided by sqrt(s).
+    """
+    num_outputs, num_inputs = weight.shape[:2]
+    spacing = [n // s for n, s in zip(sizes, stride, strict=True)]
+    # Weights are real: frequencies f and -f have the same singular values
+    frequencies = _grid([*spacing[:-1], spacing[-1] // 2 + 1])
+    aliases = _grid(stride) * torch.tensor(spacing)
+    taps = _grid(list(weight.shape[2:])) * torch.tensor(dilation) / torch.tensor(sizes)
+    kernels = weight.reshape(groups, num_outputs // groups, num_inputs, -1).to(torch.complex128)
+    largest = 0.0
+    for f in frequencies.split(max(1, _CHUNK // (num_outputs * num_inputs * len(aliases)))):
+        angles = -2 * math.pi * (f.unsqueeze(1) + aliases) @ taps.T
+        phases = torch.polar(torch.ones_like(angles), angles)
+        blocks = torch.einsum("goit,frt->gfoir", kernels, phases).flatten(3) / math.sqrt(len(aliases))
+        if blocks.shape[2] > blocks.shape[3]:
+            blocks = blocks.mT
+        largest = max(largest, torch.linalg.eigvalsh(blocks @ blocks.mH)[..., -1].max().item())
+    return math.sqrt(largest)
+
+
+def _grid(sizes: list[int]) -> Tensor:
+    """List all combinations of indices, shape ``(product of sizes, number of sizes)``."""
+    return torch.cartesian_prod(*(torch.arange(n, dtype=torch.double) for n in sizes)).reshape(-1, len(sizes))
+
+
+class SpectralNorm(NamedTuple):
+    """Largest factor by which a layer stretches a distance between two inputs, in the l2 norm.
+
+    Args:
+        value: The factor, or an upper bound of it.
+        exact: Whether it is the factor, rather than a bound.
+
+    """
+
+    value: float
+    exact: bool
+
+
+Rule = Callable[[Any, Tensor, Tensor], "SpectralNorm | None"]
+
+
+def layer_spectral_norm(kind: str, options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
+    """Compute the spectral norm of a layer, or None if there is no rule for it.
+
+    Args:
+        kind: Name of a module's class or of a function, in lower case, without underscores and dimensions: ``conv``.
+        options: Module or namespace with the layer's arguments as attributes, or None.
+        x: An input of shape ``(N, ...)``.
+        y: The output for this input.
+
+    """
+    if kind in _LIPSCHITZ_CONSTANTS:
+        return SpectralNorm(_LIPSCHITZ_CONSTANTS[kind], exact=True)
+    return _RULES[kind](options, x, y) if kind in _RULES and options is not None else None
+
+
+def matrix_spectral_norm(matrix: Tensor) -> float:
+    """Compute the largest singular value of a matrix."""
+    return torch.linalg.matrix_norm(_wide(matrix), ord=2).item() if matrix.numel() else 0.0
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().double()
+
+
+def _linear(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(matrix_spectral_norm(options.weight), exact=True)
+
+
+def _convolution(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(*convolution_norm(options, x, y))
+
+
+def _transposed_convolution(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(*transposed_convolution_norm(options, x, y))
+
+
+def _batch_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
+    if options.training or options.running_var is None:  # statistics of the batch: samples are mixed
+        return None
+    return _running_scale(options)
+
+
+def _running_scale(options: Any) -> SpectralNorm:
+    scale = (_wide(options.running_var) + options.eps).rsqrt()
+    scale = scale if options.weight is None else scale * _wide(options.weight)
+    return SpectralNorm(scale.abs().max().item(), exact=True)
+
+
+def _layer_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    """Bound the norm over all inputs: the divisor can be as small as sqrt(eps)."""
+    weight = options.weight
+    eps = torch.finfo(x.dtype).eps if options.eps is None else options.eps
+    scale = 1.0 if weight is None else _wide(weight).abs().max().item()
+    return SpectralNorm(scale / math.sqrt(eps) if eps else math.inf, exact=False)
+
+
+def _instance_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    if getattr(options, "use_input_stats", options.running_var is None):
+        return _layer_norm(options, x, y)
+    return _running_scale(options)
+
+
+def _max_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    """Take the root of the number of windows that an input is in: each of them can pass on its change."""
+    num_dims = x.ndim - 2
+    windows = 1
+    for k, s, d, m in zip(
+        per_dimension(options.kernel_size, num_dims),
+        per_dimension(options.stride or options.kernel_size, num_dims),
+        per_dimension(options.dilation, num_dims),
+        y.shape[2:],
+        strict=True,
+    ):
+        windows *= min(math.ceil(k / (s // math.gcd(s, d))), m)
+    return SpectralNorm(math.sqrt(windows), exact=windows == 1)
+
+
+def _avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
+    """Multiply the norms of all dimensions: average pooling is a Kronecker product of one matrix per dimension."""
+    num_dims = x.ndim - 2
+    if getattr(options, "divisor_override", None):
+        return None
+    norm = 1.0
+    for k, s, p, n in zip(
+        per_dimension(options.kernel_size, num_dims),
+        per_dimension(options.stride or options.kernel_size, num_dims),
+        per_dimension(options.padding, num_dims),
+        x.shape[2:],
+        strict=True,
+    ):
+        basis = torch.eye(n, dtype=torch.double).unsqueeze(1)
+        pooled = functional.avg_pool1d(basis, k, s, p, options.ceil_mode, options.count_include_pad)
+        norm *= matrix_spectral_norm(pooled.squeeze(1))
+    return SpectralNorm(norm, exact=True)
+
+
+def _adaptive_avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(math.prod(map(matrix_spectral_norm, _adaptive_pool_matrices(x, y))), exact=True)
+
+
+def _adaptive_max_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    windows = math.prod(int((matrix > 0).sum(dim=1).max()) for matrix in _adaptive_pool_matrices(x, y))
+    return SpectralNorm(math.sqrt(windows), exact=windows == 1)
+
+
+def _adaptive_pool_matrices(x: Tensor, y: Tensor) -> list[Tensor]:
+    return [
+        functional.adaptive_avg_pool1d(torch.eye(n, dtype=torch.double).unsqueeze(1), m).squeeze(1)
+        for n, m in zip(x.shape[2:], y.shape[2:], strict=True)
+    ]
+
+
+def _padding(mode: str | None = None) -> Rule:
+    def rule(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+        chosen = mode or options.mode
+        if chosen == "constant":
+            return SpectralNorm(1.0, exact=True)
+        pads = options.pad if mode is None else options.padding  # pairs, from the last dimension on
+        pairs = enumerate(zip(pads[::2], pads[1::2], strict=True), start=1)
+        return SpectralNorm(math.prod(padding_norm(x.shape[-i], pair, chosen) for i, pair in pairs), exact=True)
+
+    return rule
+
+
+def _dropout(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
+    return None if getattr(options, "training", True) else SpectralNorm(1.0, exact=True)
+
+
+def _log_softmax(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    """Bound the Jacobian I - 1 p^T, a projection with the norm of 1 p^T, at most the root of the number of classes."""
+    return SpectralNorm(math.sqrt(max(x.shape)), exact=False)
+
+
+def _gelu(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+    return SpectralNorm(1.1289041452 if options.approximate == "none" else 1.1289930687, exact=True)
+
+
+def _slope(name: str) -> Rule:
+    def rule(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
+        slope = torch.as_tensor(getattr(options, name)).abs().max().item()
+        return SpectralNorm(max(1.0, slope), exact=True)
+
+    return rule
+
+
+# Largest absolute derivatives; functions that jump, such as Hardshrink and Threshold, have none
+_LIPSCHITZ_CONSTANTS = {
+    **dict.fromkeys(("relu", "relu6", "hardtanh", "celu", "tanh", "softsign", "softplus", "logsigmoid"), 1.0),
+    **dict.fromkeys(("tanhshrink", "softshrink", "clamp", "abs", "neg", "sin", "cos"), 1.0),
+    **dict.fromkeys(("identity", "flatten", "unflatten", "pixelshuffle", "pixelunshuffle", "channelshuffle"), 1.0),
+    **dict.fromkeys(("softmax", "softmin"), 0.5),
+    "sigmoid": 0.25,
+    "hardsigmoid": 1 / 6,
+    "hardswish": 1.5,
+    "selu": 1.7580993409,
+    "silu": 1.0998393202,
+    "mish": 1.0884981613,
+}
+
+_RULES: dict[str, Rule] = {
+    "linear": _linear,
+    "conv": _convolution,
+    "convtranspose": _transposed_convolution,
+    "batchnorm": _batch_norm,
+    "syncbatchnorm": _batch_norm,
+    "layernorm": _layer_norm,
+    "groupnorm": _layer_norm,
+    "rmsnorm": _layer_norm,
+    "instancenorm": _instance_norm,
+    "maxpool": _max_pool,
+    "avgpool": _avg_pool,
+    "adaptiveavgpool": _adaptive_avg_pool,
+    "adaptivemaxpool": _adaptive_max_pool,
+    "pad": _padding(),
+    "zeropad": _padding("constant"),
+    "constantpad": _padding("constant"),
+    "reflectionpad": _padding("reflect"),
+    "replicationpad": _padding("replicate"),
+    "circularpad": _padding("circular"),
+    **dict.fromkeys(("dropout", "alphadropout", "featurealphadropout"), _dropout),
+    "logsoftmax": _log_softmax,
+    "gelu": _gelu,
+    "leakyrelu": _slope("negative_slope"),
+    "rrelu": _slope("upper"),
+    "prelu": _slope("weight"),
+    "elu": _slope("alpha"),
+}

@@ -1,0 +1,265 @@
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_robustness._arguments import is_number
+
+# Number of values in a batch from which it is evident whether they are normalised
+_ENOUGH = 32
+# Share of values that may be outside of the range by an overshoot
+_FEW = 0.1
+
+
+@dataclass(frozen=True)
+class InputSpace:
+    """Range of the inputs, and the normalisation that the loader applied to them.
+
+    Perturbation budgets, distortions and Fisher information are in un-normalised units, those of ``low`` and ``high``.
+    Wherever an ``input_space`` is None, it means ``InputSpace()``: values in [0, 1] that are not normalised. For
+    unbounded data, such as audio features or tables, pass ``InputSpace(low=None, high=None)``.
+
+    Args:
+        low: Smallest un-normalised value, or None for no bound.
+        high: Largest un-normalised value, or None for no bound.
+        mean: Mean that the loader subtracted: a number, or one per channel (dimension 1 of a batch).
+        std: Standard deviation that the loader divided by, in the same form.
+
+    Raises:
+        ValueError: If a value is not a finite number, the range is empty, a standard deviation is not positive, or mean
+            and standard deviation have different numbers of channels.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.input_space import InputSpace
+        >>> space = InputSpace(mean=(0.5, 0.25), std=(0.25, 0.125))
+        >>> batch = space.normalize(torch.tensor([[0.0, 1.0]]))
+        >>> batch
+        tensor([[-2.,  6.]])
+        >>> space.unnormalize(batch)
+        tensor([[0., 1.]])
+
+    """
+
+    low: float | None = 0.0
+    high: float | None = 1.0
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if value is not None and not is_number(value):
+                raise ValueError(f"Expected `{name}` to be a finite number, or None for no bound, but got {value!r}.")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(f"Expected `low` to be smaller than `high` but got {self.low} and {self.high}.")
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _read_statistics(name, getattr(self, name)))
+        if self.std is not None and not (torch.as_tensor(self.std) > 0).all():
+            raise ValueError(f"Expected `std` to be positive but got {self.std}.")
+        lengths = [len(value) if isinstance(value, tuple) else 1 for value in (self.mean, self.std)]
+        if lengths[0] != lengths[1] and 1 not in lengths:
+            raise ValueError(
+                f"Expected `mean` and `std` to have the same number of channels but got {lengths[0]} and {lengths[1]}. "
+                "Pass one value per channel, or a single one for all."
+            )
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Map un-normalised values to inputs of the model."""
+        return (x - self._per_channel("mean", x, 0.0)) / self.scale(x)
+
+    def unnormalize(self, x: Tensor) -> Tensor:
+        """Map inputs of the model to un-normalised values."""
+        return x * self.scale(x) + self._per_channel("mean", x, 0.0)
+
+    def scale(self, x: Tensor) -> Tensor:
+        """Return the standard deviation, in a shape that broadcasts with a batch."""
+        return self._per_channel("std", x, 1.0)
+
+    def check(self, x: Tensor) -> None:
+        """Check that a batch lies in the range, up to rounding.
+
+        Args:
+            x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
+
+        Raises:
+            TypeError: If the batch is not floating point.
+            ValueError: If it has fewer than two dimensions, or contains NaN, infinity or values outside the range. The
+                message gives the observed range and a remedy.
+
+        """
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"Expected inputs `x` to be a floating point tensor but got {type(x).__name__}. Pass "
+                "`torch.as_tensor(x, dtype=torch.float32)`."
+            )
+        if not x.is_floating_point():
+            raise TypeError(
+                f"Expected inputs to be a floating point tensor but got dtype {x.dtype}. For pixels that are "
+                "integers, convert them with `x.float()` and use `InputSpace(high=255)`."
+            )
+        if x.ndim < 2:
+            raise ValueError(
+                f"Expected inputs of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}. For a single "
+                "sample, pass `x.unsqueeze(0)`."
+            )
+        if len(x) == 0:
+            return
+        if x.numel() == 0:
+            raise ValueError(
+                f"Expected inputs `x` with at least one value per sample but got shape {tuple(x.shape)}. Check what "
+                "the loader returns."
+            )
+        low, high = self._observe(x)
+        if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
+            raise ValueError(
+                "Expected inputs to be finite but they hold NaN or infinity. Leave such samples out, or replace these "
+                "values with `x.nan_to_num()`."
+            )
+        rounding = self._rounding(x.dtype)
+        if (self.low is not None and low < self.low - rounding) or (
+            self.high is not None and high > self.high + rounding
+        ):
+            raise ValueError(
+                f"Expected inputs in the range [{self.low}, {self.high}] but observed [{low:.4g}, {high:.4g}]. "
+                + self._remedy(low, high)
+            )
+
+    def contains(self, x: Tensor) -> bool:
+        """Return whether all values of a batch lie in the range, up to rounding; NaN does not."""
+        if x.numel() == 0:
+            return True
+        low, high = self._observe(x)
+        bounds = -torch.inf if self.low is None else self.low, torch.inf if self.high is None else self.high
+        rounding = self._rounding(x.dtype)
+        return bounds[0] - rounding <= low and high <= bounds[1] + rounding and abs(low) < torch.inf > abs(high)
+
+    def clip(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Put values that leave the range back into it.
+
+        Args:
+            x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
+
+        Returns:
+            The inputs, and whether each value was outside of the range by more than rounding.
+
+        """
+        if self.low is None and self.high is None:
+            return x, torch.zeros_like(x, dtype=torch.bool)
+        values, rounding = self.unnormalize(x), self._rounding(x.dtype)
+        clipped = values.clamp(self.low, self.high)
+        outside = (values - clipped).abs() > rounding
+        return torch.where(outside, self.normalize(clipped), x), outside
+
+    def is_mistaken(self, x: Tensor, outside: Tensor) -> bool:
+        """Return whether a batch is evidently not in this space: more than a few values are outside, or their mean is.
+
+        Args:
+            x: A batch, as the model sees it.
+            outside: Whether each value is outside of the range, from ``clip``.
+
+        """
+        mean = self.unnormalize(x).mean()
+        center = mean if self.low is None and self.high is None else mean.clamp(self.low, self.high)
+        return bool(outside.float().mean() > _FEW) or bool(center != mean)
+
+    def check_normalized(self, x: Tensor) -> None:
+        """Check that a batch is normalised if the space says so.
+
+        Raises:
+            ValueError: If a mean is declared but all values lie in the range as they are: none is below ``low``, which
+                normalisation would have moved about half of them to.
+
+        """
+        if self.mean is None or self.low is None or self.high is None or x.numel() < _ENOUGH:
+            return
+        low, high = torch.stack(x.detach().aminmax()).tolist()
+        moved = torch.as_tensor(self.mean).min().item() > self.low
+        if moved and self.low <= low and high <= self.high:
+            raise ValueError(
+                f"Expected inputs that the loader normalised with mean={self.mean} and std={self.std} but observed "
+                f"values from {low:.4g} to {high:.4g}, which are in the range [{self.low}, {self.high}] as they are. "
+                f"If the model normalises them itself, leave mean and std out: `InputSpace(low={self.low}, "
+                f"high={self.high})`."
+            )
+
+    def _observe(self, x: Tensor) -> tuple[float, float]:
+        """Return the smallest and the largest un-normalised value of a batch, by one transfer from the device."""
+        is_normalized = self.mean is not None or self.std is not None
+        values = self.unnormalize(x.detach()) if is_normalized else x.detach()
+        low, high = torch.stack(values.aminmax()).tolist()
+        return low, high
+
+    def _rounding(self, dtype: torch.dtype) -> float:
+        bounds = [abs(bound) for bound in (self.low, self.high) if bound is not None]
+        return 16 * torch.finfo(dtype).eps * max([1.0, *bounds])
+
+    def _remedy(self, low: float, high: float) -> str:
+        if self.mean is not None or self.std is not None:
+            remedy = f"Does the loader normalise with mean={self.mean} and std={self.std}?"
+        elif self._is_overshoot(low, high):
+            remedy = (
+                "Interpolation and augmentation can overshoot: let the loader end with "
+                f"`x.clamp({self.low}, {self.high})`."
+            )
+        elif low >= 0 and 1 < high <= 255:
+            remedy = "For pixels from 0 to 255, pass `InputSpace(high=255)`, with budgets in the same units."
+        else:
+            remedy = "If the loader normalises its inputs, pass `InputSpace(mean=..., std=...)`."
+        return f"{remedy} For unbounded data, pass `InputSpace(low=None, high=None)`, with mean and std if it has them."
+
+    def _is_overshoot(self, low: float, high: float) -> bool:
+        """Return whether values leave the range by little, compared with its width."""
+        if self.low is None or self.high is None:
+            return False
+        margin = 0.1 * (self.high - self.low)
+        return self.low - margin <= low and high <= self.high + margin
+
+    def _per_channel(self, name: str, x: Tensor, default: float) -> Tensor:
+        value = getattr(self, name)
+        tensor = torch.as_tensor(default if value is None else value, dtype=x.dtype, device=x.device)
+        if tensor.ndim == 0 or len(tensor) == 1:
+            return tensor.reshape(())
+        if x.ndim < 2 or x.shape[1] != len(tensor):
+            raise ValueError(
+                f"Expected `{name}` to have one value, or one per channel (dimension 1) of inputs of shape "
+                f"{tuple(x.shape)}, but got {len(tensor)}."
+            )
+        return tensor.reshape(-1, *[1] * (x.ndim - 2))
+
+
+def check_input_space(input_space: Any, bounded: bool = True) -> InputSpace:
+    """Check an argument ``input_space`` and return it; for None, the default.
+
+    Args:
+        input_space: The argument.
+        bounded: Whether the default has bounds; embeddings have none.
+
+    Raises:
+        TypeError: If it is something else.
+
+    """
+    if input_space is None:
+        return InputSpace() if bounded else InputSpace(low=None, high=None)
+    if not isinstance(input_space, InputSpace):
+        raise TypeError(
+            f"Expected argument `input_space` to be an InputSpace, or None, but got {input_space!r}. Pass "
+            "`InputSpace(low=0.0, high=1.0, mean=..., std=...)`."
+        )
+    return input_space
+
+
+def _read_statistics(name: str, value: Any) -> Any:
+    """Check a mean or standard deviation, and return one per channel as a tuple, which can be hashed."""
+    if value is None or is_number(value):
+        return value
+    values = value.tolist() if hasattr(value, "tolist") else value
+    values = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+    if len(values) == 0 or not all(is_number(entry) for entry in values):
+        raise ValueError(
+            f"Expected `{name}` to be a finite number, or a sequence of one per channel, but got {value!r}. Pass what "
+            "the loader normalises with, such as `mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)`."
+        )
+    return tuple(float(entry) for entry in values)

@@ -1,0 +1,308 @@
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.data import dim_zero_cat
+from torchmetrics.utilities.distributed import gather_all_tensors
+from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
+from typing_extensions import override
+
+from lightning_robustness._arguments import check_features_and_preds, check_integer, check_option
+from lightning_robustness._numbers import at_least_float32
+from lightning_robustness._processes import rank_zero_warn
+from lightning_robustness.functional._class_statistics import (
+    ClassSketch,
+    ClassStatistics,
+    add_samples,
+    check_p,
+    class_centers,
+    empty_sketch,
+    merge_sketches,
+    sum_by_class,
+    sum_distances_by_class,
+    sum_sketched_distances,
+)
+
+
+class RobustnessMetric(Metric):
+    """Base of the metrics: ``compute`` returns a headline value and stores its parts in ``_components``.
+
+    Args:
+        kwargs: Arguments of ``torchmetrics.Metric``.
+
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._components: dict[str, Tensor] = {}
+
+    def compute_components(self) -> dict[str, Tensor]:
+        """Compute the metric and return it with its parts, by name."""
+        self.compute()
+        return dict(self._components)
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
+        """Plot one value or several, for instance one per epoch.
+
+        Args:
+            val: A result of ``forward`` or ``compute``, or a list of them; by default what ``compute`` returns.
+            ax: A matplotlib axis to draw on; by default a new figure.
+
+        Returns:
+            Figure and axis.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+
+        Example:
+            >>> import torch
+            >>> from lightning_robustness.metrics import ROBY
+            >>> metric = ROBY(num_classes=3)
+            >>> metric.update(torch.randn(20, 5), preds=torch.arange(20) % 3)
+            >>> figure, axis = metric.plot()
+
+        """
+        return self._plot(val, ax)
+
+    def _add_float_state(self, name: str, default: Tensor, dist_reduce_fx: str = "sum") -> None:
+        """Add a state in float64, or in float32 with Apple GPUs, which do not support float64."""
+        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
+        self.add_state(name, default=default.to(dtype), dist_reduce_fx=dist_reduce_fx)
+
+    def _add_counts(self, *names: str) -> None:
+        for name in names:
+            self.add_state(name, default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+
+Mode = Literal["auto", "exact", "streaming"]
+
+# Features that a metric may keep until the mode "auto" turns to streaming and "exact" warns
+EXACT_BYTES = 2**30
+
+
+class ClassStatisticsMetric(RobustnessMetric):
+    """Base of the metrics that need centres of classes and mean distances to them.
+
+    A mean distance to a centre is known only when the centre is, after the last sample. The exact mode therefore keeps
+    all features. The streaming mode collects features until there are enough for a block, then adds the block to a
+    :class:`ClassSketch`; at compute, features that are not in the sketch yet count exactly. The mode "auto" is exact until the features take 1 GiB, then streaming.
+
+    Several processes reduce the counts and sums of classes first. Each then sums the distances of its own samples to
+    the common centres, and these sums are reduced: no features are gathered, and each process may be in another state.
+
+    Args:
+        num_classes: Number of classes.
+        p: Order of the Minkowski distance.
+        mode: ``"auto"``, ``"exact"`` or ``"streaming"``.
+        kwargs: Further arguments of ``torchmetrics.Metric``.
+
+    """
+
+    # Collected, and not in the sketch
+    features: list[Tensor]
+    preds: list[Tensor]
+    num_features: Tensor
+    # The fields of the sketch that are used by name
+    sketch_samples: Tensor
+    sketch_preds: Tensor
+
+    def __init__(self, num_classes: int, p: float, mode: Mode, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        num_classes = check_integer("num_classes", num_classes, minimum=2)
+        check_option("mode", mode, Mode)
+        check_p(p)
+        self.num_classes = num_classes
+        self.p = float(p)
+        self.mode = mode
+        self._warned = False
+        # A MetricCollection shares states that are equal after a batch, which metrics with other settings must not do
+        settings = torch.tensor([self.p, get_args(Mode).index(mode)])
+        self.add_state("settings", default=settings, dist_reduce_fx=None)
+        self.add_state("features", default=[], dist_reduce_fx="cat")
+        self.add_state("preds", default=[], dist_reduce_fx="cat")
+        self.add_state("num_features", default=torch.tensor(0), dist_reduce_fx="sum")
+        # A width of 0 says that there is no sketch yet
+        for name, value in empty_sketch(num_classes, 0, torch.float32, torch.device("cpu"))._asdict().items():
+            default = value.float() if value.is_floating_point() else value  # Apple's GPUs have no float64
+            self.add_state(f"sketch_{name}", default=default, dist_reduce_fx=None)
+
+    def update(self, features: Tensor, preds: Tensor) -> None:
+        """Add the features of a batch and the labels that the model predicts for it."""
+        features = check_features_and_preds(features, preds, self.num_classes)
+        self._check_width(features.shape[1])
+        self.features.append(features.contiguous())  # a slice would keep the whole of what it was cut from
+        self.preds.append(preds.long())
+        self.num_features = self.num_features + len(features)
+        self._bound_memory()
+
+    def _publish(self, components: dict[str, Tensor], statistics: ClassStatistics) -> Tensor:
+        """Keep the parts for ``compute_components`` and return the first, the headline."""
+        distances = statistics.distances.new_full((self.num_classes,), torch.nan)
+        distances[statistics.classes] = statistics.distances.detach()
+        counts = statistics.counts.new_zeros(self.num_classes).index_copy(0, statistics.classes, statistics.counts)
+        parts = {name: value.to(statistics.dtype) for name, value in components.items()}
+        headline = next(iter(parts.values()))
+        parts["distances"] = distances.to(statistics.dtype)
+        self._components = {name: value.detach() for name, value in parts.items()} | {"counts": counts}
+        return headline
+
+    def _statistics(self) -> ClassStatistics:
+        sketch, features, preds = self._sketch(), *self._collected()
+        counts, sums = self._totals(sketch, features, preds)
+        centers = class_centers(sums, counts)
+        distances = self._distances(sketch, features, preds, centers)
+        classes = counts.nonzero().squeeze(1)
+        dtype = at_least_float32(torch.promote_types(features.dtype, sketch.samples.dtype))
+        counts, centers, distances = counts[classes], centers[classes], distances[classes]
+        return ClassStatistics(classes, counts, centers, distances / counts, dtype)
+
+    def _totals(self, sketch: ClassSketch, features: Tensor, preds: Tensor) -> tuple[Tensor, Tensor]:
+        """Count the samples of each class and sum their features."""
+        counts = preds.bincount(minlength=self.num_classes)
+        sums = sum_by_class(features, preds, self.num_classes)
+        return sketch.counts + counts.to(self.device), sketch.sums + sums.to(self.device)
+
+    def _distances(self, sketch: ClassSketch, features: Tensor, preds: Tensor, centers: Tensor) -> Tensor:
+        """Sum the distances of the samples of each class to its centre."""
+        collected = sum_distances_by_class(features, preds, centers.to(features.device), self.p)
+        return sum_sketched_distances(sketch, centers, self.p) + collected.to(self.device)
+
+    def _layout(self) -> tuple[int, torch.dtype]:
+        """Width and type of the features; a width of 0 before the first."""
+        first = self.features[0] if len(self.features) else self.sketch_samples
+        return first.shape[1], first.dtype
+
+    def _check_width(self, width: int) -> None:
+        expected = self._layout()[0]
+        if expected and width and width != expected:
+            raise ValueError(
+                f"Expected `features` of width {expected}, as in the batches before, but got {width}. "
+                "Call `reset` before features of another layer or network."
+            )
+
+    def _collected(self) -> tuple[Tensor, Tensor]:
+        """Features and labels that are not in the sketch."""
+        if not len(self.features):
+            return self.sketch_samples[:0], self.sketch_preds[:0]
+        self.features, self.preds = [dim_zero_cat(self.features)], [dim_zero_cat(self.preds)]
+        return self.features[0], self.preds[0]
+
+    def _has_sketch(self) -> bool:
+        return self.sketch_samples.shape[1] > 0
+
+    def _sketch(self) -> ClassSketch:
+        """Return the sketch, an empty one where there is none yet."""
+        if self._has_sketch():
+            return ClassSketch(*(getattr(self, f"sketch_{name}") for name in ClassSketch._fields))
+        return empty_sketch(self.num_classes, *self._layout(), self.device)
+
+    def _set_sketch(self, sketch: ClassSketch) -> None:
+        for name, value in sketch._asdict().items():
+            setattr(self, f"sketch_{name}", value)
+
+    def _capacity(self) -> int:
+        """Number of samples that the sketch may keep: 64 of each class, fewer where these take too much memory."""
+        width, dtype = self._layout()
+        affordable = EXACT_BYTES // max(width * dtype.itemsize, 1)
+        return min(max(32768, 64 * self.num_classes), max(affordable, 16 * self.num_classes))
+
+    def _bound_memory(self) -> None:
+        """Move what was collected into the sketch, if the mode says so and it is enough for a block."""
+        count, capacity = int(self.num_features), self._capacity()
+        streaming = self.mode == "streaming" or self._has_sketch()
+        if not streaming and self._exceeds_limit(count):
+            streaming = self.mode == "auto"
+        if streaming and count > capacity // 4:
+            sketch = self._sketch()
+            for features, preds in self._take_blocks(capacity // 4):
+                sketch = add_samples(sketch, features, preds, self.p, capacity)
+            self._set_sketch(sketch)
+
+    def _exceeds_limit(self, count: int) -> bool:
+        """Whether this many samples take more than ``EXACT_BYTES``; the first time, say so."""
+        width, dtype = self._layout()
+        row_bytes = width * dtype.itemsize
+        if count * row_bytes <= EXACT_BYTES:
+            return False
+        if not self._warned:
+            self._warned = True
+            size = f"{type(self).__name__} has collected {count * row_bytes / 1e9:.2g} GB of features"
+            rank_zero_warn(
+                f'{size}, more than mode="auto" keeps. It goes on in streaming mode, an approximation in memory of '
+                'bounded size. For the exact value, pass mode="exact".'
+                if self.mode == "auto"
+                else f"{size}, and each 10,000 samples to come take another {row_bytes / 1e5:.2g} GB. "
+                'Pass mode="auto" to bound the memory, or compute_on_cpu=True to keep features off the device.',
+                stacklevel=5,
+            )
+        return True
+
+    def _take_blocks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what was collected in blocks, and remove it."""
+        self.num_features = torch.zeros_like(self.num_features)
+        while self.features:
+            rows, end = 0, 0
+            while end < len(self.features) and rows < size:
+                rows, end = rows + len(self.features[end]), end + 1
+            # With `compute_on_cpu`, all but the last batch are on the CPU
+            features = torch.cat([batch.to(self.device) for batch in self.features[:end]])
+            preds = torch.cat([batch.to(self.device) for batch in self.preds[:end]])
+            del self.features[:end], self.preds[:end]
+            yield from zip(features.split(size), preds.split(size), strict=True)
+
+    @override
+    def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
+        # No tensor of the state is changed in place, so that `forward` and `sync` need not copy gigabytes
+        states = {name: getattr(self, name) for name in self._defaults}
+        return {
+            name: value.detach() if isinstance(value, Tensor) else [batch.detach() for batch in value]
+            for name, value in states.items()
+        }
+
+    @override
+    def _sync_dist(self, dist_sync_fn: Callable = gather_all_tensors, process_group: Any | None = None) -> None:
+        group = process_group or self.process_group
+
+        def gather(value: Tensor) -> Tensor:
+            return torch.stack(dist_sync_fn(value, group=group))
+
+        # A process without data does not know the width and type of the others', and a gather of unlike tensors hangs
+        width, dtype = self._layout()
+        layouts = gather(torch.tensor([width, dtype.itemsize], device=self.device))
+        width, itemsize = layouts.amax(dim=0).tolist()
+        if any(other not in (0, width) for other in layouts[:, 0].tolist()):
+            raise ValueError(
+                f"Expected `features` of one width in all processes but got {layouts[:, 0].tolist()}. "
+                "Do all of them evaluate the same layer?"
+            )
+        empty = empty_sketch(self.num_classes, width, torch.float64 if itemsize == 8 else torch.float32, self.device)
+        sketch, features, preds = self._sketch(), *self._collected()
+        if not sketch.samples.shape[1]:
+            sketch, features = empty, empty.samples
+        counts, sums = (gather(value).sum(dim=0) for value in self._totals(sketch, features, preds))
+        distances = gather(self._distances(sketch, features, preds, class_centers(sums, counts))).sum(dim=0)
+        # Distances to the final centres need no expansion
+        self._set_sketch(empty._replace(counts=counts, sums=sums, offsets=distances))
+        self.features, self.preds, self.num_features = [], [], torch.zeros_like(self.num_features)
+
+    @override
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        # `forward` hands over the running state while this one holds the batch, with its graph
+        self._computed = None  # `merge_state` would go on to return the value from before
+        width, sketch = self._layout()[0], self._sketch() if self._has_sketch() else None
+        features, preds, num_features = self.features, self.preds, self.num_features
+        for name in self._defaults:
+            value = incoming_state[name]
+            setattr(self, name, list(value) if isinstance(value, list) else value)
+        self._check_width(width)
+        self.features = self.features + [batch.detach() for batch in features]
+        self.preds = self.preds + preds
+        self.num_features = self.num_features + num_features
+        if sketch is not None:
+            sketch = ClassSketch(*(value.detach() for value in sketch))
+            if self._has_sketch():
+                sketch = merge_sketches(self._sketch(), sketch, self.p, self._capacity())
+            self._set_sketch(sketch)
+        self._bound_memory()

@@ -1,0 +1,167 @@
+import io
+
+import numpy as np
+import pytest
+import scipy.stats
+from matplotlib.colors import to_hex
+from PIL import Image
+
+from lightning_robustness._display.drawing import render
+from lightning_robustness._display.run_figures import history_figure
+
+OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
+HISTORY = (
+    {"epoch": 0, "step": 10, "acc": 0.5, "rdi": 0.1, "roby": 0.6, "fim": 100.0, "adv_acc/worst": 0.0}
+    | {"adv_acc/square": 0.2, "adv_acc/pgd": 0.1},
+    {"epoch": 1, "step": 20, "acc": 0.7, "rdi": 0.2, "roby": float("nan"), "fim": 10.0, "skipped": 0.0},
+    {"epoch": 2, "step": 30, "skipped": 1.0},
+    {"epoch": 3, "step": 40, "acc": 0.9, "rdi": 0.4, "roby": 0.3, "fim": 1.0, "adv_acc/pgd": 0.3}
+    | {"adv_acc/worst": 0.25},
+)
+
+
+def title(figure):
+    return figure.texts[0].get_text()
+
+
+def curves(axis):
+    lines = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in axis.lines}
+    return {label: points for label, points in lines.items() if not label.startswith("_")}
+
+
+def test_points_that_are_there_are_joined():
+    accuracy, rdi, roby, fisher = history_figure(HISTORY, "robustness").axes
+    assert curves(accuracy) == {
+        "clean": [(0, 0.5), (1, 0.7), (3, 0.9)],
+        "square": [(0, 0.2)],
+        "pgd": [(0, 0.1), (3, 0.3)],
+        "worst": [(0, 0.0), (3, 0.25)],
+    }
+    assert curves(rdi) == {"RDI": [(0, 0.1), (1, 0.2), (3, 0.4)]}
+    assert curves(roby) == {"ROBY": [(0, 0.6), (3, 0.3)]}
+    assert curves(fisher) == {"Fisher information": [(0, 100.0), (1, 10.0), (3, 1.0)]}
+
+
+def test_an_attack_that_breaks_more_than_the_worst_case_is_drawn():
+    history = [
+        {"epoch": 0, "step": 9, "acc": 0.9, "adv_acc/pgd": 0.5, "adv_acc/cw": 0.0, "adv_acc/worst": 0.4},
+        {"epoch": 1, "step": 19, "acc": 0.9, "adv_acc/pgd": 0.6, "adv_acc/cw": 0.6, "adv_acc/worst": 0.6},
+    ]
+    assert [*curves(history_figure(history, "robustness").axes[0])] == ["clean", "pgd", "cw", "worst"]
+
+
+def test_robust_accuracy_to_first_order_is_among_the_accuracies():
+    history = [{"epoch": 0, "step": 9, "acc": 0.9, "boundary_acc": 0.5}]
+    assert curves(history_figure(history, "").axes[0]) == {"clean": [(0, 0.9)], "first order": [(0, 0.5)]}
+
+
+def test_titles_labels_and_legends():
+    figure = history_figure(HISTORY, "test_robustness")
+    assert title(figure) == "test_robustness: epoch 3 would be kept, 25.0 % under all attacks"
+    assert [axis.texts[0].get_text() for axis in figure.axes[1:]] == [
+        *("RDI \u2191", "ROBY \u2193", "Fisher information \u2193")
+    ]
+    assert [axis.get_xlabel() for axis in figure.axes] == ["epoch", "", "", "epoch"]
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert legend == ["clean", "square", "pgd", "worst"]
+
+
+GUARDED = [
+    {"epoch": epoch, "step": 10 * epoch, "acc": acc, "adv_acc/pgd": robust, "samples": 500, "samples_attacks": 200}
+    for epoch, (acc, robust) in enumerate([(0.7, 0.6), (0.9, 0.3), (0.89, 0.4), (0.91, 0.2)])
+]
+
+
+def test_the_epoch_that_would_be_kept_is_accurate_too():
+    figure = history_figure(GUARDED, "robustness")
+    assert title(figure) == "robustness: epoch 2 would be kept, 40.0 % under pgd"
+    for axis in figure.axes:
+        (marker,) = [line for line in axis.lines if line.get_label().startswith("_")]
+        assert marker.get_xdata() == [2, 2]
+
+
+def test_nothing_is_kept_without_attacks():
+    figure = history_figure([{"epoch": 0, "step": 0, "acc": 0.5}], "robustness")
+    assert title(figure) == "robustness: no attack so far"
+    assert [len(axis.lines) for axis in figure.axes] == [1, 0, 0, 0]
+
+
+def test_bands_are_confidence_intervals():
+    bands = history_figure(GUARDED, "").axes[0].collections
+    for band, key, number in zip(bands, ("acc", "adv_acc/pgd"), (500, 200), strict=True):
+        vertices = band.get_paths()[0].vertices
+        for entry in GUARDED:
+            successes = round(entry[key] * number)
+            expected = scipy.stats.binomtest(successes, number).proportion_ci(method="wilson")
+            drawn = vertices[vertices[:, 0] == entry["epoch"], 1]
+            assert (drawn.min(), drawn.max()) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_epochs_with_all_attacks_are_marked_where_not_all_have_them():
+    some = [entry | ({"adv_acc/worst": 0.1} if entry["epoch"] in (0, 3) else {}) for entry in GUARDED]
+    assert curves(history_figure(some, "").axes[0])["all attacks"] == [(0, 0.0), (3, 0.0)]
+    every = [entry | {"adv_acc/worst": 0.1} for entry in GUARDED]
+    assert "all attacks" not in curves(history_figure(every, "").axes[0])
+
+
+def test_lines_can_be_told_apart():
+    names = [f"attack{index}" for index in range(7)]
+    history = [{"epoch": 0, "step": 0, "acc": 1.0, **{f"adv_acc/{name}": 0.5 for name in [*names, "worst"]}}]
+    lines = [line for line in history_figure(history, "").axes[0].lines if not line.get_label().startswith("_")]
+    colors = [to_hex(line.get_color()).upper() for line in lines]
+    assert set(colors) <= OKABE_ITO - {"#F0E442"}
+    assert len({(color, line.get_marker()) for color, line in zip(colors, lines, strict=True)}) == 9
+    assert [line.get_linestyle() for line in lines] == ["-"] * 8 + ["--"]
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"), [([101.0, 1.0], "log"), ([99.0, 1.0], "linear"), ([0.0, 9.0], "linear"), ([], "linear")]
+)
+def test_scale_of_the_fisher_information(values, scale):
+    history = [{"epoch": epoch, "step": epoch, "fim": value} for epoch, value in enumerate(values)]
+    assert history_figure(history, "").axes[3].get_yscale() == scale
+
+
+def test_several_evaluations_of_an_epoch():
+    history = [{"epoch": index // 2, "step": 5 * index, "acc": 0.1 * index, "adv_acc/pgd": 0.5} for index in range(4)]
+    figure = history_figure(history, "robustness")
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 5, 10, 15]
+    assert figure.axes[0].get_xlabel() == "step"
+    assert title(figure) == "robustness: step 15 would be kept, 50.0 % under pgd"
+
+
+def test_an_attack_at_the_end_keeps_the_epochs():
+    history = [{"epoch": 0, "step": 5, "acc": 0.5}, {"epoch": 0, "step": 5, "adv_acc/pgd": 0.25}]
+    accuracy = history_figure(history, "robustness").axes[0]
+    assert curves(accuracy) == {"clean": [(0, 0.5)], "pgd": [(0, 0.25)]}
+    assert accuracy.get_xlabel() == "epoch"
+
+
+def test_nothing_measured():
+    for axis in history_figure([], "robustness").axes:
+        assert axis.texts[-1].get_text() == "not measured"
+
+
+@pytest.mark.parametrize("length", [1, 3, 40])
+def test_epochs_are_whole(length):
+    figure = history_figure([{"epoch": epoch, "step": epoch, "fim": 0.5} for epoch in range(length)], "")
+    render(figure)
+    ticks = figure.axes[3].get_xticks()
+    assert len(ticks)
+    assert (ticks == np.round(ticks)).all()
+
+
+def test_a_figure_that_is_drawn_anew_is_like_a_new_one():
+    figure = None
+    for length in range(1, 5):
+        figure = history_figure(GUARDED[:length], "robustness", figure)
+        np.testing.assert_array_equal(render(figure), render(history_figure(GUARDED[:length], "robustness")))
+
+
+def test_rendered_picture_is_that_of_a_file():
+    figure = history_figure(HISTORY, "robustness")
+    picture = render(figure)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=figure.dpi)
+    np.testing.assert_array_equal(picture, np.asarray(Image.open(file).convert("RGB")))
+    assert picture.dtype == np.uint8

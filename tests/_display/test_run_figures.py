@@ -1,0 +1,244 @@
+import random
+import sys
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_robustness._display.drawing import render
+from lightning_robustness._display.run_figures import (
+    as_images,
+    boundary_figure,
+    class_figure,
+    history_figure,
+    perturbation_figure,
+)
+from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.meters.attack import Examples
+from lightning_robustness.input_space import InputSpace
+
+SPACE = InputSpace(mean=0.5, std=0.25)
+
+
+def examples(x, x_adv, space=SPACE):
+    y = torch.arange(len(x))
+    return Examples(space.normalize(x), space.normalize(x_adv), y, y, y + 1)
+
+
+def tiles(figure, number, height, width):
+    """Rows of images, cut out of the one that is drawn: clean, changes, adversarial."""
+    mosaic = np.asarray(figure.axes[0].images[0].get_array())
+    gap = (mosaic.shape[0] - 3 * height) // 2
+    assert mosaic.shape == (3 * height + 2 * gap, number * width + (number - 1) * gap, 3)
+    tops, lefts = ([step * (side + gap) for step in range(count)] for side, count in ((height, 3), (width, number)))
+    return [np.stack([mosaic[top : top + height, left : left + width] for left in lefts]) for top in tops]
+
+
+def row_labels(figure):
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def title(figure):
+    return figure.texts[0].get_text()
+
+
+@given(st.floats(-2, 2), st.floats(0.1, 4), st.sampled_from([1, 3]), st.floats(-3, 1), st.floats(0.5, 5))
+def test_undoes_normalisation_and_range(mean, std, channels, low, width):
+    expected = np.random.default_rng(0).random((2, channels, 3, 5))
+    x = (low + width * expected - mean) / std
+    space = InputSpace(low, low + width, mean, std)
+    np.testing.assert_allclose(as_images(torch.tensor(x), space).numpy(), expected, atol=1e-5)
+
+
+def test_without_bounds_the_values_span_the_range():
+    x = torch.tensor([-3.0, 1.0, 5.0]).reshape(3, 1, 1, 1)
+    assert as_images(x, InputSpace(None, None)).flatten().tolist() == [0.0, 0.5, 1.0]
+    assert as_images(x, InputSpace(-3.0, None, 1.0, 2.0)).flatten().tolist() == pytest.approx([0, 6 / 14, 1])
+
+
+def test_values_outside_are_clipped_and_constant_ones_stay_finite():
+    assert as_images(torch.tensor([-0.1, 1.2]).reshape(2, 1, 1, 1), InputSpace()).flatten().tolist() == [0.0, 1.0]
+    assert as_images(torch.full((1, 1, 2, 2), 7.0), InputSpace(None, None)).unique().tolist() == [0.0]
+
+
+def test_half_precision():
+    images = as_images(torch.full((1, 3, 2, 2), 0.5, dtype=torch.bfloat16), InputSpace())
+    assert images.dtype == torch.float32
+    assert images.unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (2, 1, 8), (2, 2, 8, 8), (2, 3, 4, 8, 8), (0, 1, 8, 8)])
+def test_others_are_no_images(shape):
+    assert as_images(torch.zeros(shape), InputSpace()) is None
+
+
+def test_images_of_one_channel(digits):
+    x = digits[0][:4]
+    x_adv = (x + 0.1 * torch.where(torch.rand_like(x) < 0.5, -1.0, 1.0)).clamp(0, 1)
+    figure = perturbation_figure(examples(x, x_adv), SPACE, "pgd, epoch 7")
+    clean, change, adversarial = tiles(figure, 4, 8, 8)
+    assert title(figure) == "pgd, epoch 7"
+    colors = plt.get_cmap("RdBu_r")(0.5 + 5 * (x_adv - x).squeeze(1).numpy())[..., :3]
+    for drawn, expected in ((clean, grey(x)), (change, colors), (adversarial, grey(x_adv))):
+        np.testing.assert_allclose(drawn, expected, atol=5e-3)  # a colour map has 256 colours
+    assert row_labels(figure) == ["clean", "change \u00d75", "adversarial"]
+
+
+def grey(x):
+    return np.repeat(x.permute(0, 2, 3, 1).numpy(), 3, axis=3)
+
+
+def test_colour_images_have_grey_for_nothing():
+    x = torch.full((2, 3, 4, 4), 0.5)
+    x_adv = x.clone()
+    x_adv[1, 0, 0, 0] += 8 / 255
+    x_adv[1, 2, 0, 0] -= 4 / 255
+    figure = perturbation_figure(examples(x, x_adv), SPACE, "")
+    expected = np.full((2, 4, 4, 3), 0.5)
+    expected[1, 0, 0] = 0.5 + 15 * 8 / 255, 0.5, 0.5 - 15 * 4 / 255
+    np.testing.assert_allclose(tiles(figure, 2, 4, 4)[1], expected, atol=1e-5)
+    assert row_labels(figure)[1] == "change \u00d715"
+
+
+@pytest.mark.parametrize(("eps", "factor"), [(8 / 255, 15), (0.5 / 255, 255), (0.1, 5), (0.3, 1), (1.0, 1), (0.0, 1)])
+def test_factor(eps, factor):
+    x = torch.zeros(1, 1, 2, 2)
+    assert row_labels(perturbation_figure(examples(x, x + eps), SPACE, ""))[1] == f"change \u00d7{factor}"
+
+
+def test_factor_refers_to_what_is_shown():
+    x, space = torch.zeros(1, 1, 2, 2), InputSpace(high=255)
+    assert row_labels(perturbation_figure(examples(x, x + 8, space), space, ""))[1] == "change \u00d715"
+
+
+def test_clean_and_adversarial_images_without_bounds_share_a_scale():
+    x, space = torch.tensor([0.0, 2.0]).reshape(1, 1, 1, 2), InputSpace(None, None)
+    clean, _, adversarial = tiles(perturbation_figure(examples(x, x + 2, space), space, ""), 1, 1, 2)
+    assert clean[0, 0, :, 0].tolist() == [0.0, 0.5]
+    assert adversarial[0, 0, :, 0].tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 8), (8, 4), (32, 32)])
+def test_images_keep_their_proportions(height, width):
+    x = torch.zeros(3, 1, height, width)
+    figure = perturbation_figure(examples(x, x + 0.1), SPACE, "")
+    mosaic = figure.axes[0].images[0].get_array()
+    box = figure.axes[0].get_window_extent()
+    assert box.height / box.width == pytest.approx(mosaic.shape[0] / mosaic.shape[1])
+    assert figure.get_size_inches()[0] == pytest.approx(3.6)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 9)])
+@pytest.mark.parametrize("names", [None, [f"n{number}" for number in range(10)]])
+def test_classes_of_examples(shape, names):
+    x = torch.zeros(shape)
+    labels = torch.tensor([3, 3]), torch.tensor([3, 5]), torch.tensor([8, 9])
+    axis = perturbation_figure(Examples(x, x + 0.1, *labels), InputSpace(), "", names).axes[0]
+    start = "" if names is None else "n"
+    expected = [f"{start}3\n\u2192 {start}8", f"{start}3\n{start}5 \u2192 {start}9"]
+    assert [label.get_text() for label in axis.get_xticklabels()] == expected
+    middles = [1.5, 6.5] if len(shape) == 4 else [0.46, 1.46]  # images have a gap of one pixel
+    assert axis.get_xticks().tolist() == pytest.approx(middles)
+
+
+def test_long_names_of_classes_are_cut():
+    x, y = torch.zeros(1, 1, 4, 4), torch.tensor([0])
+    names = ["a twelve-pack", "twelve-packs"]
+    axis = perturbation_figure(Examples(x, x, y, y, y + 1), InputSpace(), "", names).axes[0]
+    assert axis.get_xticklabels()[0].get_text() == "a twelve-pa\u2026\n\u2192 twelve-packs"
+
+
+def test_at_most_four_samples(digits):
+    figure = perturbation_figure(examples(digits[0][:20], digits[0][:20]), SPACE, "")
+    np.testing.assert_allclose(tiles(figure, 4, 8, 8)[0], grey(digits[0][:4]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "lines"), [((2, 5), (1, 5)), ((2, 1, 50), (1, 50)), ((2, 2, 50), (2, 50)), ((2, 4, 3, 3), (4, 9))]
+)
+def test_other_inputs_are_lines_in_their_own_units(shape, lines):
+    x, space = torch.randn(shape), InputSpace(None, None, mean=1.0, std=2.0)
+    x_adv = x + 0.1 * torch.randn(shape)
+    figure = perturbation_figure(examples(x, x_adv, space), space, "")
+    for axis, values in zip(figure.axes, (x, x_adv - x, x_adv), strict=True):
+        drawn = np.stack([line.get_ydata() for line in axis.lines])
+        np.testing.assert_allclose(drawn, values.reshape(-1, lines[1]), atol=1e-5)
+        columns = [sorted({int(position) for position in line.get_xdata()}) for line in axis.lines]
+        assert columns == [[0]] * lines[0] + [[1]] * lines[0]
+    assert [axis.get_ylabel() for axis in figure.axes] == ["clean", "change", "adversarial"]
+
+
+def test_matrices_without_a_channel_are_images():
+    x = torch.rand(2, 20, 30)
+    space = InputSpace(mean=np.linspace(0, 1, 20).tolist(), std=[0.5] * 20)
+    clean, _, _ = tiles(perturbation_figure(examples(x, x, space), space, ""), 2, 20, 30)
+    np.testing.assert_allclose(clean, grey(x.unsqueeze(1)), atol=1e-6)
+
+
+def test_global_state_is_left_alone(digits):
+    plt.close("all")
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    settings = dict(plt.rcParams)
+    render(perturbation_figure(examples(digits[0][:2], digits[0][2:4]), SPACE, ""))
+    render(history_figure([{"epoch": 0, "step": 9, "acc": 0.5, "adv_acc/pgd": 0.1}], ""))
+    assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert plt.get_fignums() == []
+    assert dict(plt.rcParams) == settings
+
+
+@pytest.mark.parametrize("module", ["matplotlib.figure", "matplotlib.backends.backend_agg"])
+def test_without_matplotlib(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=r'Expected matplotlib.*pip install "lightning-robustness\[plot\]"'):
+        history_figure([], "robustness")
+    x = torch.zeros(1, 1, 4, 4)
+    with pytest.raises(ModuleNotFoundError, match="Expected matplotlib"):
+        perturbation_figure(examples(x, x), SPACE, "")
+
+
+def test_lines_of_epochs_become_darker():
+    curves = {epoch: BoundaryCurve.of(torch.linspace(-0.1, 0.3 + 0.1 * epoch, 20), "l2", 0.1) for epoch in (4, 0, 2)}
+    figure = boundary_figure(curves)
+    (axis,) = figure.axes
+    *lines, budget = axis.lines
+    assert [line.get_ydata().tolist() for line in lines] == [curves[epoch].share for epoch in (0, 2, 4)]
+    assert [line.get_xdata()[-1] for line in lines] == pytest.approx([0.4] * 3)
+    opacities = [line.get_alpha() for line in lines]
+    assert opacities == sorted(opacities)
+    assert opacities[-1] == 1
+    assert budget.get_xdata() == pytest.approx([0.1, 0.1])
+    assert [text.get_text() for text in axis.get_legend().texts] == ["epoch 0", "epoch 4"]
+    assert "l2" in axis.get_xlabel()
+    assert title(figure) == "robust accuracy to first order, over budgets"
+
+
+def test_the_last_curve_has_its_interval():
+    last = BoundaryCurve.of(torch.linspace(-0.1, 0.3, 20), "l2", 0.1)
+    (band,) = boundary_figure({0: last._replace(low=last.share, high=last.share), 1: last}).axes[0].collections
+    vertices = band.get_paths()[0].vertices
+    for eps, low, high in zip(last.eps, last.low, last.high, strict=True):
+        drawn = vertices[np.isclose(vertices[:, 0], eps), 1]
+        assert (drawn.min(), drawn.max()) == pytest.approx((low, high))
+
+
+def test_classes_by_epochs():
+    rates = {4: torch.tensor([0.25, torch.nan]), 0: torch.tensor([0.5, 1.0])}
+    figure = class_figure(rates, ["cat", "a very long name"], "pgd")
+    axis, scale = figure.axes
+    drawn = axis.images[0].get_array().filled(torch.nan)
+    np.testing.assert_array_equal(drawn, np.array([[0.5, 0.25], [1.0, np.nan]], dtype=np.float32))
+    assert axis.images[0].get_clim() == (0, 1)
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "4"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["cat", "a very long\u2026"]
+    assert title(figure) == "robust accuracy of each class, pgd"
+    assert scale.get_ylim() == (0, 1)
+
+
+def test_many_epochs_and_classes_have_fewer_labels():
+    rates = {epoch: torch.full((100,), 0.5) for epoch in range(50)}
+    axis = class_figure(rates, [str(number) for number in range(100)], "pgd").axes[0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "7", "14", "21", "28", "35", "42", "49"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [str(5 * number) for number in range(20)]

@@ -1,0 +1,70 @@
+import math
+
+import pytest
+
+from lightning_robustness._display.table import NumberText, Table, cell_text
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (None, "-"),
+        (math.nan, "-"),
+        (0.0, "0.0000"),
+        (0.123456, "0.1235"),
+        (0.00123456, "0.001235"),
+        (-2.5, "-2.5000"),
+        (123456.7, "1.235e+05"),
+        (12, "12"),
+        ("PGD", "PGD"),
+    ],
+)
+def test_cells(cell, text):
+    assert cell_text(cell) == text
+
+
+def test_text_is_aligned():
+    table = Table("Title", ["name", "x", "number"], [["a", 1.0, 5], ["long name", math.nan, 12345]])
+    assert table.to_text().splitlines() == [
+        "Title",
+        "name            x  number",
+        "a          1.0000       5",
+        "long name       -   12345",
+    ]
+
+
+def test_html_is_escaped():
+    page = Table("<title>", ["a & b"], [["<script>"]]).to_html()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "&lt;title&gt;" in page
+    assert '<th class="word">a &amp; b</th>' in page
+    assert 'data-name="a &amp; b"' in page
+
+
+def test_written_numbers_are_aligned_as_numbers():
+    table = Table("Title", ["name", "distance"], [["a", NumberText("3.1/255")], ["b", 0.25]], note="In <pixels>.")
+    assert table.to_text().splitlines() == [
+        *("Title", "name  distance", "a      3.1/255", "b       0.2500", "In <pixels>."),
+    ]
+    assert '<td class="number" data-name="distance">3.1/255</td>' in table.to_html()
+    assert "<p>In &lt;pixels&gt;.</p>" in table.to_html()
+
+
+@pytest.mark.parametrize(
+    ("rows", "folded", "tag"), [(24, False, "figure"), (25, False, "details"), (1, True, "details")]
+)
+def test_long_tables_are_folded(rows, folded, tag):
+    assert Table("Title", ["a"], [[1]] * rows, folded=folded).to_html().startswith(f"<{tag}>")
+
+
+@pytest.mark.parametrize(
+    ("header", "width"),
+    [(["a" * 60, "b", "c"], "narrow"), (["class", "clean", "robust", "samples"], "narrow"), (["a" * 10] * 4, "wide")],
+)
+def test_tables_that_fit_no_phone_are_marked(header, width):
+    assert f'<table class="{width}">' in Table("Title", header, [[1] * len(header)]).to_html()
+
+
+def test_empty_table_has_its_header():
+    assert Table("Title", ["a", "bc"], []).to_text() == "Title\na  bc"

@@ -1,0 +1,81 @@
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_robustness import RobustEarlyStopping, RobustnessMonitor
+from lightning_robustness._lightning.guard import check_awaited, check_default_guard, mode_of
+
+OWNER = RobustEarlyStopping("robustness/rdi")
+
+
+def trainer(*prefixes, strategy=None):
+    return SimpleNamespace(callbacks=[RobustnessMonitor(prefix=prefix) for prefix in prefixes], strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("robustness/adv_acc/worst", "max"),
+        ("robustness/asr/pgd", "min"),
+        ("r/b/rdi", "max"),
+        ("robustness/fim", "min"),
+        ("robustness/roby", "min"),
+        ("robustness/lipschitz", "min"),
+    ],
+)
+def test_mode_by_the_table_of_keys(key, expected):
+    assert mode_of(key, None) == expected
+    assert mode_of(key, "min") == "min"
+
+
+@pytest.mark.parametrize(
+    "key", ["val_loss", "val/loss", "robustness/acc", "robustness/trust/rdi", "rdi", "x/seconds/fim"]
+)
+def test_mode_has_to_be_given_for_keys_without_direction(key):
+    with pytest.raises(ValueError, match=f"`mode` to be 'min' or 'max', whichever is better for '{key}', but got None"):
+        mode_of(key, None)
+    assert mode_of(key, "max") == "max"
+
+
+@pytest.mark.parametrize("key", ["robustness/asr/pdg", "robustnes/rdi", "robustness/rdy"])
+def test_keys_that_will_not_be_logged(key):
+    with pytest.raises(
+        MisconfigurationException, match=f"RobustEarlyStopping waits for '{key}'.* be: robustness/rdi, "
+    ):
+        check_awaited(trainer("robustness"), OWNER, key)
+
+
+def test_keys_that_need_gradients_of_sharded_parameters():
+    sharded = trainer("robustness", strategy=FSDPStrategy.__new__(FSDPStrategy))
+    check_awaited(sharded, OWNER, "robustness/rdi")
+    check_default_guard(sharded, OWNER, "robustness/acc")
+    for key in ("robustness/adv_acc/worst", "robustness/fim"):
+        check_awaited(trainer("robustness"), OWNER, key)
+        message = f"waits for '{key}', which will not be logged, since FSDPStrategy shards the parameters"
+        with pytest.raises(MisconfigurationException, match=message):
+            check_awaited(sharded, OWNER, key)
+
+
+def test_keys_of_the_module_and_of_nested_prefixes_are_let_through():
+    for key in ("val_acc", "val/acc", "r/b/rdi", "r/trust/rdi"):
+        check_awaited(trainer("r", "r/b"), OWNER, key)
+
+
+def test_the_default_guard_takes_a_monitor_of_this_prefix():
+    check_default_guard(trainer("robustness"), OWNER, "robustness/acc")
+    with pytest.raises(MisconfigurationException, match=r"guarded by 'robustness/acc'.* Pass guard='r/acc' or the key"):
+        check_default_guard(trainer("r"), OWNER, "robustness/acc")
+    with pytest.raises(MisconfigurationException, match=r"Pass the key of a clean accuracy .* or guard=None\."):
+        check_default_guard(trainer(), OWNER, "robustness/acc")
+
+
+def test_a_guard_that_is_named_may_be_logged_by_the_module():
+    RobustEarlyStopping("robustness/rdi", guard="robustness/acc").setup(trainer(), None, "fit")
+    RobustEarlyStopping("robustness/adv_acc/pgd").setup(trainer(), None, "fit")
+    for key in ("robustness/accuracy", "r/rdi"):
+        with pytest.raises(MisconfigurationException, match=f"waits for '{key}'"):
+            RobustEarlyStopping("score", mode="max", guard=key).setup(trainer("robustness"), None, "fit")
+    with pytest.raises(MisconfigurationException, match="guarded by 'robustness/acc'"):
+        RobustEarlyStopping("robustness/adv_acc/pgd", guard_tolerance=0.1).setup(trainer(), None, "fit")

@@ -1,0 +1,138 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lightning_robustness._lightning.guard import Guard
+
+
+def trainer(batches, **logged):
+    """A Trainer at the end of a validation epoch, with what was logged in it and something old."""
+    metrics = {key: torch.tensor(value) for key, value in logged.items()}
+    progress = SimpleNamespace(total=SimpleNamespace(ready=batches))
+    return SimpleNamespace(
+        callback_metrics={"old": torch.tensor(0.5), **metrics},
+        _logger_connector=SimpleNamespace(metrics={"callback": metrics}),
+        strategy=SimpleNamespace(reduce=lambda value, reduce_op: value, root_device=torch.device("cpu")),
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
+    )
+
+
+def guard_after(*values, key="acc", tolerance=0.02, mode="max"):
+    guard = Guard("score", key, tolerance, mode, "Owner")
+    for batches, value in enumerate(values):
+        guard.observe(trainer(batches, acc=value))
+    return guard
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "best", "admitted", "refused"),
+    [
+        ((0.5, 0.9, 0.7), "max", 0.9, (0.95, 0.9, 0.88), (0.87, 0.5, math.nan)),
+        ((0.5, 0.9, 0.7), "min", 0.5, (0.4, 0.5, 0.52), (0.53, 0.9, math.nan)),
+        ((math.nan, 0.9, math.inf), "max", 0.9, (0.88,), (0.879,)),
+    ],
+)
+def test_epochs_close_to_the_best_are_admitted(values, mode, best, admitted, refused):
+    guard = guard_after(*values, mode=mode)
+    assert guard.best == pytest.approx(best)
+    assert all(guard.admits(value) for value in admitted)
+    assert not any(guard.admits(value) for value in refused)
+
+
+def test_the_limit_itself_is_admitted_in_float32():
+    for percent in range(2, 101):
+        guard = guard_after(percent / 100)
+        assert guard.admits(torch.tensor(percent / 100 - 0.02).item())
+        assert not guard.admits(torch.tensor(percent / 100 - 0.021).item())
+
+
+def test_improvement_lasts_until_it_is_settled():
+    guard = guard_after(0.5, 0.4)
+    assert guard.has_improved
+    guard.settle()
+    guard.observe(trainer(3, acc=0.5))
+    assert not guard.has_improved
+    guard.observe(trainer(4, acc=0.6))
+    guard.observe(trainer(5, acc=0.1))
+    assert guard.has_improved
+
+
+def test_old_values_do_not_count():
+    guard = Guard("score", "old", None, "max", "Owner")
+    guard.observe(trainer(1))
+    assert math.isnan(guard.best)
+
+
+def test_the_value_is_that_of_the_same_weights():
+    guard = guard_after(0.5, 0.4)
+    assert guard.value(trainer(1)) == pytest.approx(0.4)
+    assert math.isnan(guard.value(trainer(2)))
+
+
+@pytest.mark.parametrize(
+    ("monitor", "guard", "tolerance", "key", "has_veto"),
+    [
+        ("robustness/adv_acc/worst", "auto", None, "robustness/acc", False),
+        ("r/b/boundary_acc", "auto", None, "r/b/acc", False),
+        ("r/adv_acc/pgd", "auto", 0.02, "r/acc", True),
+        ("r/adv_acc/pgd", "val_acc", None, "val_acc", True),
+        ("r/rdi", "auto", None, "r/acc", True),
+        ("r/boundary", "auto", None, "r/acc", True),
+        ("r/asr/pgd", "auto", None, "r/acc", True),
+        ("r/distortion/cw", "auto", None, "r/acc", True),
+        ("r/debug/fim_inverse", "auto", None, "r/acc", True),
+        ("r/rdi", None, None, "r/acc", False),
+        ("r/rdi", None, 0.02, "r/acc", False),
+        ("val_loss", "auto", None, "robustness/acc", False),
+        ("val/loss", "auto", 0.1, "robustness/acc", True),
+        ("val_loss", "val_acc", None, "val_acc", True),
+    ],
+)
+def test_what_is_guarded(monitor, guard, tolerance, key, has_veto):
+    guard = Guard(monitor, guard, tolerance, "max", "Owner")
+    assert (guard.key, guard.has_veto, guard.tolerance) == (key, has_veto, 0.02 if tolerance is None else tolerance)
+
+
+def test_without_a_veto_everything_is_admitted_and_nothing_improves():
+    guard = Guard("x/adv_acc/pgd", "auto", None, "max", "Owner")
+    guard.observe(trainer(1, **{"x/acc": 0.9}))
+    assert guard.value(trainer(1)) == pytest.approx(0.9)
+    assert math.isnan(guard.value(trainer(2)))  # without a warning
+    assert guard.admits(0.0)
+    assert guard.admits(math.nan)
+    assert not guard.has_improved
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("max", [-math.inf, 0.2, 0.7]), ("min", [-math.inf, -0.7, -0.2])])
+def test_quality_is_higher_for_better_values(mode, expected):
+    guard = Guard("score", "acc", None, mode, "Owner")
+    assert sorted(map(guard.quality, (0.7, math.nan, 0.2))) == expected
+
+
+def test_a_key_that_does_not_come_gets_one_warning():
+    guard = Guard("score", "accuracy", None, "max", "Owner")
+    guard.observe(now := trainer(1, acc=0.5))
+    with pytest.warns(UserWarning, match=r"Owner is guarded by 'accuracy', .* guard=None\. Logged were: old, acc\."):
+        assert math.isnan(guard.value(now))
+    assert math.isnan(guard.value(now))  # without another
+    assert guard.admits(math.nan)
+
+
+def test_state():
+    guard, other, different = guard_after(0.5, 0.9), guard_after(), guard_after(key="accuracy")
+    other.load_state_dict(guard.state_dict())
+    assert (other.best, other.has_improved) == (guard.best, True)
+    different.load_state_dict(guard.state_dict())
+    assert math.isnan(different.best)
+    without = Guard("x/rdi", None, None, "max", "Owner")
+    without.load_state_dict({**guard.state_dict(), "key": without.key})
+    assert without.admits(0.0)
+
+
+def test_arguments():
+    with pytest.raises(ValueError, match=r"`guard_tolerance` to be a finite number of at least 0 but got -0\.1"):
+        Guard("score", "acc", -0.1, "max", "Owner")
+    with pytest.raises(ValueError, match=r"`guard_mode` to be one of \('min', 'max'\) but got 'most'"):
+        Guard("score", "acc", 0.1, "most", "Owner")

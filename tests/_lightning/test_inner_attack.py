@@ -1,0 +1,77 @@
+import pytest
+
+from lightning_robustness import InputSpace
+from lightning_robustness._lightning.inner_attack import make_inner_attack
+from lightning_robustness.attacks import CW, PGD, Cascade, TorchattacksAdapter, budget_of
+
+
+def make(attack, eps=None, steps=None, alpha=None, all_steps=True, input_space=None):
+    return make_inner_attack(attack, eps, steps, alpha, all_steps, input_space or InputSpace())
+
+
+def own(model, x, y):
+    return x
+
+
+def test_names_and_objects():
+    assert make("pgd", eps=0.1, steps=7) == PGD(eps=0.1, steps=7, all_steps=True)
+    assert make(PGD(momentum=1.0), eps=0.1, alpha=0.02) == PGD(momentum=1.0, eps=0.1, alpha=0.02, all_steps=True)
+    assert make(PGD(), all_steps=False) == PGD()
+    assert make("cw", steps=5) == CW(steps=5, all_steps=True)
+    assert isinstance(make("torchattacks:FGSM", eps=0.1), TorchattacksAdapter)
+    assert make(own) is own
+
+
+def test_parts_of_a_cascade():
+    worst = make("worst", eps=8.0, input_space=InputSpace(high=255))
+    assert [part.eps for part in worst.attacks] == [8.0] * 3
+    assert all(part.all_steps for part in worst.attacks)
+    mixed = Cascade(attacks=(own, PGD(eps=0.1)))
+    assert make(mixed).attacks == (own, PGD(eps=0.1, all_steps=True))
+
+
+def test_budgets_of_torchattacks_are_in_the_units_of_the_range():
+    space = InputSpace(high=255)
+    assert budget_of(make("torchattacks:FGSM", input_space=space), space).eps == pytest.approx(8.0)
+
+
+def test_fast_takes_one_step_that_is_longer_than_the_budget():
+    assert make("fast") == PGD(steps=1, alpha=10 / 255, all_steps=True)
+    assert make("fast", steps=2, alpha=0.1) == PGD(steps=2, alpha=0.1, all_steps=True)
+
+
+def test_a_budget_may_be_as_wide_as_the_range():
+    assert make("pgd", eps=1.0).eps == 1.0
+    assert make("pgd", eps=8.0, input_space=InputSpace(high=255)).eps == 8.0
+    assert make("pgd", eps=8.0, input_space=InputSpace(low=None, high=None)).eps == 8.0
+    assert make("pgd_l2", eps=8.0).eps == 8.0
+
+
+@pytest.mark.parametrize(
+    ("attack", "options", "match"),
+    [
+        (own, {"eps": 0.1}, "an attack that takes eps but got <function own"),
+        (CW(), {"eps": 0.1, "alpha": 0.1}, r"an attack that takes eps, alpha but got CW\("),
+        (PGD(targeted=True), {}, r"not targeted, since it gets the true labels, but got PGD\("),
+        ("pgd", {"eps": 8.0}, r"at most 1, the width of the range of inputs \[0, 1\], but got 8\. .*8/255"),
+        ("pgd", {"eps": 0.6, "input_space": InputSpace(high=0.5)}, r"at most 0\.5, .* but got 0\.6"),
+        ("worst", {"eps": 8.0}, r"at most 1, the width .* but got 8\."),
+        (Cascade(attacks=(own, PGD(eps=8.0))), {}, r"at most 1, the width .* but got 8\."),
+        ("cw", {"eps": 0.1}, r"that has a budget, for `eps`, but got CW\(.*Leave `eps` out"),
+        ("torchattacks:CW", {"eps": 0.1}, r"that has a budget, for `eps`, but got TorchattacksAdapter\("),
+        (
+            "torchattacks:FGSM",
+            {"eps": 0.1, "input_space": InputSpace(low=None, high=None)},
+            "inputs with a range for torchattacks' FGSM",
+        ),
+        ("nonsense", {}, "the name of an attack but got 'nonsense'"),
+    ],
+)
+def test_bad_arguments(attack, options, match):
+    with pytest.raises(ValueError, match=match):
+        make(attack, **options)
+
+
+def test_no_attack():
+    with pytest.raises(TypeError, match=r"a callable .* or a name, but got int"):
+        make(3)

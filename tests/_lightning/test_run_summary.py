@@ -1,0 +1,73 @@
+import pytest
+import scipy.stats
+
+from lightning_robustness import InputSpace
+from lightning_robustness._lightning.summary import RunSummary
+
+ACC = [0.60, 0.95, 0.94, 0.93, 0.95, 0.95]
+ROBUST = [0.10, 0.40, 0.55, 0.50, 0.35, 0.30]
+RDI = [0.90, 0.30, 0.40, 0.50, 0.45, 0.60]
+FIM = [9.00, 5.00, 2.00, 3.00, 6.00, 7.00]
+
+
+def history(**changes):
+    columns = {"acc": ACC, "adv_acc/pgd": ROBUST, "rdi": RDI, "fim": FIM, **changes}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    extra = {"samples_attacks": 200, "seconds/pgd": 1.5, "seconds/fim": 0.25, "masking": 0.0}
+    return [{"epoch": epoch, "step": 10 * epoch, **row, **extra} for epoch, row in enumerate(rows)]
+
+
+def test_values():
+    summary = RunSummary.of(history())
+    assert (summary.reference, summary.epoch, summary.accuracy) == ("adv_acc/pgd", 2, 0.55)
+    expected = scipy.stats.binomtest(110, 200).proportion_ci(method="wilson")
+    assert summary.interval == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert summary.num_samples == 200
+    assert summary.choices["rdi"][:4] == (0, pytest.approx(45.0), 5, pytest.approx(25.0))
+    assert summary.choices["fim"][:4] == (2, pytest.approx(0.0), 2, pytest.approx(0.0))
+    assert summary.choices["rdi"].trust == pytest.approx(scipy.stats.kendalltau(RDI, ROBUST).statistic)
+    assert summary.choices["fim"].trust == pytest.approx(-scipy.stats.kendalltau(FIM, ROBUST).statistic)
+    assert summary.seconds == {"pgd": 9.0, "fim": 1.5}
+    assert summary.masked_epochs == []
+
+
+def test_text():
+    tau = scipy.stats.kendalltau(RDI, ROBUST).statistic
+    lines = str(RunSummary.of(history())).splitlines()
+    assert lines == [
+        "most robust epoch  2, accuracy 55.0 % under pgd (95 % interval 48.1 to 61.7, 200 samples)",
+        f"rdi would pick     epoch 0, 45.0 points lower; with the guard epoch 5, 25.0 lower; trust {tau:+.2f}",
+        "fim would pick     epoch 2, 0.0 points lower; with the guard epoch 2, 0.0 lower; trust +1.00",
+        "gradient masking   no sign",
+        "watching took      10.5 s (pgd 9.0, fim 1.5)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("space", "text"), [(None, "3.1/255"), (InputSpace(), "3.1/255"), (InputSpace(high=255), "0.0121")]
+)
+def test_distance_to_the_boundary_of_the_most_robust_epoch(space, text):
+    lines = dict(RunSummary.of(history(boundary=[0.5, 0.4, 0.0121, 0.3, 0.2, 0.1]), space).lines())
+    assert lines["its distance to the boundary"] == f"{text} in the median"
+
+
+def test_signs_of_masking_and_the_worst_case():
+    rows = history(**{"adv_acc/worst": ROBUST})
+    rows[3]["masking"] = rows[5]["masking"] = 1.0
+    text = str(RunSummary.of(rows))
+    assert "accuracy 55.0 % under all attacks" in text
+    assert "signs in epochs 3, 5: accuracy under attack is too high" in text
+
+
+def test_few_evaluations_have_no_trust():
+    summary = RunSummary.of(history()[:3])
+    assert summary.choices["rdi"] == (0, pytest.approx(45.0), 2, pytest.approx(0.0), None)
+    assert "trust" not in str(summary)
+
+
+def test_without_attacks():
+    rows = [{"epoch": 0, "rdi": 0.5, "seconds/features": 0.01}]
+    assert str(RunSummary.of(rows)) == (
+        "most robust epoch  not known, as no attack ran\nwatching took      0.0 s (next to nothing)"
+    )
+    assert str(RunSummary.of([])).startswith("most robust epoch  not known")

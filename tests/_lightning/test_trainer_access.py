@@ -1,0 +1,79 @@
+import math
+
+import lightning as L
+import pytest
+import torch
+
+from lightning_robustness._lightning.trainer import (
+    evaluation_loader,
+    forward_of,
+    has_trained,
+    logged_in_this_epoch,
+    num_training_batches,
+)
+from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
+
+
+class Spy(L.Callback):
+    """Note what the Trainer says in each validation epoch."""
+
+    def __init__(self, look):
+        self.look, self.seen = look, []
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        self.seen.append(self.look(trainer))
+
+
+def seen_in_fit(tmp_path, look, loaders=None, **kwargs):
+    spy = Spy(look)
+    make_trainer(tmp_path, spy, **kwargs).fit(
+        Classifier(), train_loader(), val_loader() if loaders is None else loaders
+    )
+    return spy.seen
+
+
+def test_a_run_has_begun_after_its_first_batch(tmp_path):
+    assert seen_in_fit(tmp_path, has_trained, max_epochs=2) == [False, True, True]
+    assert seen_in_fit(tmp_path, num_training_batches, max_epochs=2) == [0, 10, 20]
+    assert seen_in_fit(tmp_path, has_trained, fast_dev_run=True) == [False]
+    assert seen_in_fit(tmp_path, num_training_batches, accumulate_grad_batches=4) == [0, 10]
+
+
+def test_keys_of_this_epoch_also_on_the_sanity_check(tmp_path):
+    assert seen_in_fit(tmp_path, logged_in_this_epoch) == [{"val_acc"}, {"val_acc"}]
+
+
+@pytest.mark.parametrize(("limit", "number"), [(1.0, 4), (3, 3)])
+def test_loaders_and_their_numbers_of_batches(tmp_path, limit, number):
+    first, second = val_loader(), val_loader(batch_size=101)
+    seen = seen_in_fit(tmp_path, lambda t: evaluation_loader(t, 0), [first, second], limit_val_batches=limit)
+    assert [(loader.batch_size, batches) for loader, batches in seen] == [(32, 2), (32, number)]
+    seen = seen_in_fit(tmp_path, lambda t: evaluation_loader(t, 1)[1], [first, second])
+    assert seen == [1, 1]
+    with pytest.raises(ValueError, match="`dataloader_idx` to be below 1, the number of loaders, but got 1"):
+        seen_in_fit(tmp_path, lambda t: evaluation_loader(t, 1), first)
+
+
+def test_streams_have_no_number_of_batches(tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from val_loader().dataset
+
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=32)
+    assert seen_in_fit(tmp_path, lambda t: evaluation_loader(t, 0)[1], loader, num_sanity_val_steps=0) == [math.inf]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", torch.float32), ("64-true", torch.float64)])
+def test_forward_has_the_default_precision_of_steps(tmp_path, precision, dtype):
+    module = Classifier()
+    module.trainer = make_trainer(tmp_path, precision=precision)
+    dtypes = []
+
+    def forward_fn(module, x):
+        dtypes.append(torch.get_default_dtype())
+        return x
+
+    x = torch.rand(2)
+    assert forward_of(module, forward_fn)(x) is x
+    assert dtypes == [dtype]
+    assert torch.get_default_dtype() == torch.float32

@@ -1,0 +1,260 @@
+import lightning as L
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness.cli.loading import load_data, load_model
+from tests.cli import checkpoint_models
+from tests.cli.checkpoint_models import Net
+
+HERE = "tests.cli.checkpoint_models"
+
+
+class Module(L.LightningModule):
+    def __init__(self, width=4, rate=0.1):
+        super().__init__()
+        self.save_hyperparameters()
+        self.network = Net(width)
+
+
+class Configured(L.LightningModule):
+    """Takes its hyper-parameters as one dictionary."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.save_hyperparameters(config)
+        self.network = Net(config["width"])
+
+
+class Late(L.LightningModule):
+    """Makes its layers only when they are needed."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.save_hyperparameters()
+        self.network = None
+
+    def configure_model(self):
+        if self.network is None:
+            self.network = Net(self.hparams.config["width"])
+
+
+class Renaming(Configured):
+    """Saves its weights by other names."""
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["state_dict"] = {f"old.{name}": value for name, value in checkpoint["state_dict"].items()}
+
+    def on_load_checkpoint(self, checkpoint):
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {name.removeprefix("old."): value for name, value in state.items()}
+
+
+def save_checkpoint(module, path):
+    trainer = L.Trainer(accelerator="cpu", max_epochs=0, logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(module)
+    module.trainer = trainer
+    module.configure_model()
+    trainer.save_checkpoint(path, weights_only=False)
+
+
+def same_weights(model, other):
+    return all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_state_dict(tmp_path):
+    net = Net()
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    assert same_weights(load_model(f"{HERE}:Net", tmp_path / "net.pt"), net)
+
+
+def test_checkpoint_of_lightning_brings_its_arguments(tmp_path, monkeypatch):
+    module = Module(width=7)
+    trainer = L.Trainer(accelerator="cpu", max_epochs=0, logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "module.ckpt", weights_only=True)
+    monkeypatch.setattr(checkpoint_models, "Module", Module, raising=False)
+    loaded = load_model(f"{HERE}:Module", tmp_path / "module.ckpt")
+    assert same_weights(loaded, module)
+    assert loaded.hparams.width == 7
+    # The network that was an attribute of the module; of the hyper-parameters it takes those that it knows
+    assert same_weights(load_model(f"{HERE}:Net", tmp_path / "module.ckpt"), module.network)
+
+
+@pytest.mark.parametrize("kind", [Configured, Late, Renaming])
+def test_class_of_lightning_loads_itself(tmp_path, monkeypatch, kind):
+    module = kind({"width": 7})
+    save_checkpoint(module, tmp_path / "module.ckpt")
+    monkeypatch.setattr(checkpoint_models, "Kind", kind, raising=False)
+    loaded = load_model(f"{HERE}:Kind", tmp_path / "module.ckpt")
+    assert same_weights(loaded, module)
+    assert same_weights(module, loaded)
+    with pytest.raises(ValueError, match=r"module.ckpt to hold the weights of .* different: network.body.0.weight"):
+        load_model(f"{HERE}:Kind", tmp_path / "module.ckpt", {"config": {"width": 8}})
+
+
+class Partial(Configured):
+    """Saves only a part of its weights."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.strict_loading = False
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if config_part in k}
+
+
+config_part = "head"
+
+
+def test_loading_that_is_not_strict(tmp_path, monkeypatch):
+    module = Partial({"width": 7})
+    save_checkpoint(module, tmp_path / "module.ckpt")
+    monkeypatch.setattr(checkpoint_models, "Partial", Partial, raising=False)
+    expected = r"lacks weights of Partial, which keep their initial values: network.body.0.weight, network.body.0.bias"
+    with pytest.warns(UserWarning, match=expected):
+        loaded = load_model(f"{HERE}:Partial", tmp_path / "module.ckpt")
+    assert torch.equal(loaded.network.head.weight, module.network.head.weight)
+    monkeypatch.setattr("tests.cli.test_checkpoint.config_part", "nothing")
+    save_checkpoint(module, tmp_path / "module.ckpt")
+    with pytest.raises(ValueError, match=r"to hold the weights of Partial but it does not. missing: network.body"):
+        load_model(f"{HERE}:Partial", tmp_path / "module.ckpt")
+
+
+class Failing(Configured):
+    def on_load_checkpoint(self, checkpoint):
+        raise KeyError("ema")
+
+
+def test_hook_that_fails(tmp_path, monkeypatch):
+    save_checkpoint(Failing({"width": 7}), tmp_path / "module.ckpt")
+    monkeypatch.setattr(checkpoint_models, "Failing", Failing, raising=False)
+    with pytest.raises(ValueError, match=r":Failing' to load .*module.ckpt but a hook failed: KeyError: 'ema'"):
+        load_model(f"{HERE}:Failing", tmp_path / "module.ckpt")
+
+
+def test_network_that_is_not_the_only_one(tmp_path):
+    states = {"teacher.": Net().state_dict(), "student.": Net().state_dict(), "wide.": Net(8).state_dict()}
+    state = {prefix + key: value for prefix, weights in states.items() for key, value in weights.items()}
+    torch.save(state, tmp_path / "all.pt")
+    expected = r"Expected one Net in .*all.pt but got 2, with the prefixes 'teacher.', 'student.'. Save the state dict"
+    with pytest.raises(ValueError, match=expected):
+        load_model(f"{HERE}:Net", tmp_path / "all.pt")
+    wide = load_model(f"{HERE}:Net", tmp_path / "all.pt", {"width": 8})
+    assert torch.equal(wide.head.weight, states["wide."]["head.weight"])
+    # One network by two names
+    torch.save({f"{name}.{k}": v for name in ("a", "b") for k, v in states["teacher."].items()}, tmp_path / "same.pt")
+    loaded = load_model(f"{HERE}:Net", tmp_path / "same.pt")
+    assert torch.equal(loaded.head.weight, states["teacher."]["head.weight"])
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "model.network."])
+def test_prefixes_of_wrappers_go_away(tmp_path, prefix):
+    net = Net()
+    state = {f"{prefix}{key}": value for key, value in net.state_dict().items()} | {"loss.weight": torch.ones(3)}
+    torch.save({"state_dict": state}, tmp_path / "net.ckpt")
+    assert same_weights(load_model(f"{HERE}:Net", tmp_path / "net.ckpt"), net)
+
+
+def test_arguments_take_precedence(tmp_path):
+    torch.save({"state_dict": Net(9).state_dict(), "hyper_parameters": {"width": 2, "old": 1}}, tmp_path / "net.ckpt")
+    assert load_model(f"{HERE}:Net", tmp_path / "net.ckpt", {"width": 9}).head.in_features == 9
+    torch.save({"state_dict": {}, "hyper_parameters": {"width": 2, "old": 1}}, tmp_path / "any.ckpt")
+    assert load_model(f"{HERE}:Anything", tmp_path / "any.ckpt").arguments == {"width": 2, "old": 1}
+
+
+def test_functions_and_models_without_a_checkpoint():
+    assert load_model(f"{HERE}:make_net").head.in_features == 5
+    assert load_model("torch.nn:Linear", arguments={"in_features": 3, "out_features": 2}).weight.shape == (2, 3)
+
+
+def test_checkpoint_of_another_class(tmp_path):
+    torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "other.pt")
+    expected = (
+        r"to hold the weights of Net but it does not. missing: body.0.weight, body.0.bias, head.weight, head.bias; "
+        r"unexpected: weight, bias\. Does it belong to another class, or to one with other arguments \(`model_args`\)\?"
+    )
+    with pytest.raises(ValueError, match=expected):
+        load_model(f"{HERE}:Net", tmp_path / "other.pt")
+    torch.save(Net(width=8).state_dict(), tmp_path / "wide.pt")
+    with pytest.raises(
+        ValueError, match=r"different: body.0.weight \(shape \(8, 2\) instead of \(4, 2\)\), body.0.bias"
+    ):
+        load_model(f"{HERE}:Net", tmp_path / "wide.pt")
+    torch.save({"model": Net().state_dict(), "epoch": 3}, tmp_path / "inner.pt")
+    with pytest.raises(
+        ValueError, match=r"It holds dictionaries \(model\): save the one with the weights to a separate file"
+    ):
+        load_model(f"{HERE}:Net", tmp_path / "inner.pt")
+    torch.save({str(number): torch.ones(1) for number in range(7)}, tmp_path / "many.pt")
+    with pytest.raises(ValueError, match="unexpected: 0, 1, 2, 3, 4 and 2 more"):
+        load_model(f"{HERE}:Net", tmp_path / "many.pt")
+
+
+def test_errors(tmp_path):
+    torch.save({"state_dict": 7}, tmp_path / "seven.pt")
+    with pytest.raises(ValueError, match=r"seven.pt to hold a state dict, with names of weights, but got 7"):
+        load_model(f"{HERE}:Net", tmp_path / "seven.pt")
+    torch.save({**Net().state_dict(), "head.bias": 7}, tmp_path / "part.pt")
+    with pytest.raises(ValueError, match=r"different: head.bias \(a int instead of \(3,\)\)"):
+        load_model(f"{HERE}:Net", tmp_path / "part.pt")
+    with pytest.raises(TypeError, match="to be a class or function that makes a model but got 3"):
+        load_model(f"{HERE}:NUMBER")
+    with pytest.raises(TypeError, match=r"to make a torch.nn.Module but got NoneType"):
+        load_model(f"{HERE}:make_nothing")
+    with pytest.raises(TypeError, match=r"to take the arguments none but it failed: .*width"):
+        load_model(f"{HERE}:NeedsArgument")
+
+
+def test_data_modules_and_functions():
+    assert len(load_data(f"{HERE}:Data").dataset) == 40
+    assert len(load_data(f"{HERE}:Data", "val", {"number": 10}).dataset) == 5
+    assert len(load_data(f"{HERE}:make_loader", arguments={"number": 3}).dataset) == 3
+
+
+def test_data_module_with_a_list_of_one_loader(monkeypatch):
+    loader = checkpoint_models.make_loader()
+    monkeypatch.setattr(checkpoint_models.Data, "test_dataloader", lambda self: [loader])
+    assert load_data(f"{HERE}:Data") is loader
+
+
+@pytest.mark.parametrize(("split", "stage"), [("test", "test"), ("val", "validate")])
+def test_data_modules_are_prepared(monkeypatch, split, stage):
+    made = []
+    monkeypatch.setattr(checkpoint_models.Data, "setup", lambda self, stage: made.append((list(self.stages), stage)))
+    load_data(f"{HERE}:Data", split)
+    assert made == [(["prepare"], stage)]
+
+
+@pytest.mark.parametrize(("name", "observed"), [("make_two_loaders", "2 in a list"), ("make_nothing", "NoneType")])
+def test_one_loader_is_needed(name, observed):
+    with pytest.raises(TypeError, match=f"to give one loader for the split 'test' but got {observed}"):
+        load_data(f"{HERE}:{name}")
+
+
+def test_data_module_of_a_configuration():
+    target = {"class_path": f"{HERE}.ValidationData", "init_args": {"number": "12"}}
+    assert len(load_data(target, "val").dataset) == 12
+    assert len(load_data(target, "val", {"number": 5}).dataset) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "remedy"),
+    [
+        ("ValidationData", "test", r"Use split='val' \(--split val\)"),
+        ("NoData", "test", "Give it a method `test_dataloader`"),
+        ("NoData", "val", "Give it a method `val_dataloader`"),
+    ],
+)
+def test_data_module_without_the_loader(name, split, remedy):
+    with pytest.raises(ValueError, match=f"to have a loader for the split '{split}' but it has none. {remedy}"):
+        load_data(f"{HERE}:{name}", split)
+
+
+def test_data_that_cannot_be_made():
+    with pytest.raises(TypeError, match=r"'math:pi' to be a data module or function that makes a loader but got 3.14"):
+        load_data("math:pi")
+    with pytest.raises(
+        TypeError, match=r"to take the arguments size but it failed: TypeError: .*come from `data_args`"
+    ):
+        load_data(f"{HERE}:Data", arguments={"size": 3})

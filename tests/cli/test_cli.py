@@ -1,0 +1,574 @@
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import yaml
+from lightning.pytorch.cli import LightningCLI
+
+from lightning_robustness import __version__, cli
+from lightning_robustness.attacks import get_attack
+from lightning_robustness.cli import commands
+from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, evaluate, sweep
+from lightning_robustness.input_space import InputSpace
+from tests.cli.checkpoint_models import Composed, Data, Net, ValidationData
+from tests.evaluation.reports.reports import make_full_report, make_report, make_sweep
+
+HERE = "tests.cli.checkpoint_models"
+DATA = ["--data", f"{HERE}:Data", "--progress", "false"]
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def checkpoint():
+    torch.manual_seed(1)
+    net = Net()
+    torch.save(net.state_dict(), "net.pt")
+    return net.eval()
+
+
+def test_evaluate_is_that_of_the_package(checkpoint, capsys):
+    arguments = ["--attacks", "fgsm", "pgd", "--eps", "1/10", "--samples", "20", "--sweep_eps", "0.05", "1/10"]
+    code = cli.main(
+        [
+            "evaluate",
+            "--model",
+            f"{HERE}:Net",
+            "--checkpoint",
+            "net.pt",
+            *DATA,
+            *arguments,
+            "--json",
+            "x.json",
+            "--html",
+            "x.html",
+        ]
+    )
+    assert code == 0
+    expected = evaluate(
+        checkpoint, Data().test_dataloader(), ["fgsm", "pgd"], 0.1, samples=20, sweep_eps=[0.05, 0.1], progress=False
+    )
+    report = RobustnessReport.from_json("x.json")
+    assert report.rates == expected.rates
+    assert report.sweep.values["accuracy"] == expected.sweep.values["accuracy"]
+    assert str(report) == capsys.readouterr().out.rstrip("\n")
+    assert "<h1>Robustness of Net</h1>" in Path("x.html").read_text()
+
+
+def test_options_of_the_input_space_and_the_data(checkpoint):
+    options = ["--input_space.mean", "0", "--input_space.std", "0.5", "--input_space.high", "0.5", "--attacks"]
+    arguments = ["--split", "val", "--data_args", "{number: 30}", "--model_args", "{width: 4}", "--json", "x.json"]
+    assert cli.main(["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, *options, *arguments]) == 0
+    report = RobustnessReport.from_json("x.json")
+    assert report.metrics["samples"] == 15
+    assert report.settings["input space"] == "InputSpace(low=0.0, high=0.5, mean=0.0, std=0.5)"
+    assert report.rates == {}
+
+
+def test_options_from_a_file(checkpoint):
+    config = {"model": f"{HERE}:Net", "checkpoint": "net.pt", "data": f"{HERE}:Data", "attacks": ["fgsm"], "eps": 0.1}
+    Path("config.yaml").write_text(json.dumps(config))
+    assert cli.main(["evaluate", "--config", "config.yaml", "--progress", "false", "--json", "x.json"]) == 0
+    assert list(RobustnessReport.from_json("x.json").rates) == ["fgsm", "worst"]
+
+
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
+def test_modules_of_the_current_directory_are_found(checkpoint):
+    Path("my_models.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(2, 3)\n")
+    assert cli.main(["evaluate", "--model", "my_models:make", *DATA, "--attacks"]) == 0
+
+
+def test_sweep_is_that_of_the_package(checkpoint, capsys):
+    arguments = ["--attacks", "fgsm", "--eps", "0.05", "1/10", "--samples", "20", "--per_sample", "true"]
+    files = ["--json", "x.json", "--html", "x.html"]
+    assert cli.main(["sweep", "--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, *arguments, *files]) == 0
+    expected = sweep(
+        checkpoint, Data().test_dataloader(), ["fgsm"], [0.05, 0.1], samples=20, per_sample=True, progress=False
+    )
+    report = SweepReport.from_json("x.json")
+    assert report.values["accuracy"] == expected.values["accuracy"]
+    assert report.breaking_eps == expected.breaking_eps
+    assert str(report) == capsys.readouterr().out.rstrip("\n")
+    assert "<h1>Robustness curves</h1>" in Path("x.html").read_text()
+
+
+def test_functions_by_their_paths(checkpoint):
+    functions = ["--forward_fn", f"{HERE}:double", "--batch_fn", f"{HERE}.swap"]
+    arguments = ["--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, "--attacks", "--json", "x.json"]
+    assert cli.main(["evaluate", *arguments, *functions]) == 0
+    x, y = Data().test_dataloader().dataset.tensors
+    accuracy = (checkpoint(2 * x.flip(1)).argmax(dim=1) == y).float().mean().item()
+    assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+
+
+def test_embeddings_by_the_path_of_their_function(checkpoint):
+    arguments = ["--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, "--attacks", "fgsm", "--json", "x.json"]
+    assert cli.main(["sweep", *arguments, "--eps", "0.1", "--samples", "40", "--embed_fn", f"{HERE}:halve"]) == 0
+    x, y = Data().test_dataloader().dataset.tensors
+    expected = sweep(checkpoint, [(x / 2, y)], ["fgsm"], [0.1], InputSpace(low=None, high=None), progress=False)
+    assert SweepReport.from_json("x.json").values["accuracy"] == expected.values["accuracy"]
+    assert SweepReport.from_json("x.json").clean_accuracy == expected.clean_accuracy
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """A run of LightningCLI: its configuration, its checkpoint, and the module."""
+    network = {"class_path": f"{HERE}.Net", "init_args": {"width": 6}}
+    config = {
+        "seed_everything": 1,
+        "model": {"class_path": f"{HERE}.Composed", "init_args": {"network": network, "scale": 0.5}},
+        "data": {"class_path": f"{HERE}.ValidationData", "init_args": {"number": 24}},
+        "trainer": {"accelerator": "cpu", "max_epochs": 1, "logger": False, "enable_progress_bar": False},
+    }
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    lightning = LightningCLI(
+        L.LightningModule,
+        L.LightningDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        args=["fit", "--config", "config.yaml", "--trainer.default_root_dir", "."],
+        save_config_callback=None,
+    )
+    lightning.trainer.save_checkpoint("cli.ckpt")
+    x, y = ValidationData(24).val_dataloader().dataset.tensors
+    accuracy = (lightning.model.network(0.5 * x).argmax(dim=1) == y).float().mean().item()
+    return config, accuracy
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_configuration_of_lightning_cli_as_it_is(trained):
+    config, accuracy = trained
+    arguments = ["--split", "val", "--attacks", "--progress", "false", "--json", "x.json"]
+    sections = {
+        "several.yaml": {"fit": config, "test": {}},
+        "full.yaml": {**config, "optimizer": None, "ckpt_path": None},
+    }
+    for name, content in sections.items():
+        Path(name).write_text(yaml.safe_dump(content))
+    for name in ("config.yaml", *sections):
+        assert cli.main(["evaluate", "--config", name, "--checkpoint", "cli.ckpt", *arguments]) == 0
+        report = RobustnessReport.from_json("x.json")
+        assert report.model == "Composed"
+        assert report.metrics["samples"] == 24
+        assert report.metrics["acc"] == pytest.approx(accuracy)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_class_paths_on_the_command_line(trained, capsys):
+    config, accuracy = trained
+    arguments = ["--checkpoint", "cli.ckpt", "--split", "val", "--attacks", "--progress", "false", "--json", "x.json"]
+    targets = [
+        "--model",
+        json.dumps(config["model"]),
+        "--data",
+        f"{HERE}.ValidationData",
+        "--data_args",
+        "{number: 24}",
+    ]
+    assert cli.main(["evaluate", *targets, *arguments]) == 0
+    assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+    # Without the configuration, the checkpoint would have to say what to import
+    targets[:2] = ["--model", f"{HERE}.Composed"]
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", *targets, *arguments])
+    assert "`network` holds `class_path`, the name of code to run" in capsys.readouterr().err
+    assert cli.main(["evaluate", *targets, *arguments, "--trust_checkpoint"]) == 0
+    assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize("form", [["--config", "c.yaml"], ["--config=c.yaml"]])
+def test_configuration_of_a_script_with_fixed_classes(checkpoint, form):
+    Path("c.yaml").write_text("trainer: {max_epochs: 3}\nmodel: {width: 4}\ndata: {number: 12}\n")
+    targets = ["--model", f"{HERE}:Net", "--checkpoint", "net.pt", "--data", f"{HERE}:Data"]
+    assert cli.main(["evaluate", *form, *targets, "--attacks", "--progress", "false", "--json", "x.json"]) == 0
+    assert RobustnessReport.from_json("x.json").metrics["samples"] == 12
+    compared = [
+        "--models",
+        f"a={HERE}:Net@net.pt",
+        "--data",
+        f"{HERE}:Data",
+        "--attacks",
+        "fgsm",
+        "--eps",
+        "0.1",
+        "0.2",
+    ]
+    assert cli.main(["compare", *form, *compared, "--progress", "false", "--json", "x.json"]) == 0
+    assert ComparisonReport.from_json("x.json").reports["a"].metrics["samples"] == 12
+
+
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
+def test_checkpoint_with_code_in_the_current_directory(capsys):
+    """End to end: what Lightning would have imported is not, and what is pickled is refused unless it is trusted."""
+    Path("evil_module_of_the_command.py").write_text("open('executed', 'w')\nclass Thing:\n    pass\n")
+    hyper_parameters = {
+        "_instantiator": "lightning.pytorch.cli.instantiate_module",
+        "network": {"class_path": "evil_module_of_the_command.Thing"},
+    }
+    state = Composed(Net()).state_dict()
+    content = {"state_dict": state, "hyper_parameters": hyper_parameters, "pytorch-lightning_version": L.__version__}
+    torch.save(content, "x.ckpt")
+    arguments = ["--model", f"{HERE}:Composed", "--checkpoint", "x.ckpt", *DATA, "--attacks"]
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["evaluate", *arguments])
+    assert exit_info.value.code == 2
+    assert "`network` holds `class_path`, the name of code to run: 'evil_module_of" in capsys.readouterr().err
+    assert not Path("executed").exists()
+    arguments += ["--model_args", json.dumps({"network": {"class_path": f"{HERE}.Net"}})]
+    assert cli.main(["evaluate", *arguments]) == 0
+    assert not Path("executed").exists()
+    torch.save({**content, "hyper_parameters": {"scale": Path.cwd}}, "x.ckpt")
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["evaluate", *arguments])
+    assert exit_info.value.code == 2
+    assert "refers to builtins.getattr" in capsys.readouterr().err
+
+
+def test_compare_models_and_reports(checkpoint, capsys):
+    sweep = ["--sweep_eps", "0.05", "0.1", "--sweep_attacks", "fgsm", "--attacks"]
+    assert (
+        cli.main(["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, *sweep, "--json", "a.json"])
+        == 0
+    )
+    models = ["--models", "saved=a.json", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net"]
+    settings = ["--attacks", "fgsm", "--eps", "0.05", "1/10", "--prior", "{accuracy: 2}", "--balance", "0.08"]
+    assert cli.main(["compare", *models, *DATA, *settings, "--json", "c.json"]) == 0
+    report = ComparisonReport.from_json("c.json")
+    assert report.scores["saved"] == pytest.approx(report.scores["loaded"])
+    assert report.ranks["cmmr"].keys() == {"saved", "loaded", "fresh"}
+    assert (report.prior, report.balance) == ({"accuracy": 2.0}, 0.08)
+    assert "Robustness of several models" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "report", [make_full_report(), make_sweep(), ComparisonReport({"a": make_report()})], ids=lambda r: type(r).__name__
+)
+def test_report_shows_what_was_saved(report, capsys):
+    report.to_json("x.json")
+    assert cli.main(["report", "x.json", "--html", "x.html"]) == 0
+    assert capsys.readouterr().out == f"{report}\n"
+    assert f"<h1>{report.title}</h1>" in Path("x.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "{evaluate,sweep,compare,report}"),
+        (["evaluate", *DATA], "evaluate.model"),
+        (["evaluate", "--model", "no_such:Net", *DATA], "there is no 'no_such'"),
+        (["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "none.pt", *DATA], "there is no such file"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--eps", "1/0"],
+            "Expected a budget such as 0.1 or 8/255 but got",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--attacks", "no"],
+            "Expected the name of an attack but got 'no'",
+        ),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--sweep_eps", "0.2", "0.1"], "positive, increasing budgets"),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--fim_method", "best"], "fim_method"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--input_space.low", "1", "--input_space.high", "0"],
+            "Expected `low` to be smaller than `high`",
+        ),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--input_space.std", "0"], "Expected `std` to be positive"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--json", "none/x.json"],
+            "Expected a file in a directory that exists but got none/x.json",
+        ),
+        (["report", "x.json", "--html", "."], "Expected a file in a directory that exists but got ."),
+        (
+            ["compare", "--models", f"a={HERE}:Net", *DATA, "--prior", "{acc: 2}"],
+            "Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got 'acc'",
+        ),
+        (
+            ["compare", "--models", f"a={HERE}:Net", *DATA, "--balance", "2"],
+            "Expected `balance` to be in [0, 1) but got 2.0",
+        ),
+        (
+            ["compare", "--models", "net.pt"],
+            "Expected name=package.module:Class@checkpoint or name=report.json but got",
+        ),
+        (
+            ["compare", "--models", f"a={HERE}:Net", f"a={HERE}:Net", *DATA],
+            "models with different names but got 'a' twice",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "notes.txt", *DATA],
+            "`checkpoint` to be a file that `torch.save` or Lightning has written but notes.txt cannot be read",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "seven.ckpt", *DATA],
+            "Expected `hyper_parameters` in seven.ckpt to be a dictionary with names but got 7",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", "--data", "math:pi"],
+            "Expected 'math:pi' to be a data module or function that makes a loader but got 3.14",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", "--data", f"{HERE}:ValidationData"],
+            "to have a loader for the split 'test' but it has none. Use split='val' (--split val)",
+        ),
+        (["evaluate", "--model", "{width: 3}", *DATA], "or a mapping with `class_path` (a string)"),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--model_args", "{size: 3}"], "to take the arguments size but"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--seed=-1"],
+            "Expected argument `seed` to be an integer from 0 to 4294967295 but got -1",
+        ),
+        (["sweep", "--model", f"{HERE}:Net", *DATA, "--seed", "4294967296"], "integer from 0 to 4294967295 but got"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--device", "gpu"],
+            "to be a device that torch can use here, such as 'cpu', 'cuda:0' or 'mps', but got 'gpu'",
+        ),
+        (["sweep", "--model", f"{HERE}:Net", *DATA, "--device", "cuda:77"], "but got 'cuda:77'"),
+        (["sweep", "--model", f"{HERE}:Net", *DATA, "--eps", "inf"], "Expected a budget such as 0.1 or 8/255 but got"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--batch_size", "0"],
+            "Expected argument `batch_size` to be an integer of at least 1 but got 0",
+        ),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--eps", "8"], "`eps` to be at most 1, the width of the range"),
+        (
+            ["sweep", "--model", f"{HERE}:Net", *DATA, "--eps", "0.1", "8"],
+            "`eps` to be at most 1, the width of the range",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--input_space.low=-1", "--sweep_eps", "8"],
+            "`eps` to be at most 2, the width of the range of inputs [-1, 1], but got 8",
+        ),
+        (["evaluate", "--model", f"{HERE}:Net", *DATA, "--samples=-2"], "`samples` to be an integer of at least 0"),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--batch_fn", "swap"],
+            "of the form package.module:Name but got",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--forward_fn", "math:pi"],
+            "Expected argument `forward_fn` to be the path of a function but got 'math:pi', which is 3.14",
+        ),
+        (
+            ["evaluate", "--model", f"{HERE}:Net", *DATA, "--clever_radius", "0"],
+            "Expected argument `clever_radius` to be a finite number above 0 but got 0.0",
+        ),
+        (["sweep", "--model", f"{HERE}:Net", *DATA, "--samples", "0"], "`samples` to be an integer of at least 1"),
+        (["evaluate", "--model", f"{HERE}:Net", "--data", "os:getcwd"], "to give one loader for the split 'test' but"),
+        (["compare", "--models", f"a={HERE}:Net"], "Expected `--data` to evaluate the model 'a' on but got none"),
+        (["report", "."], "Expected a report as JSON in . but it cannot be read"),
+        (["evaluate", "--config", "junk.yaml"], "Expected `--config` to be a YAML file but junk.yaml cannot be read"),
+        (["evaluate", "--config", "notes.txt"], "`--config` to be a YAML file with options but notes.txt holds str"),
+        (["report", "junk.yaml"], "Expected a report as JSON in junk.yaml but it cannot be read"),
+        (["report", "deep.json"], "Expected a report as JSON in deep.json but it cannot be read"),
+        (["report", "kind.json"], "SweepReport in kind.json but got ['SweepReport']"),
+        (["compare", "--models", "a=none.json"], "No such file or directory: 'none.json'"),
+        (["report", "none.json"], "No such file or directory: 'none.json'"),
+    ],
+)
+def test_wrong_arguments_exit_with_2(arguments, message, capsys):
+    Path("notes.txt").write_text("epoch 3, loss 0.1")
+    Path("junk.yaml").write_bytes(b"\xff\x00: [")
+    Path("deep.json").write_text("[" * 100_000)
+    Path("kind.json").write_text('{"kind": ["SweepReport"]}')
+    torch.save({"state_dict": Net().state_dict(), "hyper_parameters": 7}, "seven.ckpt")
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(arguments)
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_file_without_a_report_exits_with_2(capsys):
+    Path("x.json").write_text("{}")
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["report", "x.json"])
+    assert exit_info.value.code == 2
+    assert (
+        "Expected one of RobustnessReport, ComparisonReport, SweepReport in x.json but got None"
+        in capsys.readouterr().err
+    )
+
+
+def test_file_without_all_fields_exits_with_2(capsys):
+    Path("x.json").write_text('{"kind": "SweepReport"}')
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["report", "x.json"])
+    assert exit_info.value.code == 2
+    assert "Expected all fields of a SweepReport in x.json but some are missing" in capsys.readouterr().err
+
+
+def test_file_with_fields_of_other_types_exits_with_2(capsys):
+    make_full_report().to_json("x.json")
+    fields = json.loads(Path("x.json").read_text())
+    Path("x.json").write_text(json.dumps(fields | {"metrics": {"acc": "high"}}))
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["report", "x.json"])
+    assert exit_info.value.code == 2
+    assert "Expected `metrics['acc']` of a RobustnessReport to be float but got 'high'" in capsys.readouterr().err
+
+
+def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["evaluate", "--model", f"{HERE}:Net", *DATA, "--html", "x.html"])
+    assert exit_info.value.code == 2
+    assert 'pip install "lightning-robustness[plot]"' in capsys.readouterr().err
+
+
+def test_traceback_of_wrong_arguments(capsys):
+    arguments = ["evaluate", "--model", f"{HERE}:Net", "--data", f"{HERE}:make_nothing"]
+    for options, is_shown in (([], False), (["--traceback"], True)):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main([*options, *arguments])
+        assert exit_info.value.code == 2
+        assert ("Traceback" in capsys.readouterr().err) == is_shown
+
+
+def test_failed_evaluation_exits_with_1(capsys):
+    arguments = [
+        "evaluate",
+        "--model",
+        f"{HERE}:Net",
+        "--data",
+        f"{HERE}:make_unlabelled_loader",
+        "--progress",
+        "false",
+    ]
+    assert cli.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert "lightning-robustness: ValueError: Expected batches with labels" in error
+    assert "Traceback" not in error
+    assert cli.main(["--traceback", *arguments]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
+@pytest.mark.filterwarnings("ignore:The evaluation was interrupted")
+def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
+    arguments = ["--model", f"{HERE}:Interrupted", *DATA, "--attacks", "pgd", "--json", "x.json"]
+    assert cli.main(["evaluate", *arguments]) == 130
+    report = RobustnessReport.from_json("x.json")
+    assert report.interrupted == "the Fisher information"
+    assert report.metrics["samples"] == 40
+    assert "Note: The run was interrupted while it measured the Fisher information" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
+@pytest.mark.filterwarnings("ignore:The evaluation was interrupted", "ignore:The sweep was interrupted")
+def test_interruption_of_a_comparison():
+    models = ["--models", f"a={HERE}:Net", f"b={HERE}:Interrupted", *DATA, "--fim_samples", "0", "--json", "x.json"]
+    assert cli.main(["compare", *models, "--eps", "0.1", "0.2"]) == 130
+    assert ComparisonReport.from_json("x.json").missing == ["b"]
+
+
+def test_interruption_before_there_is_anything(monkeypatch, capsys):
+    def interrupt(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "read_json", interrupt)
+    assert cli.main(["report", "x.json"]) == 130
+    assert "interrupted before there was anything to report" in capsys.readouterr().err
+
+
+def test_jsonargparse_is_optional(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "jsonargparse", None)
+    assert cli.main(["report", "x.json"]) == 1
+    assert 'pip install "lightning-robustness[cli]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "sweep", "compare", "report"])
+def test_help_names_every_option_and_no_address(command, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main([command, "--help"])
+    assert exit_info.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: lightning-robustness {command} ")
+    assert "--html" in text
+    assert " at 0x" not in text
+    assert ":func:" not in text
+
+
+def test_help_tells_commands_and_exit_codes(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["--help"])
+    assert exit_info.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "{evaluate,sweep,compare,report}" in text
+    assert "Exit codes: 0 done, 1 a model could not be evaluated, 2 wrong arguments, 130 interrupted." in text
+
+
+def test_version_and_attacks(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["--version"])
+    assert exit_info.value.code == 0
+    assert capsys.readouterr().out.strip() == f"lightning-robustness {__version__}"
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["--list_attacks"])
+    assert exit_info.value.code == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines[:3]] == ["fgsm", "rfgsm", "bim"]
+    assert all(repr(get_attack(name)) == settings for name, settings in lines[:-1])
+    assert lines[-1][0] == "torchattacks:NAME"
+
+
+@pytest.mark.parametrize("module", ["lightning_robustness", "lightning_robustness.cli"])
+def test_package_is_a_command(module):
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    shown = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, env=environment)
+    assert (shown.returncode, shown.stdout) == (0, f"lightning-robustness {__version__}\n")
+    wrong = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, env=environment)
+    assert wrong.returncode == 2
+
+
+def test_help_and_version_import_nothing_heavy():
+    code = (
+        "import sys\nfrom lightning_robustness.cli import main\n"
+        "try:\n    main([sys.argv[1]])\n"
+        "finally:\n    sys.stderr.write(str({'torch', 'lightning', 'torchmetrics', 'numpy'} & sys.modules.keys()))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    for option in ("--help", "--version"):
+        command = [sys.executable, "-c", code, option]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert (result.returncode, result.stderr) == (0, "set()")
+
+
+def test_reports_know_checkpoint_and_command(checkpoint):
+    expected = hashlib.sha256(Path("net.pt").read_bytes()).hexdigest()
+    model = ["--model", f"{HERE}:Net", "--checkpoint", str(Path("net.pt").absolute())]
+    options = ["--attacks", "fgsm", "--samples", "8", "--seed", "3", "--fim_samples", "0"]
+    assert cli.main(["evaluate", *model, *DATA, *options, "--json", "x.json"]) == 0
+    provenance = RobustnessReport.from_json("x.json").provenance
+    assert (provenance["checkpoint"], provenance["checkpoint SHA-256"]) == ("net.pt", expected)
+    assert (provenance["data module"], provenance["seed"]) == (f"{HERE}:Data, test", "3")
+    assert provenance["command"].startswith(
+        f"lightning-robustness evaluate --model {HERE}:Net --checkpoint net.pt --data"
+    )
+    assert str(Path.cwd()) not in Path("x.json").read_text()
+    sweep = ["--attacks", "fgsm", "--eps", "0.1", "0.2", "--samples", "8"]
+    assert cli.main(["sweep", "--model", f"{HERE}:make_net", *DATA, *sweep, "--json", "s.json"]) == 0
+    provenance = SweepReport.from_json("s.json").provenance
+    assert provenance["checkpoint"] == "none"
+    assert provenance["command"].startswith("lightning-robustness sweep")
+
+
+@pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")
+def test_compare_sorts_at_a_budget(checkpoint, capsys):
+    models = ["--models", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net", *DATA, "--samples", "8"]
+    options = ["--attacks", "fgsm", "--eps", "2/255", "4/255", "8/255"]
+    assert cli.main(["compare", *models, *options, "--budget", "8/255", "--json", "c.json", "--html", "c.html"]) == 0
+    report = ComparisonReport.from_json("c.json")
+    assert report.budget == 8 / 255
+    assert report.reports["loaded"].provenance["checkpoint"] == "net.pt"
+    assert report.reports["fresh"].provenance["checkpoint"] == "none"
+    assert hashlib.sha256(Path("net.pt").read_bytes()).hexdigest() in Path("c.html").read_text()
+    assert "robust at 8/255" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["compare", *models, *options, "--budget", "16/255"])
+    assert "Expected argument `budget` to be one of the sweep, 2/255, 4/255, 8/255" in capsys.readouterr().err

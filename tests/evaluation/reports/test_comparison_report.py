@@ -1,0 +1,217 @@
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from lightning_robustness.evaluation import ComparisonReport
+from lightning_robustness.evaluation.cmmr import composite_scores
+from tests.evaluation.reports.reports import ATTACKS, EPS, make_report, make_sweep
+
+METRICS = ("accuracy", "ssim", "psnr", "mse", "ald2")
+BENEFIT = (True, True, True, False, False)
+
+
+@pytest.fixture
+def reports():
+    return {name: make_report(seed) for seed, name in enumerate(("a", "b", "c", "d"))}
+
+
+def table(reports):
+    """Models by attacks by budgets by metrics."""
+    return np.array(
+        [
+            [[[r.sweep.values[m][a][e] for m in METRICS] for e in range(len(EPS))] for a in range(len(ATTACKS))]
+            for r in reports.values()
+        ]
+    )
+
+
+def test_scores_are_those_of_the_table(reports):
+    report = ComparisonReport(reports, {"accuracy": 3.0}, 0.08)
+    expected = composite_scores(torch.tensor(table(reports)), BENEFIT, (3.0, 1.0, 1.0, 1.0, 1.0), 0.08)
+    assert list(report.scores.values()) == pytest.approx(expected.scores.tolist())
+    assert list(report.weights) == list(METRICS)
+    assert list(report.weights.values()) == pytest.approx(expected.weights.tolist())
+    assert list(report.entropy_weights.values()) == pytest.approx(expected.entropy_weights.tolist())
+    assert report.curves["c"] == pytest.approx(expected.curves[2].tolist())
+    assert report.composite["b"]["pgd"] == pytest.approx(expected.composite[1, 1].tolist())
+    # CMMR is the mean of M over the attacks, the score its mean over the budgets
+    for name in reports:
+        assert report.curves[name] == pytest.approx(np.mean(list(report.composite[name].values()), axis=0))
+        assert report.scores[name] == pytest.approx(np.mean(report.curves[name]))
+
+
+def test_validation_equals_scipy(reports):
+    report = ComparisonReport(reports)
+    m = np.array([[report.composite[name][attack] for name in reports] for attack in ATTACKS]).reshape(2, -1)
+    cmmr = np.array([report.curves[name] for name in reports]).flatten()
+    values = table(reports)
+    for row, attack in enumerate(ATTACKS):
+        assert report.attack_pearson[attack] == pytest.approx(scipy.stats.pearsonr(cmmr, m[row])[0])
+        for column, (metric, benefit) in enumerate(zip(METRICS, BENEFIT, strict=True)):
+            series = values[:, row, :, column].flatten() * (1 if benefit else -1)
+            assert report.metric_pearson[attack][metric] == pytest.approx(scipy.stats.pearsonr(m[row], series)[0])
+    # With two judges, W is (1 + Spearman's correlation) / 2
+    assert report.concordance == pytest.approx((1 + scipy.stats.spearmanr(*m)[0]) / 2)
+
+
+def test_correlations_equal_scipy(reports):
+    report = ComparisonReport(reports)
+    accuracy = [np.mean(r.sweep.worst) for r in reports.values()]
+    assert list(report.adversarial_accuracy.values()) == pytest.approx(accuracy)
+    assert list(report.correlations) == ["rdi", "roby", "fim", "lipschitz"]
+    for key, row in report.correlations.items():
+        values = [r.metrics[key] for r in reports.values()]
+        assert row["pearson"] == pytest.approx(scipy.stats.pearsonr(values, accuracy)[0])
+        assert row["spearman"] == pytest.approx(scipy.stats.spearmanr(values, accuracy)[0])
+        assert row["kendall"] == pytest.approx(scipy.stats.kendalltau(values, accuracy)[0])
+
+
+def test_ranks_follow_the_direction_of_each_metric(reports):
+    reports["b"].metrics |= {"rdi": 0.5, "fim": 2.0}
+    reports["c"].metrics |= {"rdi": 0.5, "fim": 1.0}
+    reports["a"].metrics |= {"rdi": 0.7, "fim": 4.0}
+    reports["d"].metrics |= {"rdi": 0.1, "fim": 3.0}
+    report = ComparisonReport(reports)
+    assert report.ranks["rdi"] == {"a": 1, "b": 2, "c": 2, "d": 4}
+    assert report.ranks["fim"] == {"a": 4, "b": 2, "c": 1, "d": 3}
+    order = sorted(report.scores, key=report.scores.get, reverse=True)
+    assert [report.ranks["cmmr"][name] for name in order] == [1, 2, 3, 4]
+    assert list(report.ranks)[:4] == ["robust_acc", "adv_acc", "cmmr", "acc"]
+    (axis,) = report.plot_ranks().axes
+    drawn = dict(zip(report.ranks, axis.images[0].get_array().tolist(), strict=True))
+    assert (drawn["rdi"], drawn["fim"]) == ([1, 2, 2, 4], [4, 2, 1, 3])
+
+
+def test_misleading_metrics_are_shown_but_rank_nothing(reports):
+    for number, report in enumerate(reports.values()):
+        report.metrics |= {"fim_inverse": number, "fim_geometric": 2.0 * number}
+    report = ComparisonReport(reports)
+    assert not {"fim_inverse", "fim_geometric"} & report.ranks.keys()
+    assert report.correlations["fim_inverse"] == pytest.approx(report.correlations["fim_geometric"])
+    records = report.records()
+    assert [record["fim_inverse"] for record in records] == [0, 1, 2, 3]
+    assert not any(name.startswith("rank/fim_") for name in records[0])
+    values, correlations = report.tables()[1], report.tables()[4]
+    for table in (values, correlations):
+        directions = {row[0]: row[1] for row in table.rows}
+        assert directions["Fisher, inverse"] == directions["Fisher, geometric mean"] == ""
+        assert directions["Fisher information"] == "lower"
+    assert "Fisher, inverse" in [axis.get_xlabel() for axis in report.plot_correlations().axes]
+
+
+def test_order_of_models_does_not_matter(reports):
+    reports["twin"] = make_report(0)
+    forth, back = ComparisonReport(reports), ComparisonReport(dict(reversed(reports.items())))
+    assert back.scores == pytest.approx(forth.scores)
+    assert back.weights == pytest.approx(forth.weights)
+    assert back.ranks == forth.ranks
+    assert all(rank["twin"] == rank["a"] for rank in forth.ranks.values())
+    assert back.concordance == pytest.approx(forth.concordance)
+    assert [row[0] for row in back.tables()[0].rows] == [row[0] for row in forth.tables()[0].rows]
+
+
+def test_rounding_makes_no_rank(reports):
+    reports["a"].metrics["fim"], reports["b"].metrics["fim"] = 0.3e-20, (0.1 + 0.2) * 1e-20
+    reports["c"].metrics["fim"], reports["d"].metrics["fim"] = 0.2e-20, 0.4e-20
+    assert ComparisonReport(reports).ranks["fim"] == {"a": 2, "b": 2, "c": 1, "d": 4}
+
+
+def test_metric_that_not_all_have_is_left_out(reports):
+    del reports["b"].metrics["lipschitz"]
+    reports["c"].metrics["roby"] = math.nan
+    report = ComparisonReport(reports)
+    assert {"rdi", "fim"} == report.correlations.keys()
+    assert not {"lipschitz", "roby"} & report.ranks.keys()
+
+
+@pytest.mark.parametrize(("filler", "reason"), [(math.nan, "is not defined for these inputs"), (0.5, "is constant")])
+def test_metric_without_information_is_noted(reports, filler, reason):
+    for report in reports.values():
+        report.sweep.values["ssim"] = [[filler] * len(EPS)] * len(ATTACKS)
+    report = ComparisonReport(reports)
+    assert report.weights["ssim"] == 0
+    assert f"SSIM (ASS) {reason}: it carries no information and has weight 0 in CMMR." in report.notes
+
+
+def test_notes_on_few_models_and_interruption(reports):
+    assert ComparisonReport(reports).notes == []
+    two = ComparisonReport(dict(list(reports.items())[:2]), missing=["c", "d"], left_out=["e"])
+    assert two.notes == [
+        "The run was interrupted: no results for c, d.",
+        "e is left out: it classifies no sample correctly.",
+        "Correlations over fewer than three models mean nothing: two points always lie on a line.",
+    ]
+    reports["a"].interrupted = "the attack pgd"
+    assert ComparisonReport(reports).notes[0].startswith("a: The run was interrupted while it measured the attack pgd")
+
+
+def test_settings_are_shown(reports):
+    rows = dict(ComparisonReport(reports, balance=0.08).tables()[-1].rows)
+    assert rows["attacks"] == "fgsm, pgd"
+    assert rows["budgets"] == "0.1, 0.2, 0.3"
+    assert rows["attacked samples"] == "100"
+    assert rows["balancing weight"] == "0.08"
+    for report in reports.values():
+        report.sweep.settings = {"pgd at eps = 0.1": "PGD(steps=10)", "seed": "3"}
+    rows = dict(ComparisonReport(reports).tables()[-1].rows)
+    assert (rows["pgd at eps = 0.1"], rows["seed"]) == ("PGD(steps=10)", "3")
+
+
+def test_settings_that_differ_are_noted(reports):
+    for name, report in reports.items():
+        report.sweep.settings = {"pgd at eps = 0.1": "PGD(steps=10)", "normalisation": f"mean 0.5, std {name}"}
+    assert ComparisonReport(reports).notes == []
+    reports["b"].sweep.settings["pgd at eps = 0.1"] = "PGD(steps=1)"
+    (note,) = ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes
+    assert note == (
+        "Models were attacked with different settings, so ranks mean little. pgd at eps = 0.1: "
+        "PGD(steps=10) (a); PGD(steps=1) (b); PGD(steps=10) (c)."
+    )
+
+
+def test_distances_that_were_not_measured_alike_are_noted(reports):
+    for name, report in reports.items():
+        report.settings["Fisher information"] = f"boundary in linf, eps {0.2 if name == 'b' else 0.1}"
+    assert ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes == [
+        "Fisher information and distance to the boundary were measured with different settings: boundary in linf, "
+        "eps 0.1 (a); boundary in linf, eps 0.2 (b); boundary in linf, eps 0.1 (c)."
+    ]
+
+
+def test_one_model_has_curves_but_no_correlation(reports):
+    report = ComparisonReport({"a": reports["a"]})
+    assert report.scores["a"] > 0
+    assert math.isnan(report.correlations["rdi"]["pearson"])
+    assert "Attack-free metrics against adversarial accuracy" not in report.figures()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sweep": None}, "Expected reports with a sweep but 'b' has none. Evaluate with `sweep_eps=`"),
+        ({"num_classes": 5}, r"Expected models with the same number of classes but got 10 \(a\), 5 \(b\)"),
+        ({"sweep": make_sweep(attacks=["fgsm", "bim"])}, r"the same attacks but got fgsm, pgd \(a\), fgsm, bim \(b\)"),
+        ({"sweep": make_sweep(eps=[0.1, 0.2, 0.4])}, r"same budgets but got 0.1, 0.2, 0.3 \(a\), 0.1, 0.2, 0.4 \(b\)"),
+        (
+            {"sweep": make_sweep(samples=7)},
+            r"Expected models with the same number of samples but got 100 \(a\), 7 \(b\)",
+        ),
+        (
+            {"sweep": make_sweep(clean_accuracy=0.0)},
+            "Expected models that classify some samples correctly but got no correct prediction from 'b'",
+        ),
+    ],
+)
+def test_reports_that_cannot_be_compared(change, message):
+    with pytest.raises(ValueError, match=message):
+        ComparisonReport({"a": make_report(), "b": make_report(**change)})
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="Expected at least one model to compare but got none"):
+        ComparisonReport({})
+    with pytest.raises(ValueError, match="Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got 'lpips'"):
+        ComparisonReport({"a": make_report()}, {"lpips": 1.0})

@@ -1,0 +1,79 @@
+import math
+
+import pytest
+
+from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.threat_model import ThreatModel
+from lightning_robustness.evaluation import RobustnessReport
+from tests.evaluation.reports.reports import make_full_report, make_report, make_sweep
+
+
+def test_text_has_all_values():
+    report = make_full_report()
+    text = str(report)
+    assert "\n\nRobustness of Network\n\n" in text
+    assert f"ROBY                             {report.metrics['roby']:.4f}  lower" in text
+    assert f"RDI                              {report.metrics['rdi']:.4f}  higher" in text
+    rate = report.rates["pgd"]
+    numbers = [f"{rate[name]:.4f}" for name in ("asr", "asr_low", "asr_high", "adv_acc", "distortion")]
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("pgd  ")]
+    assert row == ["pgd", *numbers, "9", "10"]
+    assert "zero_gradients" in text
+    assert f"features   {report.metrics['seconds/features']:.4f}" in text
+
+
+def test_summary_has_labels_and_directions():
+    metrics = {"fim_inverse": 3.0, "clever": 2.0, "samples": 10.0, "acc": 0.75, "rdi_intra": 1.0, "asr/pgd": 0.25}
+    report = RobustnessReport("Network", 10, metrics, rates={"worst": make_report().rates["worst"] | {"adv_acc": 0.5}})
+    assert report.tables()[0].rows == [
+        ["accuracy", 0.75, ""],
+        ["Fisher, inverse", 3.0, ""],
+        ["CLEVER", 2.0, "higher"],
+        ["accuracy under the worst attack", 0.5, "higher"],
+    ]
+
+
+def test_notes_name_what_a_reader_must_know():
+    first, second, *_ = make_full_report().notes
+    assert first == "The run was interrupted while it measured the decision space: this report is incomplete."
+    assert (
+        second == "Gradients seem to be masked (zero_gradients), so success rates are too low and distances too high."
+    )
+    rates = {name: {"asr": asr} for name, asr in (("cw", 1.0), ("pgd", 0.5), ("worst", 0.6))}
+    assert "'worst' counts an attack without a budget only where" in make_report(rates=rates).notes[-1]
+    assert make_report(rates={"pgd": {"asr": 0.5}, "worst": {"asr": 0.5}}).notes == []
+
+
+def test_plot_shows_rates_or_curves():
+    report = make_report(sweep=None)
+    assert report.plot().axes[0].get_xlabel().startswith("accuracy")
+    assert make_report().plot().axes[0].get_ylabel() == "accuracy under attack"
+    with pytest.raises(ValueError, match="Expected results of attacks or a sweep to plot but the report has none"):
+        make_report(sweep=None, rates={}).plot()
+
+
+def test_captions_of_figures():
+    assert len(make_full_report().figures()) == 4
+    assert RobustnessReport("Network", 10, {}).figures() == {}
+
+
+def test_parts_that_are_missing_have_no_table():
+    titles = [table.title for table in RobustnessReport("Network", 10, {"rdi": 0.5}).tables()]
+    assert titles == ["Robustness"]
+
+
+def test_settings_of_the_sweep_are_shown():
+    report = make_report(sweep=make_sweep(settings={"pgd at eps = 0.1": "PGD(steps=10)"}))
+    (table,) = [table for table in report.tables() if table.title == "Settings of the sweep"]
+    assert table.rows == [["pgd at eps = 0.1", "PGD(steps=10)"]]
+
+
+@pytest.mark.parametrize(("norm", "is_image"), [("linf", True), ("linf", False), ("l2", True)])
+def test_distances_between_images_are_in_steps_of_pixels(norm, is_image):
+    curve = BoundaryCurve(norm, [0.0, 0.1], [0.9, 0.5], [0.8, 0.4], [1.0, 0.6])
+    for value, text in ((0.0122, "3.1/255"), (math.inf, math.inf)):
+        report = make_report(
+            metrics={"boundary": value, "rdi": 0.0122}, boundary=curve, threat_model=ThreatModel(is_image=is_image)
+        )
+        assert report.cell("boundary") == (text if norm == "linf" and is_image else value)
+        assert report.cell("rdi") == 0.0122
