@@ -11,19 +11,7 @@ from torch import Tensor, nn
 def check_features_and_preds(
     features: Tensor, preds: Tensor, num_classes: int | None = None, name: str = "preds"
 ) -> Tensor:
-    """Check features and predicted labels and return the features as a matrix.
-
-    Args:
-        features: Floating point tensor of shape ``(N, ...)``; dimensions after the first are flattened.
-        preds: Integer tensor of shape ``(N,)`` with the predicted labels.
-        num_classes: Number of classes, where it is known; labels must then be smaller.
-        name: Name of the argument with the labels.
-
-    Raises:
-        TypeError: If the features are not floating point or the labels not integers.
-        ValueError: If shapes do not fit, labels are out of range or features are not finite.
-
-    """
+    """Check features and predicted labels and return the features as a matrix."""
     check_tensor("features", features)
     check_integer_tensor(name, preds)
     if features.ndim < 2:
@@ -60,12 +48,7 @@ def check_features_and_preds(
 
 
 def check_tensor(name: str, value: Any) -> None:
-    """Check that an argument is a tensor of floating point numbers, such as inputs or features.
-
-    Raises:
-        TypeError: If it is not.
-
-    """
+    """Check that an argument is a tensor of floating point numbers, such as inputs or features."""
     if isinstance(value, Tensor) and value.is_floating_point():
         return
     if isinstance(value, Tensor):
@@ -76,17 +59,7 @@ def check_tensor(name: str, value: Any) -> None:
 
 
 def check_callable(name: str, value: Any, what: str) -> None:
-    """Check that an optional argument is a callable.
-
-    Args:
-        name: Name of the argument.
-        value: Its value, or None.
-        what: What the callable takes and returns, for the message.
-
-    Raises:
-        TypeError: If it is something else.
-
-    """
+    """Check that an optional argument is a callable."""
     if value is not None and not callable(value):
         raise TypeError(
             f"Expected argument `{name}` to be a callable that takes {what}, or None, but got {value!r}. Pass the "
@@ -95,24 +68,14 @@ def check_callable(name: str, value: Any, what: str) -> None:
 
 
 def check_functions(forward_fn: Any, batch_fn: Any, embed_fn: Any = None) -> None:
-    """Check the callables that adapt a model and its batches.
-
-    Raises:
-        TypeError: If one is not callable.
-
-    """
+    """Check the callables that adapt a model and its batches."""
     check_callable("forward_fn", forward_fn, "the model and inputs and returns logits")
     check_callable("batch_fn", batch_fn, "a batch and returns inputs and labels")
     check_callable("embed_fn", embed_fn, "the model and what the loader gives and returns embeddings")
 
 
 def check_model(model: Any) -> None:
-    """Check that a model can be called.
-
-    Raises:
-        TypeError: If it cannot, or is a class.
-
-    """
+    """Check that a model can be called."""
     if callable(model) and not isinstance(model, type):
         return
     came = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
@@ -123,12 +86,7 @@ def check_model(model: Any) -> None:
 
 
 def check_attack(attack: Any) -> None:
-    """Check that an attack can be called.
-
-    Raises:
-        TypeError: If it cannot, or is a class.
-
-    """
+    """Check that an attack can be called."""
     if callable(attack) and not isinstance(attack, type):
         return
     if isinstance(attack, type):
@@ -141,28 +99,14 @@ def check_attack(attack: Any) -> None:
 
 
 def check_module(model: Any, purpose: str) -> None:
-    """Check that a model is a module.
-
-    Args:
-        model: The model.
-        purpose: A clause that says why it has to be one, for the message.
-
-    Raises:
-        TypeError: If it is something else.
-
-    """
+    """Check that a model is a module."""
     if not isinstance(model, nn.Module):
         came = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"Expected `model` to be a torch.nn.Module, {purpose}, but got {came}. Wrap it in one.")
 
 
 def check_head(head: Any) -> None:
-    """Check the argument for the classifier head.
-
-    Raises:
-        TypeError: If it is neither a name nor a module.
-
-    """
+    """Check the argument for the classifier head."""
     if head is not None and not isinstance(head, (str, nn.Module)):
         raise TypeError(
             f"Expected argument `head` to be the name of a submodule, such as 'model.fc', or the module itself but got "
@@ -171,12 +115,7 @@ def check_head(head: Any) -> None:
 
 
 def check_device(device: Any) -> None:
-    """Check that torch can use a device, or that none is given.
-
-    Raises:
-        ValueError: If it cannot.
-
-    """
+    """Check that torch can use a device, or that none is given."""
     try:
         torch.empty(0, device=device)
     except Exception as error:  # of several types, as the device is unknown, absent or not compiled in
@@ -189,17 +128,7 @@ def check_device(device: Any) -> None:
 def check_integer_tensor(
     name: str, value: Any, remedy: str = "If these are logits, pass `logits.argmax(dim=1)`."
 ) -> None:
-    """Check that an argument is a tensor of integers, such as labels.
-
-    Args:
-        name: Name of the argument.
-        value: Its value.
-        remedy: Advice that ends the message.
-
-    Raises:
-        TypeError: If it is not.
-
-    """
+    """Check that an argument is a tensor of integers, such as labels."""
     if not isinstance(value, Tensor):
         raise TypeError(f"Expected `{name}` to be an integer tensor of labels but got {type(value).__name__}. {remedy}")
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
@@ -207,16 +136,7 @@ def check_integer_tensor(
 
 
 def check_labels(name: str, labels: Tensor, num_samples: int) -> int:
-    """Check that there is one non-negative integer label per sample.
-
-    Returns:
-        The highest label, -1 without any, to be compared with the number of classes where that is known.
-
-    Raises:
-        TypeError: If the labels are not integers.
-        ValueError: If their number is wrong, or one is negative.
-
-    """
+    """Check that there is one non-negative integer label per sample."""
     check_integer_tensor(name, labels)
     if labels.shape != (num_samples,):
         raise ValueError(
@@ -231,12 +151,7 @@ def check_labels(name: str, labels: Tensor, num_samples: int) -> int:
 
 
 def check_classes(name: str, highest_label: int, num_classes: int) -> None:
-    """Check that a model has a class for the highest label.
-
-    Raises:
-        ValueError: If it does not.
-
-    """
+    """Check that a model has a class for the highest label."""
     if highest_label >= num_classes:
         raise ValueError(
             f"Expected labels in `{name}` in the range 0 to {num_classes - 1}, for logits of {num_classes} classes, "
@@ -245,12 +160,7 @@ def check_classes(name: str, highest_label: int, num_classes: int) -> None:
 
 
 def check_not_empty(name: str, value: Tensor) -> None:
-    """Check that a batch has samples.
-
-    Raises:
-        ValueError: If it has none.
-
-    """
+    """Check that a batch has samples."""
     if len(value) == 0:
         raise ValueError(
             f"Expected `{name}` to hold at least one sample but got shape {tuple(value.shape)}. Leave "
@@ -259,54 +169,28 @@ def check_not_empty(name: str, value: Tensor) -> None:
 
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
-    """Check that an argument is an integer, of Python or NumPy, and return it as a Python one.
-
-    Raises:
-        ValueError: If it is something else, or below the minimum.
-
-    """
+    """Check that an argument is an integer, of Python or NumPy, and return it as a Python one."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ValueError(f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}.")
     return int(value)
 
 
 def check_share(name: str, value: Any) -> float:
-    """Check that an argument is a number above 0 and at most 1 and return it.
-
-    Raises:
-        ValueError: If it is something else.
-
-    """
+    """Check that an argument is a number above 0 and at most 1 and return it."""
     if not is_number(value) or not 0 < value <= 1:
         raise ValueError(f"Expected argument `{name}` to be a number above 0 and at most 1 but got {value!r}.")
     return float(value)
 
 
 def check_name(name: str, value: Any) -> str:
-    """Check that an argument is a string that is not empty and return it.
-
-    Raises:
-        ValueError: If it is something else.
-
-    """
+    """Check that an argument is a string that is not empty and return it."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"Expected argument `{name}` to be a string that is not empty but got {value!r}.")
     return value
 
 
 def check_number(name: str, value: Any, minimum: float = 0.0, exclusive: bool = False) -> float:
-    """Check that an argument is a finite real number and return it as a Python one.
-
-    Args:
-        name: Name of the argument.
-        value: Its value.
-        minimum: Smallest number that is allowed.
-        exclusive: Whether the minimum itself is not allowed.
-
-    Raises:
-        ValueError: If it is something else, or too small.
-
-    """
+    """Check that an argument is a finite real number and return it as a Python one."""
     if not is_number(value) or value < minimum or (exclusive and value == minimum):
         bound = "above" if exclusive else "of at least"
         raise ValueError(f"Expected argument `{name}` to be a finite number {bound} {minimum:g} but got {value!r}.")
@@ -314,24 +198,14 @@ def check_number(name: str, value: Any, minimum: float = 0.0, exclusive: bool = 
 
 
 def check_option(name: str, value: Any, options: Any) -> None:
-    """Check that an argument is one of the values of a ``Literal``.
-
-    Raises:
-        ValueError: If it is something else.
-
-    """
+    """Check that an argument is one of the values of a ``Literal``."""
     allowed = get_args(options)
     if value not in allowed:
         raise ValueError(f"Expected argument `{name}` to be one of {allowed} but got {value!r}.")
 
 
 def check_overflow(values: Tensor) -> Tensor:
-    """Check that results per sample did not overflow and return them.
-
-    Raises:
-        ValueError: If one is not finite.
-
-    """
+    """Check that results per sample did not overflow and return them."""
     is_finite = values.isfinite()
     if not is_finite.all():
         bad = int((~is_finite).reshape(len(values), -1).any(dim=1).sum())

@@ -116,10 +116,6 @@ def write_interval(low: float, high: float) -> str:
 def write_budget(eps: float, norm: str | None = None) -> str:
     """Write a perturbation budget, in steps of 8-bit pixels where it is such a fraction and not a short decimal.
 
-    Args:
-        eps: The budget.
-        norm: Its norm; l2 is named, the others go without saying.
-
     Example:
         >>> from lightning_robustness._numbers import write_budget
         >>> write_budget(8 / 255), write_budget(0.25 / 255), write_budget(0.11), write_budget(8.0, "l2")
@@ -135,10 +131,6 @@ def write_budget(eps: float, norm: str | None = None) -> str:
 
 def write_distance(distance: float, has_pixels: bool = True) -> str:
     """Write a distance between inputs, such as that to the decision boundary.
-
-    Args:
-        distance: The distance, in un-normalised units.
-        has_pixels: Whether values are pixels in [0, 1], so that the distance is written in steps of 8 bits.
 
     Example:
         >>> from lightning_robustness._numbers import write_distance

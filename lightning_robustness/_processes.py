@@ -8,14 +8,7 @@ import torch.distributed as dist
 
 
 def rank_zero_warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 2) -> None:
-    """Warn in the first process only; without ``torch.distributed`` that is every process.
-
-    Args:
-        message: The problem and its remedy.
-        category: The class of the warning.
-        stacklevel: Frame to which the warning is attributed, as in ``warnings.warn``, counted from the caller.
-
-    """
+    """Warn in the first process only; without ``torch.distributed`` that is every process."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
         warnings.warn(message, category, stacklevel=stacklevel + 1)
 
@@ -32,13 +25,7 @@ class ProcessesLostError(RuntimeError):
 
 
 class OtherProcessError(RuntimeError):
-    """Another process failed.
-
-    Args:
-        message: The message, which names the process.
-        reason: The error of that process.
-
-    """
+    """Another process failed."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -59,10 +46,6 @@ class Processes:
 
     Work is done in steps. In a step each process works by itself; at its end all of them learn whether one failed, and
     only then do they exchange results. So no process waits for the results of one that has none.
-
-    Raises:
-        ProcessesLostError: If a process does not take part.
-
     """
 
     def __init__(self) -> None:
@@ -95,12 +78,7 @@ class Processes:
             ) from error
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all processes, in the order of their ranks.
-
-        Raises:
-            ProcessesLostError: If the connection to a process is lost, or one is somewhere else in the program.
-
-        """
+        """Return the values of all processes, in the order of their ranks."""
         if self.number == 1:
             return [value]
         self._num_gathers += 1
@@ -126,13 +104,7 @@ class Processes:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Work that each process does by itself, without talking to the others.
-
-        Raises:
-            OtherProcessError: If another process failed, with its error.
-            KeyboardInterrupt: If one was interrupted and none failed.
-
-        """
+        """Work that each process does by itself, without talking to the others."""
         if self.number == 1:
             yield
             return
@@ -151,12 +123,7 @@ class Processes:
 
     @contextmanager
     def together(self, context: AbstractContextManager[T]) -> Iterator[T]:
-        """Enter a context in a step, so that all processes enter it or none does.
-
-        Raises:
-            OtherProcessError: If another process failed.
-
-        """
+        """Enter a context in a step, so that all processes enter it or none does."""
         with ExitStack() as stack:
             with self.step():
                 value = stack.enter_context(context)

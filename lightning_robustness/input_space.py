@@ -231,16 +231,7 @@ class InputSpace:
 
 
 def check_input_space(input_space: Any, bounded: bool = True) -> InputSpace:
-    """Check an argument ``input_space`` and return it; for None, the default.
-
-    Args:
-        input_space: The argument.
-        bounded: Whether the default has bounds; embeddings have none.
-
-    Raises:
-        TypeError: If it is something else.
-
-    """
+    """Check an argument ``input_space`` and return it; for None, the default."""
     if input_space is None:
         return InputSpace() if bounded else InputSpace(low=None, high=None)
     if not isinstance(input_space, InputSpace):

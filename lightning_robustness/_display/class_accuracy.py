@@ -8,15 +8,7 @@ _MAX_ROWS = 20
 
 
 class ClassAccuracy(NamedTuple):
-    """Accuracy of one class, over the attacked samples.
-
-    Args:
-        label: True class.
-        samples: Number of attacked samples of this class.
-        clean: Accuracy without an attack.
-        robust: Accuracy under the worst of all attacks.
-
-    """
+    """Accuracy of one class, over the attacked samples."""
 
     label: int
     samples: int

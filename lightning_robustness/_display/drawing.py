@@ -21,12 +21,7 @@ _DPI = 120
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Make an empty figure of a size in inches.
-
-    Raises:
-        ModuleNotFoundError: If matplotlib is not installed.
-
-    """
+    """Make an empty figure of a size in inches."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -86,11 +81,6 @@ _VARIABLES = {
 
 def inline_svg(figure: "Figure", label: str, prefix: str) -> str:
     """Draw a figure as an SVG element that takes font and colours from the page around it.
-
-    Args:
-        figure: The figure.
-        label: Text for readers who cannot see it, already escaped.
-        prefix: Start of all ids, which have to be unique on the page.
 
     Example:
         >>> from lightning_robustness._display.drawing import new_figure

@@ -82,21 +82,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """A report, in the order in which a reader needs its parts.
-
-    Args:
-        title: Title.
-        verdict: The result in one sentence.
-        facts: What the result is about, by name.
-        notes: Caveats for the reader of the numbers.
-        figures: Figures by caption; the first stands above everything else.
-        phone_figures: The same figures for narrow screens; a caption that is missing has one figure for all screens.
-        tables: Tables.
-        examples: Images.
-        glossary: Explanation of the terms.
-        provenance: Where the result comes from, by name.
-
-    """
+    """A report, in the order in which a reader needs its parts."""
 
     title: str
     verdict: str = ""

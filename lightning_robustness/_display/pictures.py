@@ -18,17 +18,7 @@ _GAP = 0.1  # between images, relative to their width
 
 
 class AdversarialExample(NamedTuple):
-    """A clean image, its perturbation and the adversarial image, side by side.
-
-    Args:
-        attack: Name of the attack.
-        label: True class.
-        prediction: Predicted class of the clean image.
-        adversarial_prediction: Predicted class of the adversarial image.
-        factor: Number that the perturbation is multiplied with in the picture; zero is grey.
-        png: The picture as a PNG file in base64.
-
-    """
+    """A clean image, its perturbation and the adversarial image, side by side."""
 
     attack: str
     label: int
@@ -44,17 +34,7 @@ class AdversarialExample(NamedTuple):
 
 
 def make_examples(name: str, examples: Examples, input_space: InputSpace) -> list[AdversarialExample]:
-    """Draw the examples of an attack.
-
-    Args:
-        name: Name of the attack.
-        examples: Images, of shape ``(N, 1 or 3, H, W)``, with labels and predictions.
-        input_space: Range and normalisation of the inputs.
-
-    Returns:
-        One entry per example.
-
-    """
+    """Draw the examples of an attack."""
     if not len(examples.y):
         return []
     x, x_adv = (input_space.unnormalize(part.float()) for part in (examples.x, examples.x_adv))

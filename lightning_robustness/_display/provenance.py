@@ -19,12 +19,7 @@ _DIRECTORIES = re.compile(r"(?<![\w.)])(?:~[/\\]|[A-Za-z]:[/\\]|/)(?:[^'\"=@,;:/
 
 
 def describe_run(device: torch.device | str = "cpu") -> dict[str, str]:
-    """Describe time, versions and the machine.
-
-    Args:
-        device: Device that the model is on.
-
-    """
+    """Describe time, versions and the machine."""
     from lightning_robustness import __version__  # here, since the package imports this module
 
     return {

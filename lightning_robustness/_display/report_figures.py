@@ -165,14 +165,7 @@ def scatter(series: Sequence[Series], accuracies: Mapping[str, float], columns: 
 
 
 def accuracies(shares: Mapping[str, "Share"], unbounded: Mapping[str, str] | None = None, budget: str = "") -> "Figure":
-    """Draw the accuracy without an attack and under each of them, with confidence intervals.
-
-    Args:
-        shares: Accuracies by name: ``"clean"``, attacks, and their worst case ``"worst"``.
-        unbounded: Attacks without a budget of their own, and the sizes at which their success counts.
-        budget: Budget of the others, as text.
-
-    """
+    """Draw the accuracy without an attack and under each of them, with confidence intervals."""
     figure, unbounded = new_figure(_WIDTH, 1.1 + 0.42 * len(shares)), unbounded or {}
     axis = figure.subplots()
     for row, (name, share) in enumerate(shares.items()):

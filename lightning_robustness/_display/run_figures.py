@@ -48,15 +48,6 @@ def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure |
     only some of them ran in others. Arrows point to what is more robust. C&W can be below the worst case: its success
     counts within an l2 budget, the worst case within that of the other attacks.
 
-    Args:
-        history: One mapping per evaluation, with ``epoch``, ``step`` and the measured values. If an epoch has several
-            values of one kind, all are drawn against the step instead.
-        prefix: Prefix of the monitor, for the title.
-        figure: A figure that this function returned earlier, to redraw in half the time.
-
-    Raises:
-        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
-
     Example:
         >>> from lightning_robustness._display.run_figures import history_figure
         >>> history = [{"epoch": 0, "step": 9, "acc": 0.5, "rdi": 0.1}, {"epoch": 1, "step": 19, "acc": 0.75}]
@@ -193,9 +184,6 @@ _MAX_NAME = 12
 def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
     """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch.
 
-    Returns:
-        Tensor of shape ``(N, 1 or 3, H, W)``, or None if the inputs are not images.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._display.run_figures import as_images
@@ -219,9 +207,6 @@ def perturbation_figure(
 
     Non-image inputs are drawn as lines, one per channel (dimension 1 of a batch). Perturbations of images are
     amplified so that the largest spans the colour range; the factor is written next to them.
-
-    Raises:
-        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
     Example:
         >>> import torch
@@ -253,12 +238,6 @@ def boundary_figure(curves: Mapping[int, BoundaryCurve]) -> "Figure":
     """Draw robust accuracy to first order over budgets, a line for each epoch, from light to dark.
 
     The last one has its 95 % confidence interval; a dotted line marks the budget of the attacks.
-
-    Args:
-        curves: Curves by epoch, at least one.
-
-    Raises:
-        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
     Example:
         >>> import torch
@@ -294,14 +273,6 @@ def boundary_figure(curves: Mapping[int, BoundaryCurve]) -> "Figure":
 
 def class_figure(rates: Mapping[int, Tensor], class_names: Sequence[str], attack: str) -> "Figure":
     """Draw the robust accuracy of each class as a map of epochs by classes; grey where a class has no sample.
-
-    Args:
-        rates: Rates of all classes by epoch, at least one; NaN without samples.
-        class_names: Names of the classes.
-        attack: Name of the attack.
-
-    Raises:
-        ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
     Example:
         >>> import torch

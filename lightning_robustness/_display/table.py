@@ -23,13 +23,6 @@ _FEW_CHARACTERS = 36
 class Table(NamedTuple):
     """A table with a title, for text and HTML.
 
-    Args:
-        title: Title.
-        header: Names of the columns.
-        rows: Cells; numbers are written with four digits, None and NaN as a dash.
-        note: Sentence below the table.
-        folded: Whether a page shows only the title until the reader asks for more; long tables always are.
-
     Example:
         >>> from lightning_robustness._display.table import Table
         >>> print(Table("Ranks", ["model", "RDI"], [["natural", 0.5], ["robust", None]]).to_text())
@@ -103,9 +96,6 @@ def cell_text(cell: Cell) -> str:
 
 def glossary(names: Iterable[str]) -> Table:
     """Explain values, one line for each, and one for all members of a family.
-
-    Args:
-        names: Names of values without prefix; those that the table of keys does not have are left out.
 
     Example:
         >>> from lightning_robustness._display.table import glossary

@@ -18,11 +18,6 @@ class Draws:
     multiplication and shifts, which gives 32 random bits. All of it is integer arithmetic on tensors: the same on every
     device, and faster than the generator of the CPU.
 
-    Args:
-        positions: Position of each sample in the data set, non-negative integers of shape ``(N,)``.
-        seed: Non-negative seed.
-        index: Second non-negative part of the seed, for instance the number of a training step.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._isolation.draws import Draws
@@ -50,13 +45,7 @@ class Draws:
         return self._of(_scramble(~self._keys + _signed(number * _GOLDEN, 64)))
 
     def bits(self, counter: int, shape: tuple[int, ...]) -> Tensor:
-        """Draw 32 random bits for each entry of a tensor of shape ``(N, *shape)``, as signed integers.
-
-        Args:
-            counter: Number of the draw: another one gives other random numbers.
-            shape: Shape per sample.
-
-        """
+        """Draw 32 random bits for each entry of a tensor of shape ``(N, *shape)``, as signed integers."""
         keys = _scramble(self._keys + _signed((counter + 1) * _GOLDEN, 64)).unsqueeze(1)
         low, high = keys.int(), (keys >> 32).int()
         x = torch.arange(math.prod(shape), dtype=torch.int32, device=keys.device) ^ low
@@ -100,13 +89,7 @@ class Draws:
 
 
 def check_positions(positions: Any, num_samples: int) -> None:
-    """Check that there is one non-negative integer position per sample.
-
-    Raises:
-        TypeError: If they are not an integer tensor.
-        ValueError: If their number is wrong, or one is negative.
-
-    """
+    """Check that there is one non-negative integer position per sample."""
     expected = "Expected `positions` to be an integer tensor, the non-negative position of each sample in the data set,"
     if not isinstance(positions, Tensor):
         raise TypeError(f"{expected} but got {type(positions).__name__}.")

@@ -30,14 +30,6 @@ def find_leaks(model: Callable[..., Any], x: Tensor, eval_mode: bool = True) -> 
     for instance parameters with gradient that ``forward`` writes in place, or fields of an object that is not a module.
     Tensors of more than four million elements are compared at evenly spaced positions.
 
-    Args:
-        model: The module, or a callable that uses modules, as for ``sandbox``.
-        x: A few inputs.
-        eval_mode: Whether to run in eval mode.
-
-    Returns:
-        Names of the attributes that changed, in alphabetical order.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._isolation.leaks import find_leaks

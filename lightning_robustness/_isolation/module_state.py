@@ -45,10 +45,6 @@ class ModuleState:
     of more than 10,000 elements, and the elements of containers of more than 128; ``find_leaks`` names them. Values are
     written back without a comparison, which would wait for the device, and without a new version, so that graphs that
     hold them stay valid.
-
-    Args:
-        modules: The modules, including submodules.
-
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:

@@ -69,21 +69,6 @@ def sandbox(
     must not use the same modules or expect reproducible global random numbers. A computation in the sandbox must not
     wait for a thread that opens another sandbox, unless that thread runs in the same ``contextvars.Context``.
 
-    Args:
-        model: The module to use inside, or a callable. The modules of a bound method, in a ``functools.partial``, or
-            that a function refers to by name are found.
-        tensors: Inputs. The copies of them are detached, and support gradients even if the inputs were created in
-            inference mode.
-        seed: Non-negative seed of the random state inside.
-        index: Second non-negative part of the seed, for instance the index of a batch.
-        eval_mode: Whether to put submodules in eval mode. Otherwise they keep their mode, and changes to their buffers
-            are undone.
-        precise: Whether float32 is computed in full precision, for what is measured. Otherwise in that which torch is
-            set to, such as TF32: for training, where a gradient need not be precise and the speed was asked for.
-
-    Yields:
-        The copies of the tensors.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._isolation.sandbox import sandbox

@@ -33,14 +33,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddingPoints(NamedTuple):
-    """Inputs whose embeddings are shown together: a sample, and pairs of clean and adversarial inputs.
-
-    Args:
-        samples: All inputs.
-        kinds: ``"clean"``, or the name of the attack that made the input.
-        following: Index of the adversarial input that a line leads to from a clean one, else None.
-
-    """
+    """Inputs whose embeddings are shown together: a sample, and pairs of clean and adversarial inputs."""
 
     samples: Samples
     kinds: list[str]
@@ -81,12 +74,6 @@ class Board:
 
     The picture of the run is drawn in every evaluation, the others in every fifth and at the end.
 
-    Args:
-        loggers: The loggers.
-        prefix: Prefix of the keys.
-        figures: Whether to show pictures and histograms.
-        class_names: Names of the classes; by default their numbers.
-
     Example:
         >>> from lightning.pytorch.loggers import CSVLogger
         >>> from lightning_robustness._lightning.board import Board
@@ -117,15 +104,7 @@ class Board:
         step: int,
         parts: Collection[Part] = ("features", "fim"),
     ) -> None:
-        """Lay out the charts, and show a glossary and the settings, once per run.
-
-        Args:
-            settings: Settings by title.
-            attacks: Budget and settings of each attack, the most frequent one first.
-            step: Step of the Trainer.
-            parts: The parts that are measured beside the attacks.
-
-        """
+        """Lay out the charts, and show a glossary and the settings, once per run."""
         unbounded = [name for name, facts in attacks.items() if not facts.budgets]
         self._attack = next((name for name in attacks if name not in unbounded), None)
         for sink in self._sinks:
@@ -145,19 +124,7 @@ class Board:
         signs: Sequence[MaskingSign],
         curve: BoundaryCurve | None = None,
     ) -> None:
-        """Show the results of an evaluation.
-
-        Args:
-            step: Step of the Trainer.
-            epoch: Its epoch.
-            input_space: Range and normalisation of the inputs.
-            histograms: Values by tag; NaN is left out.
-            examples: Adversarial inputs by attack.
-            outcomes: Effects on each sample by attack.
-            signs: Signs of gradient masking.
-            curve: Robust accuracy to first order over budgets, drawn with those of the epochs before.
-
-        """
+        """Show the results of an evaluation."""
         if signs:
             self.show_text("masking_signs", MaskingSign._fields, signs, step)
         for name, values in histograms.items():
@@ -202,19 +169,7 @@ class Board:
         kinds: Sequence[str] | None = None,
         following: Sequence[int | None] | None = None,
     ) -> None:
-        """Show embeddings of inputs in TensorBoard's projector, with classes and, for images, thumbnails.
-
-        Args:
-            step: Step of the Trainer.
-            embedding: Embeddings.
-            labels: True labels.
-            preds: Predicted labels.
-            x: Inputs.
-            input_space: Range and normalisation of the inputs.
-            kinds: A word for each input, such as the attack that it comes from; by default all are clean.
-            following: Index of the input that a line leads to, None for no line.
-
-        """
+        """Show embeddings of inputs in TensorBoard's projector, with classes and, for images, thumbnails."""
         if len(embedding) == 0:
             return
         kinds = ["clean"] * len(embedding) if kinds is None else kinds
@@ -231,15 +186,7 @@ class Board:
             sink.embedding("embedding", points, metadata, list(columns), thumbnails, step)
 
     def show_text(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], step: int) -> None:
-        """Show texts as a list or table.
-
-        Args:
-            name: Tag without prefix.
-            columns: Names of the parts of a row, where loggers show a table.
-            rows: Sequences of texts, the first of which names the row.
-            step: Step of the Trainer.
-
-        """
+        """Show texts as a list or table."""
         rows = [list(row) for row in rows]
         for sink in self._sinks:
             sink.text(name, columns, rows, step)

@@ -20,14 +20,6 @@ class Faults:
 
     Before training has begun, errors are raised, while they cost little. Afterwards they become warnings, one per text,
     and the part that failed is left out. Processes agree on the parts, so none waits for another.
-
-    Args:
-        trainer: The Trainer.
-        owner: Name of the callback.
-
-    Attributes:
-        error: The error of this process in the current epoch, or None.
-
     """
 
     def __init__(self, trainer: Trainer, owner: str) -> None:
@@ -38,12 +30,7 @@ class Faults:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Keep an error in this process for the end of the epoch.
-
-        Raises:
-            MisconfigurationException: If training has not begun.
-
-        """
+        """Keep an error in this process for the end of the epoch."""
         try:
             yield
         except FloatingPointError as error:
@@ -96,12 +83,7 @@ class Faults:
             self._emit(lambda text: rank_zero_warn(text, stacklevel=4), message)
 
     def refuse(self, message: str, consequence: str) -> None:
-        """Raise before training has begun; afterwards, warn once, together with the consequence.
-
-        Raises:
-            MisconfigurationException: If training has not begun.
-
-        """
+        """Raise before training has begun; afterwards, warn once, together with the consequence."""
         if not has_trained(self._trainer):
             raise MisconfigurationException(f"{self._owner}: {message}")
         self.warn(f"{message} {consequence}", key=message)

@@ -35,13 +35,6 @@ def split_key(key: str) -> tuple[str, Key | None]:
 def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
     """Return the mode that is given or else the direction that is more robust, by the table of keys.
 
-    Args:
-        key: Key of a value, with its prefix.
-        mode: ``"min"`` or ``"max"``, or None.
-
-    Raises:
-        ValueError: If it is neither given nor in the table, or is something else.
-
     Example:
         >>> from lightning_robustness._lightning.guard import mode_of
         >>> mode_of("robustness/adv_acc/worst", None), mode_of("robustness/fim", None), mode_of("val_loss", "min")
@@ -58,12 +51,7 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
 
 
 def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
-    """Check, where the callbacks of a Trainer tell, that a key will be logged.
-
-    Raises:
-        MisconfigurationException: If it will not.
-
-    """
+    """Check, where the callbacks of a Trainer tell, that a key will be logged."""
     keys = _promised(trainer)
     prefixes = tuple({f"{promised.split('/')[0]}/" for promised in keys})
     names = {promised.split("/")[-1] for promised in keys} - {"acc"}
@@ -77,12 +65,7 @@ def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
 
 
 def check_default_guard(trainer: Trainer, owner: Callback, guard: str) -> None:
-    """Check that a callback of a Trainer will log the key of a guard that the user did not name.
-
-    Raises:
-        MisconfigurationException: If none will.
-
-    """
+    """Check that a callback of a Trainer will log the key of a guard that the user did not name."""
     if guard not in _promised(trainer):
         others = [f"guard={key!r}" for key in _promised(trainer) if key.endswith("/acc")]
         remedy = " or ".join([*others, "the key of a clean accuracy that the module logs", "guard=None"])
@@ -129,24 +112,6 @@ class Guard:
     stop or a checkpoint that looks at them alone keeps the first epoch. Robust accuracy needs no such veto: it contains
     clean accuracy, which goes on rising after the robust peak. The best value only ever improves: an epoch that is no
     longer admitted is never admitted again.
-
-    Args:
-        monitor: Key of the value that is guarded.
-        guard: Key of the guard's value; ``"auto"`` for the clean accuracy beside ``monitor``, with a veto if a
-            tolerance is given or ``monitor`` is in the table of keys and not robust accuracy; None for no veto.
-        tolerance: Distance from the best value within which an epoch is admitted; None for 0.02.
-        mode: ``"min"`` or ``"max"``, what is better.
-        owner: Name of the callback, for warnings.
-
-    Attributes:
-        key: Key of the guard's value; without a veto, of the clean accuracy beside ``monitor``.
-        has_veto: Whether epochs may be refused.
-        best: The best value so far; NaN before the first, and without a veto.
-        has_improved: Whether the best value has improved since ``settle`` was last called.
-
-    Raises:
-        ValueError: If the key, the tolerance or the mode is not possible.
-
     """
 
     def __init__(self, monitor: str, guard: str | None, tolerance: float | None, mode: ExtremeMode, owner: str) -> None:
@@ -166,12 +131,7 @@ class Guard:
         self._has_warned = False
 
     def check(self, trainer: Trainer, owner: Callback) -> None:
-        """Check, where the callbacks of a Trainer tell, that the value will be logged, if there is a veto.
-
-        Raises:
-            MisconfigurationException: If it will not.
-
-        """
+        """Check, where the callbacks of a Trainer tell, that the value will be logged, if there is a veto."""
         if self.has_veto and not self._is_named:
             check_default_guard(trainer, owner, self.key)
         elif self.has_veto:

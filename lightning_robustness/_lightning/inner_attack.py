@@ -19,18 +19,6 @@ def make_inner_attack(
 ) -> Callable[..., Any]:
     """Get an attack to train against.
 
-    Args:
-        attack: ``"fast"``, a name that ``get_attack`` knows, an attack, or any other callable.
-        eps: Its budget, or None for its own.
-        steps: Number of its steps, or None for its own.
-        alpha: Size of a step, or None for its own.
-        all_steps: Whether a built-in attack takes all steps for all samples.
-        input_space: Range of the inputs.
-
-    Raises:
-        TypeError: If the attack is neither a name nor callable.
-        ValueError: If the attack is targeted or does not take an argument, or its budget is wider than the range.
-
     Example:
         >>> from lightning_robustness import InputSpace
         >>> from lightning_robustness._lightning.inner_attack import make_inner_attack
@@ -61,12 +49,7 @@ def make_inner_attacks(
     all_steps: bool,
     input_space: InputSpace,
 ) -> list[Callable[..., Any]]:
-    """Get an attack for each budget in a list, or for the only one.
-
-    Raises:
-        ValueError: If the list is empty, or as for ``make_inner_attack``.
-
-    """
+    """Get an attack for each budget in a list, or for the only one."""
     budgets = eps if isinstance(eps, Sequence) and not isinstance(eps, str) else [eps]
     if len(budgets) == 0:
         raise ValueError(

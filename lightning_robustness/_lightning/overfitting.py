@@ -18,13 +18,6 @@ class CatastrophicOverfitting:
     is compared with the best one under many steps. If the budget changes without the sign, the comparison starts over,
     since a larger budget lowers both accuracies.
 
-    Args:
-        margin: Drop in accuracy under many steps that counts; Wong et al. stop training at 0.2.
-        single: Accuracy under one step in the best epoch; None before the first.
-        multi: Accuracy under many steps in that epoch.
-        eps: Budget in that epoch.
-        seen: Whether any epoch showed the sign.
-
     Example:
         >>> from lightning_robustness._lightning.overfitting import CatastrophicOverfitting
         >>> sign = CatastrophicOverfitting()
@@ -56,20 +49,7 @@ def watch_for_overfitting(
     eps: float,
     checkpoint: str | None = None,
 ) -> bool:
-    """Update the sign at the end of an epoch, warn the first time it is seen, and keep a checkpoint until then.
-
-    Args:
-        trainer: The Trainer.
-        sign: The sign, which is updated.
-        single: Accuracy under one step.
-        multi: Accuracy under many steps.
-        eps: Budget of both.
-        checkpoint: Path of a checkpoint, written in each epoch before the collapse; None for none.
-
-    Returns:
-        Whether the epoch shows the sign.
-
-    """
+    """Update the sign at the end of an epoch, warn the first time it is seen, and keep a checkpoint until then."""
     before = replace(sign)
     is_there = sign.update(single, multi, eps)
     if sign.seen and not before.seen:

@@ -59,20 +59,7 @@ _DEFAULT = 5
 
 
 class AttackSchedule:
-    """Decide which attacks run in a validation epoch: all in the first and last one, each every few epochs between.
-
-    Args:
-        names: Names of the attacks.
-        every_n_epochs: Number of epochs from one run of an attack to the next, for all of them or by name. Attacks
-            without a number run every fifth epoch, the one called ``pgd`` in every epoch.
-
-    Attributes:
-        every_n_epochs: The number for each attack.
-
-    Raises:
-        ValueError: If a number is not a positive integer, or belongs to no attack.
-
-    """
+    """Decide which attacks run in a validation epoch: all in the first and last one, each every few epochs between."""
 
     def __init__(self, names: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
         names = list(names)
@@ -140,14 +127,7 @@ _MIN_EVALUATIONS = 6
 
 
 def warn_of_distrust(trainer: Trainer, run: MonitorRun, trust: Mapping[str, Trust]) -> None:
-    """Warn if a callback stops training, or keeps checkpoints, by a value that contradicts the attacks of this run.
-
-    Args:
-        trainer: The Trainer.
-        run: The run.
-        trust: Agreement with the attacks, by the name of the value.
-
-    """
+    """Warn if a callback stops training, or keeps checkpoints, by a value that contradicts the attacks of this run."""
     names = {tag(run.prefix, name): name for name in trust}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if not kinds_of(callback) & {"EarlyStopping", "ModelCheckpoint"} or callback.monitor not in names:
@@ -163,17 +143,7 @@ def warn_of_distrust(trainer: Trainer, run: MonitorRun, trust: Mapping[str, Trus
 
 
 class RunRecord:
-    """Everything that outlives an epoch: the evaluations so far, and when each attack ran last.
-
-    Args:
-        attacks: Names of the attacks.
-        every_n_epochs: How often they run; see :class:`AttackSchedule`.
-
-    Attributes:
-        history: The evaluations.
-        schedule: The attacks.
-
-    """
+    """Everything that outlives an epoch: the evaluations so far, and when each attack ran last."""
 
     def __init__(self, attacks: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
         self.history = History()

@@ -43,22 +43,7 @@ from lightning_robustness._model.route import Route
 
 
 class MonitorRun:
-    """One run of a Trainer: what was found out about its module, the sample, the board, and the epoch under way.
-
-    Args:
-        settings: Settings of the monitor.
-        trainer: The Trainer.
-        pl_module: Its module.
-
-    Attributes:
-        settings: Settings of the monitor, for this run.
-        prefix: First part of keys.
-        board: Everything that is shown besides scalars.
-        faults: Errors and warnings of the run.
-        epoch: Number of the epoch under way.
-        has_seen_data: Whether a batch of validation was seen.
-
-    """
+    """One run of a Trainer: what was found out about its module, the sample, the board, and the epoch under way."""
 
     def __init__(self, settings: MonitorSettings, trainer: Trainer, pl_module: LightningModule) -> None:
         self.faults = Faults(trainer, "RobustnessMonitor")
@@ -135,12 +120,7 @@ class MonitorRun:
         self.close_epoch()
 
     def find_collisions(self) -> set[str]:
-        """Return our keys that someone else has logged in this validation epoch.
-
-        Raises:
-            MisconfigurationException: If there are some and training has not begun.
-
-        """
+        """Return our keys that someone else has logged in this validation epoch."""
         collisions = {key for key in logged_in_this_epoch(self._trainer) if is_tag(self.prefix, key)}
         if collisions:
             self.faults.refuse(

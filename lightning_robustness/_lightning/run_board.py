@@ -20,16 +20,7 @@ from lightning_robustness._model.route import Route
 
 
 class RunBoard:
-    """The board of one run of a Trainer, opened when there is something to show; its errors never end the run.
-
-    Args:
-        settings: Settings of the monitor.
-        trainer: The Trainer.
-        pl_module: Its module.
-        prefix: First part of keys.
-        faults: Errors and warnings of the run.
-
-    """
+    """The board of one run of a Trainer, opened when there is something to show; its errors never end the run."""
 
     def __init__(
         self, settings: MonitorSettings, trainer: Trainer, pl_module: LightningModule, prefix: str, faults: Faults
@@ -51,18 +42,7 @@ class RunBoard:
         histograms: Mapping[str, Tensor],
         curve: BoundaryCurve | None,
     ) -> None:
-        """Hand everything that is not a scalar to the loggers.
-
-        Args:
-            route: Route from inputs to logits; None if this process has seen no batch.
-            epoch: Number of the epoch.
-            subject: The model.
-            samples: Samples whose embeddings are shown if that is wanted, or None.
-            attacks: Attacks of this evaluation.
-            histograms: Values by tag.
-            curve: Robust accuracy to first order over budgets, if it was measured.
-
-        """
+        """Hand everything that is not a scalar to the loggers."""
         if not self._trainer.is_global_zero or not self._trainer.loggers or route is None:
             return
         step = log_step(self._trainer)

@@ -20,13 +20,7 @@ _LAYOUTS: WeakKeyDictionary[Any, dict[str, dict[str, list[Any]]]] = WeakKeyDicti
 
 
 class Sink:
-    """One logger; the parts that it cannot show are ignored.
-
-    Args:
-        logger: The logger.
-        prefix: Prefix of the tags.
-
-    """
+    """One logger; the parts that it cannot show are ignored."""
 
     takes_images = True
 

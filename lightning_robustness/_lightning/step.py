@@ -29,12 +29,6 @@ class StepCheck:
 
     Two things give a difference away: the step runs a layer on what ``forward`` returns, which then is an embedding; or
     it runs the network on other inputs than those of the batch, normalised ones for instance, and gets other logits.
-
-    Args:
-        model: The module.
-        route: How the logits of ``forward`` come about.
-        x: Inputs of the batch.
-
     """
 
     def __init__(self, model: nn.Module, route: Route, x: Tensor) -> None:
@@ -58,17 +52,7 @@ class StepCheck:
             self._handles.pop().remove()
 
     def compare(self, logits: Tensor, is_ours: bool, y: Tensor | None) -> None:
-        """Compare the step with the logits of ``forward`` on the same batch.
-
-        Args:
-            logits: The logits.
-            is_ours: Whether the step was not seen to run the network on the inputs of the batch.
-            y: Labels, if there are any.
-
-        Raises:
-            ValueError: If the step computes other logits. The message has a function to pass.
-
-        """
+        """Compare the step with the logits of ``forward`` on the same batch."""
         highest = -1 if y is None or len(y) == 0 else int(y.max())
         for later in self._later:
             if later.entered.shape == logits.shape and max(later.width, 2) > highest:
@@ -128,15 +112,6 @@ class StepRoute:
 
     For networks whose parameters are sharded over processes, where every forward pass is a joint one of all processes.
     The logits are those of the outermost module that takes the inputs of the batch.
-
-    Args:
-        model: The module.
-        x: Inputs of the batch.
-        head: The head, by name or as a module, instead of looking for it.
-
-    Raises:
-        ValueError: If the head is not part of the model, or the model is compiled, which hooks do not reach.
-
     """
 
     def __init__(self, model: nn.Module, x: Tensor, head: str | nn.Module | None = None) -> None:
@@ -166,15 +141,7 @@ class StepRoute:
             self._handles.pop().remove()
 
     def find(self, y: Tensor | None) -> tuple[Route, HeadCall]:
-        """Return the route after the step has run, and the embedding and logits of its batch.
-
-        Args:
-            y: Labels of the batch, if there are any.
-
-        Raises:
-            ValueError: If the step did not run the network on the inputs, or what ran it did not return logits.
-
-        """
+        """Return the route after the step has run, and the embedding and logits of its batch."""
         if self._output is None:
             raise ValueError(NOT_SEEN)
         highest = -1 if y is None or len(y) == 0 else int(y.max())

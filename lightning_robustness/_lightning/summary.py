@@ -28,16 +28,7 @@ if TYPE_CHECKING:
 
 
 class Choice(NamedTuple):
-    """The epoch that a key would have picked, and what that costs.
-
-    Args:
-        epoch: The epoch with the best value.
-        cost: Accuracy under attack below that of the most robust epoch, in points.
-        guarded_epoch: The epoch with the best value among those within two points of the best clean accuracy.
-        guarded_cost: Accuracy under attack below that of the most robust of these epochs, in points.
-        trust: Kendall's tau-b with the accuracy under attack; None if it is not defined.
-
-    """
+    """The epoch that a key would have picked, and what that costs."""
 
     epoch: int
     cost: float
@@ -48,21 +39,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A training run in a few lines: its most robust epoch, and how the attack-free values would have found it.
-
-    Args:
-        reference: Name of the accuracy under attack that epochs are compared by; None if no attack ran.
-        epoch: The most robust epoch.
-        accuracy: Its accuracy under attack.
-        interval: Wilson confidence interval of that, 95 %.
-        num_samples: Number of attacked samples.
-        choices: The epochs that attack-free keys would have picked, by key.
-        masked_epochs: Epochs with a sign of gradient masking.
-        seconds: Time spent on each part of the measurement.
-        boundary: Median distance to the decision boundary in that epoch, to first order, as a text; None if it was not
-            measured.
-
-    """
+    """A training run in a few lines: its most robust epoch, and how the attack-free values would have found it."""
 
     reference: str | None
     epoch: int
@@ -157,14 +134,7 @@ _PARTS = (
 
 
 def run_page(history: Sequence[Evaluation], settings: MonitorSettings, figure: "Figure") -> Page:
-    """Make the page of a training run.
-
-    Args:
-        history: The evaluations of the run, as the monitor keeps them.
-        settings: The settings of the monitor.
-        figure: The picture of the run.
-
-    """
+    """Make the page of a training run."""
     summary = RunSummary.of(history)
     samples = summary.num_samples or settings.attack_samples
     l2_budget = next((entry["l2_budget"] for entry in reversed(history) if "l2_budget" in entry), None)

@@ -32,12 +32,7 @@ def group_size(trainer: Trainer) -> int:
 
 
 def check_strategy(trainer: Trainer, callback: Callback) -> None:
-    """Check that each process holds the whole network, as the callback needs it.
-
-    Raises:
-        MisconfigurationException: If the strategy shards it.
-
-    """
+    """Check that each process holds the whole network, as the callback needs it."""
     if is_sharded(trainer):
         raise MisconfigurationException(
             f"{type(callback).__name__} needs the whole network in each process, to differentiate it, but "
@@ -46,12 +41,7 @@ def check_strategy(trainer: Trainer, callback: Callback) -> None:
 
 
 def check_validation(trainer: Trainer) -> None:
-    """Check that training has a validation loop to watch.
-
-    Raises:
-        MisconfigurationException: If it has none; one that is switched off gets a warning.
-
-    """
+    """Check that training has a validation loop to watch."""
     if trainer.limit_val_batches == 0:
         rank_zero_warn("RobustnessMonitor has nothing to watch, since `limit_val_batches` is 0.")
     elif not trainer.enable_validation:
@@ -109,12 +99,7 @@ def _call_with_default(dtype: torch.dtype, forward: Callable[..., Any], *args: A
 
 
 def evaluation_loader(trainer: Trainer, dataloader_idx: int) -> tuple[Any, float]:
-    """Return a validation or test loader and the number of its batches.
-
-    Raises:
-        ValueError: If there are fewer loaders.
-
-    """
+    """Return a validation or test loader and the number of its batches."""
     loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
     if trainer.testing:
         numbers = trainer.num_test_batches
@@ -150,17 +135,7 @@ def log_to_all(trainer: Trainer, values: dict[str, float]) -> None:
 
 
 def find_class_names(trainer: Trainer, dataloader_idx: int, num_classes: int) -> list[str] | None:
-    """Return the names of the classes, from the data module or the data set behind the evaluation loader.
-
-    Args:
-        trainer: The Trainer; its data module may have ``class_names`` or ``classes``.
-        dataloader_idx: Index of the loader; its data set, or one inside of subsets, may have them too.
-        num_classes: Number of classes; other numbers of names are ignored.
-
-    Returns:
-        The names, or None if nobody knows them.
-
-    """
+    """Return the names of the classes, from the data module or the data set behind the evaluation loader."""
     loader, _ = evaluation_loader(trainer, dataloader_idx)
     owner, owners = getattr(loader, "dataset", None), [getattr(trainer, "datamodule", None)]
     while owner is not None and all(owner is not known for known in owners):

@@ -21,12 +21,7 @@ _WEIGHTS: dict[AdversarialLoss, float] = {"trades": 6.0, "mart": 5.0}
 
 
 def check_loss(loss: AdversarialLoss | None, weight: float | None, mode: str) -> None:
-    """Check the arguments of a user.
-
-    Raises:
-        ValueError: If the loss is unknown or not for this mode, or the weight negative or without a loss.
-
-    """
+    """Check the arguments of a user."""
     if loss is None:
         if weight is not None:
             raise ValueError(f"Expected argument `loss_weight` with `loss` but got {weight} alone. Leave it out.")
@@ -62,19 +57,6 @@ def step_with_loss(
     """Run a training step for everything but its loss, which is replaced.
 
     What the step does to the statistics of BatchNorm is undone, so that they come from the passes of the new loss.
-
-    Args:
-        trainer: The Trainer.
-        pl_module: The module.
-        step: Its training step.
-        make_loss: Callable that computes the new loss.
-
-    Returns:
-        What the step returned, with the new loss in it, and that loss; None if the step returned none.
-
-    Raises:
-        MisconfigurationException: If the module optimizes by itself and does not call ``manual_backward`` exactly once.
-
     """
     statistics, token = _Statistics(pl_module), REPLACEMENT.set(make_loss)
     try:

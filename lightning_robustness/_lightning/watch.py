@@ -15,20 +15,7 @@ from lightning_robustness._model.route import Route
 
 
 class ValidationWatch:
-    """Feed the features of every batch to a meter and its inputs to a sample, while somebody else runs the network.
-
-    Args:
-        model: The module that validation runs.
-        forward: What computes logits, for batches that validation does not run through the head; None if it cannot.
-        route: How the logits come about.
-        meter: What takes the features.
-        share: Which samples come to this process.
-        sample: What takes the inputs, or None if they are not needed.
-        is_checked: Whether it is known that validation computes the same logits as ``forward``; if not, the first batch
-            is compared.
-        is_counted: Whether the samples of this process count; if not, it takes part with none.
-
-    """
+    """Feed the features of every batch to a meter and its inputs to a sample, while somebody else runs the network."""
 
     def __init__(
         self,
@@ -72,17 +59,7 @@ class ValidationWatch:
             self._check = StepCheck(self._model, self._route, x)
 
     def after(self, call: HeadCall | None = None) -> bool:
-        """See what validation made of the batch; return whether it took a forward pass of our own.
-
-        Args:
-            call: Embedding and logits of the batch, if they are known.
-
-        Raises:
-            FloatingPointError: If it is not finite.
-            ValueError: If validation computes other logits than ``forward``, or does not run the network on the inputs
-                and nothing else may.
-
-        """
+        """See what validation made of the batch; return whether it took a forward pass of our own."""
         if self._batch is None:
             return False
         (x, y, number), self._batch = self._batch, None

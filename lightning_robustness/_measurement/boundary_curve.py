@@ -11,16 +11,7 @@ REACH = 4
 
 
 class BoundaryCurve(NamedTuple):
-    """Robust accuracy to first order over perturbation budgets.
-
-    Args:
-        norm: Norm of the perturbations.
-        eps: Budgets, increasing from 0.
-        share: Share of samples that are right and farther than each budget from the decision boundary.
-        low: Lower ends of their 95 % confidence intervals.
-        high: Upper ends of them.
-
-    """
+    """Robust accuracy to first order over perturbation budgets."""
 
     norm: str
     eps: list[float]

@@ -10,15 +10,7 @@ from lightning_robustness.metrics._base import Mode
 
 
 class FeatureMeter(Stopwatch):
-    """RDI, ROBY and clean accuracy, from the embedding and the logits of every sample.
-
-    Args:
-        num_classes: Number of classes.
-        mode: How RDI and ROBY keep their state.
-        device: Where the states live.
-        has_embedding: Whether there are embeddings; without, only the values of the logits are there.
-
-    """
+    """RDI, ROBY and clean accuracy, from the embedding and the logits of every sample."""
 
     def __init__(self, num_classes: int, mode: Mode, device: torch.device, has_embedding: bool = True) -> None:
         super().__init__()
@@ -31,12 +23,7 @@ class FeatureMeter(Stopwatch):
         self.distances: dict[str, Tensor] = {}
 
     def update(self, call: HeadCall, y: Tensor | None) -> None:
-        """Add a batch: embedding and true labels, if there are any, and logits.
-
-        Raises:
-            ValueError: If a label has no class.
-
-        """
+        """Add a batch: embedding and true labels, if there are any, and logits."""
         with self.running():
             if y is not None:
                 check_classes(y, self._num_classes)

@@ -12,12 +12,6 @@ class FixedSample:
     """Samples that the meters share: drawn once, the same in every evaluation.
 
     Samples of one shape, and with the same other entries, come after each other, so that they can be measured together.
-
-    Args:
-        sample: The sample collected from the loader.
-        num_parts: Number of processes that each contribute a part of the sample.
-        names: Names of the other entries of a batch that the model takes.
-
     """
 
     def __init__(self, sample: SpreadSample, num_parts: int = 1, names: Iterable[str] = ()) -> None:

@@ -22,21 +22,7 @@ def inspect_model(
     head: str | nn.Module | None = None,
     num_classes: int | None = None,
 ) -> Route:
-    """Find out how the logits of a model come about, on the first samples of a batch, and whether labels fit.
-
-    Args:
-        model: The module that computes the logits.
-        subject: What calls it.
-        x: A batch of inputs.
-        y: Its labels, if there are any.
-        head: The head, by name or as a module, instead of looking for it.
-        num_classes: Number of classes that is expected.
-
-    Raises:
-        ValueError: If the model fails or returns probabilities of a binary classifier, the given head is not its last
-            layer, or the number of classes is another one than expected or than the labels need.
-
-    """
+    """Find out how the logits of a model come about, on the first samples of a batch, and whether labels fit."""
     few = x[:2]
     highest_label = -1 if y is None or len(y) == 0 else int(y.max())
     try:
@@ -58,20 +44,7 @@ def inspect_model(
 def check_route(
     model: nn.Module, route: Route, logits: Tensor, y: Tensor | None = None, num_classes: int | None = None
 ) -> None:
-    """Check what was found out about a model; warn of what cannot be measured.
-
-    Args:
-        model: The module.
-        route: How its logits come about.
-        logits: Some of them.
-        y: Labels, if there are any.
-        num_classes: Number of classes that is expected.
-
-    Raises:
-        ValueError: If the outputs are probabilities of a binary classifier, or the number of classes is another one
-            than expected or than the labels need.
-
-    """
+    """Check what was found out about a model; warn of what cannot be measured."""
     if route.is_sigmoid:
         raise ValueError(
             f"Expected `{type(model).__name__}(x)` to return a logit but it returns a probability, the sigmoid of one. "
@@ -115,20 +88,7 @@ def warn_of_unused_layers(model: nn.Module, route: Route) -> None:
 
 
 def open_inputs(subject: Subject, x: Tensor, extras: Mapping[str, Tensor]) -> Tensor | None:
-    """Check the inputs of a batch, and get the first samples for ``rehearse``.
-
-    Args:
-        subject: What is going to measure them.
-        x: A batch as the loader gives it.
-        extras: Its other entries.
-
-    Returns:
-        Inputs of the subject's model, or None, after a warning, if they are integers, which cannot be perturbed.
-
-    Raises:
-        ValueError: If the inputs are out of range, or evidently not normalised as declared.
-
-    """
+    """Check the inputs of a batch, and get the first samples for ``rehearse``."""
     if not x.is_floating_point() and subject.embed is None:
         rank_zero_warn(
             f"Inputs are integers ({x.dtype}), which cannot be perturbed by small amounts: attacks, the Fisher "
@@ -149,18 +109,7 @@ def open_inputs(subject: Subject, x: Tensor, extras: Mapping[str, Tensor]) -> Te
 def rehearse(
     subject: Subject, x: Tensor, meters: Iterable[SampleMeter], attacks: Mapping[str, Callable[..., Any]]
 ) -> None:
-    """Try everything that may fail on the first samples of a batch, so that it fails before the work begins.
-
-    Args:
-        subject: What computes logits.
-        x: A batch of inputs.
-        meters: Meters to try; they are of no use afterwards.
-        attacks: Attacks; built-in ones are known to work and are not tried.
-
-    Raises:
-        ValueError: If inputs are out of range, or a meter or an attack cannot work on the model.
-
-    """
+    """Try everything that may fail on the first samples of a batch, so that it fails before the work begins."""
     few = x[:2]
     for meter in meters:
         meter.rehearse(subject, Samples(few, None, torch.arange(len(few))))

@@ -11,20 +11,7 @@ Role = Literal["metric", "context", "warning", "bookkeeping"]
 
 @dataclass(frozen=True)
 class Key:
-    """One measured value, or a family of values such as ``asr/<attack>``.
-
-    Args:
-        name: Name without the monitor's prefix; a family ends in ``<attack>``, ``<key>`` or ``<part>``.
-        part: Part of the measurement that produces it.
-        label: Name in tables and figures; in a family it contains the same placeholder.
-        unit: Unit, empty for a pure number.
-        higher_is_better: Whether higher values are more robust; None for a value that must not rank models.
-        chart: Title of the TensorBoard chart that shows it, if any; in a family it may contain the placeholder.
-        glossary: Explanation in one line.
-        role: ``"metric"``: reports show and correlate it. ``"context"``: it helps to read the metrics. ``"warning"``:
-            the metrics cannot be trusted if it is 1. ``"bookkeeping"``: it describes the measurement itself.
-
-    """
+    """One measured value, or a family of values such as ``asr/<attack>``."""
 
     name: str
     part: Part
@@ -53,15 +40,7 @@ class Key:
 
 
 class Chart(NamedTuple):
-    """A chart of one or more values; all lines of a run have the same colour in TensorBoard.
-
-    Args:
-        title: Title.
-        names: Names of the values; of the value and the ends of its interval, where there is one.
-        has_interval: Whether there is one.
-        group: Title of the charts that it is shown with, since TensorBoard shows those with intervals last in a group.
-
-    """
+    """A chart of one or more values; all lines of a run have the same colour in TensorBoard."""
 
     title: str
     names: list[str]
@@ -140,12 +119,6 @@ KEYS: tuple[Key, ...] = (
 def get_key(name: str) -> Key:
     """Return the table entry of a value, with the placeholder of a family filled in.
 
-    Args:
-        name: Name of the value without prefix.
-
-    Raises:
-        ValueError: If the table has no such value.
-
     Example:
         >>> from lightning_robustness._measurement.keys import get_key
         >>> get_key("adv_acc/worst").axis_label
@@ -179,10 +152,6 @@ def attack_free_metrics() -> dict[str, Key]:
 def logged_keys(parts: Collection[Part], attacks: Sequence[str]) -> list[str]:
     """Return the names of the metrics, and of the values that help to read them, which a measurement produces.
 
-    Args:
-        parts: The parts that are measured beside the attacks.
-        attacks: Names of the attacks.
-
     Example:
         >>> from lightning_robustness._measurement.keys import logged_keys
         >>> logged_keys(["fim"], ["pgd"])[-4:]
@@ -198,9 +167,6 @@ def logged_keys(parts: Collection[Part], attacks: Sequence[str]) -> list[str]:
 
 def tag(prefix: str, name: str) -> str:
     """Return the tag under which a value, or a family of values, is logged.
-
-    Raises:
-        ValueError: If the table has no such value.
 
     Example:
         >>> from lightning_robustness._measurement.keys import tag
@@ -226,11 +192,6 @@ def is_tag(prefix: str, text: str) -> bool:
 
 def charts(parts: Collection[Part], attacks: Sequence[str], unbounded: Collection[str] = ()) -> list[Chart]:
     """Return the charts of a measurement, those of attacks first.
-
-    Args:
-        parts: The parts that are measured beside the attacks.
-        attacks: Names of the attacks, the most frequent one first.
-        unbounded: Those without a perturbation budget of their own, whose distortion is shown too.
 
     Example:
         >>> from lightning_robustness._measurement.keys import charts

@@ -36,16 +36,6 @@ def name_attacks(
     ``"square"`` takes 100 queries. ``"worst"`` by name is reported as ``cascade``, since ``worst`` is the worst case of
     all attacks.
 
-    Args:
-        attacks: Names that ``get_attack`` knows, attacks or other callables; a mapping sets the names.
-        eps: Budget of attacks that are given by name, in the l-infinity norm: attacks in the l2 norm, such as
-            ``"pgd_l2"``, keep their own. For another one, pass the attack itself, ``PGD(norm="l2", eps=0.5)``.
-        as_published: Whether ``"pgd"`` and ``"cw"`` by name are the published attacks, ``"square"`` takes 200 queries,
-            and ``eps`` is the budget of all attacks, as in a sweep.
-
-    Raises:
-        ValueError: If an attack is unknown or targeted, two have the same name, or one has a reserved name.
-
     Example:
         >>> from lightning_robustness.attacks import PGD
         >>> from lightning_robustness._measurement.plan import name_attacks
@@ -74,12 +64,7 @@ def name_attacks(
 
 
 def list_attacks(attacks: Any) -> list[AttackLike] | Mapping[str, AttackLike]:
-    """Check that an argument holds attacks and return it as a list or a mapping, which can be gone through twice.
-
-    Raises:
-        ValueError: If it is a single attack, or something else.
-
-    """
+    """Check that an argument holds attacks and return it as a list or a mapping, which can be gone through twice."""
     if isinstance(attacks, Mapping):
         return attacks
     if isinstance(attacks, str) or callable(attacks):
@@ -91,14 +76,6 @@ def list_attacks(attacks: Any) -> list[AttackLike] | Mapping[str, AttackLike]:
 
 def name_final_attack(attack: AttackLike, eps: float | None = None) -> dict[str, Callable[..., Any]]:
     """Get an attack for a single strong verdict at the end of training, under the name that it is reported under.
-
-    Args:
-        attack: A name that ``get_attack`` knows, such as ``"worst"`` or ``"autoattack"``, with its full settings; or an
-            attack or other callable.
-        eps: Budget of an attack that is given by name.
-
-    Raises:
-        ValueError: If the attack is unknown or targeted.
 
     Example:
         >>> from lightning_robustness._measurement.plan import name_final_attack
@@ -138,21 +115,7 @@ def make_sample_meters(
     clever_radius: float = 2.0,
     budget: Budget | None = None,
 ) -> list[SampleMeter]:
-    """Make the meters of a fixed sample, in the order in which they run; those of size 0 are not to be used.
-
-    Args:
-        input_space: Range and normalisation of the inputs.
-        seed: Seed of everything that is drawn.
-        fim_samples: Number of samples for the Fisher information and the distance to the boundary.
-        fim_method: How to compute the Fisher information.
-        clever_samples: Number of samples for CLEVER.
-        clever_radius: Radius of the ball in which CLEVER looks.
-        budget: Norm of the distance to the boundary, and the budget of robust accuracy to first order.
-
-    Raises:
-        ValueError: If an argument is out of range.
-
-    """
+    """Make the meters of a fixed sample, in the order in which they run; those of size 0 are not to be used."""
     for name, value in {"fim_samples": fim_samples, "clever_samples": clever_samples, "seed": seed}.items():
         check_integer(name, value, minimum=0)
     check_option("fim_method", fim_method, FisherMethod)
@@ -174,12 +137,6 @@ def common_budget(
     """Return the budget of a run, so that what has no budget can be compared with attacks that do.
 
     It is the largest budget of the attacks in the first norm or, where none of them has one, in the other.
-
-    Args:
-        attacks: The attacks.
-        eps: Size of the l-infinity budget where the attacks have neither; None for no budget then.
-        input_space: Range of the inputs.
-        first: Norm that comes first: l-infinity for values without attacks, l2 for attacks that minimise that norm.
 
     Example:
         >>> from lightning_robustness.attacks import CW, PGD

@@ -15,14 +15,6 @@ def spread_indices(size: int, total: int, seed: int = 0) -> np.ndarray:
     So a loader that is sorted by class gives samples of all classes, and so does one whose classes alternate, where
     equal steps could hit the same class every time.
 
-    Args:
-        size: Number of indices; all of them if there are fewer.
-        total: Number of samples to draw from.
-        seed: Seed of the choice, which depends on nothing else.
-
-    Returns:
-        Increasing integers below ``total``.
-
     Example:
         >>> from lightning_robustness._measurement.samples import spread_indices
         >>> spread_indices(4, 100).tolist()
@@ -39,11 +31,6 @@ class SpreadSample:
 
     If the number of samples is known, the sample is that of ``spread_indices``. Otherwise each index is hashed to a
     pseudo-random key, and the samples with the smallest keys are kept.
-
-    Args:
-        size: Number of samples to keep.
-        total: Number of samples in the stream, or None if it is unknown.
-        seed: Seed of the choice.
 
     Example:
         >>> import numpy as np
@@ -74,18 +61,7 @@ class SpreadSample:
         self._nothing: tuple[Tensor, Tensor | None] = torch.zeros(0, 0), None
 
     def add(self, indices: np.ndarray, x: Tensor, y: Tensor | None, extras: Mapping[str, Tensor] | None = None) -> None:
-        """Keep the rows that belong to the sample, on the CPU.
-
-        Args:
-            indices: Index of each row in the data set, larger than all before.
-            x: Inputs.
-            y: Labels, or None if there are none.
-            extras: Other entries of the batch, by name.
-
-        Raises:
-            ValueError: If only some of the batches have labels.
-
-        """
+        """Keep the rows that belong to the sample, on the CPU."""
         if self._has_labels not in (None, y is not None):
             raise ValueError("Expected labels in all batches or in none but only some have them.")
         self._has_labels = y is not None
@@ -160,16 +136,7 @@ def _key(indices: np.ndarray, seed: int) -> np.ndarray:
 
 
 class LoaderShare(NamedTuple):
-    """Share of a data set that a loader gives to this process.
-
-    Args:
-        total: Number of samples that all processes see, without those that a distributed sampler repeats, or None if
-            it is not known in advance.
-        num_replicas: Number of processes among which a distributed sampler divides the samples.
-        rank: Index of this process among them.
-        first: Index of the first sample of all, where this process has a block of the data set.
-
-    """
+    """Share of a data set that a loader gives to this process."""
 
     total: int | None
     num_replicas: int = 1
@@ -183,13 +150,7 @@ class LoaderShare(NamedTuple):
 
 
 def loader_share(loader: Any, num_batches: float | None = None) -> LoaderShare:
-    """Determine which samples a loader gives to this process.
-
-    Args:
-        loader: A DataLoader, or any iterable of batches, about which nothing is known.
-        num_batches: Number of batches that will be taken from it, possibly infinite; by default all.
-
-    """
+    """Determine which samples a loader gives to this process."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     # Other batch samplers, such as a user's own, may batch samples in any way
     if type(batch_sampler) is not BatchSampler or num_batches == math.inf:

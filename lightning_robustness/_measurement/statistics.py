@@ -56,9 +56,6 @@ def rank(values: Tensor) -> Tensor:
 def pearson(x: Tensor, y: Tensor) -> float:
     """Compute Pearson's correlation coefficient of two series of shape ``(N,)``.
 
-    Returns:
-        A number in [-1, 1], NaN if a series is constant, contains NaN, or has fewer than two values.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._measurement.statistics import pearson
@@ -77,9 +74,6 @@ def spearman(x: Tensor, y: Tensor) -> float:
     """Compute Spearman's rank correlation of two series of shape ``(N,)``: Pearson's correlation of their ranks.
 
     The one in torchmetrics has an error of 4e-6, from float32, and is 0 rather than NaN for a constant series.
-
-    Returns:
-        A number in [-1, 1], NaN if a series is constant, contains NaN, or has fewer than two values.
 
     Example:
         >>> import torch
@@ -104,12 +98,6 @@ def kendall_w(ratings: Tensor) -> float:
     of judges, :math:`n` the number of items, and :math:`T_j` the sum of :math:`t^3 - t` over the groups of :math:`t`
     items that judge :math:`j` ties.
 
-    Args:
-        ratings: Tensor of shape ``(k, n)``, one row per judge.
-
-    Returns:
-        A number in [0, 1], 1 if all judges agree; NaN if all of them tie everything, or for fewer than two items.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._measurement.statistics import kendall_w
@@ -132,14 +120,7 @@ MIN_EVALUATIONS = 5
 
 
 class Trust(NamedTuple):
-    """Agreement of a value with accuracy under attack over the evaluations of a run.
-
-    Args:
-        tau: Kendall's tau-b, signed so that 1 is perfect agreement: the more robust epoch has the better value.
-        num_evaluations: Number of evaluations that have both.
-        reference: Name of the accuracy under attack that it is compared with.
-
-    """
+    """Agreement of a value with accuracy under attack over the evaluations of a run."""
 
     tau: float
     num_evaluations: int
@@ -153,9 +134,6 @@ def kendall(x: Tensor, y: Tensor) -> float:
         {\sqrt{\sum_{i<j} s(x_i - x_j)^2 \sum_{i<j} s(y_i - y_j)^2}}
 
     Where :math:`s` is the sign, 0 for ties.
-
-    Returns:
-        A number in [-1, 1], NaN if a series is constant, contains NaN, or has fewer than two values.
 
     Example:
         >>> import torch
@@ -192,12 +170,6 @@ def reference_of(history: Iterable[Evaluation]) -> str:
 
 def measure_trust(history: Sequence[Evaluation]) -> dict[str, Trust]:
     """Measure how far the attack-free metrics of a run agree with its attacks.
-
-    Args:
-        history: The evaluations of a run, as the monitor keeps them.
-
-    Returns:
-        Trust by the name of the metric, of those with at least five evaluations in which it does not stay the same.
 
     Example:
         >>> from lightning_robustness._measurement.statistics import measure_trust

@@ -15,15 +15,7 @@ from lightning_robustness.input_space import InputSpace
 
 
 class Samples(NamedTuple):
-    """Samples to measure.
-
-    Args:
-        x: Inputs as the model sees them, of shape ``(N, ...)``; a list of tensors if they differ in shape.
-        y: True labels of shape ``(N,)``, or None if there are none.
-        positions: Position of each sample in the data set, of shape ``(N,)``.
-        extras: Other entries that each sample has in its batch, by name; None if there are none.
-
-    """
+    """Samples to measure."""
 
     x: Any
     y: Tensor | None
@@ -56,30 +48,13 @@ class Samples(NamedTuple):
         )
 
     def labels(self) -> Tensor:
-        """Return the labels, which attacks need.
-
-        Raises:
-            ValueError: If there are none.
-
-        """
+        """Return the labels, which attacks need."""
         return require_labels(self.y, "attacks")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that meters measure, and how they go through its samples.
-
-    Args:
-        forward: Callable from inputs to logits.
-        input_space: Range and normalisation of the inputs.
-        device: Where the model is.
-        batch_size: Number of samples to work on at a time.
-        seed: Seed of everything that is drawn.
-        progress: Whether to show progress bars.
-        extra: How the model takes other entries of a batch, if it does.
-        embed: Callable from what the loader gives, such as tokens, to the inputs of ``forward``; None if they are them.
-
-    """
+    """The model that meters measure, and how they go through its samples."""
 
     forward: Callable[..., Any]
     input_space: InputSpace
@@ -91,14 +66,7 @@ class Subject:
     embed: Callable[..., Any] | None = None
 
     def batches(self, samples: Samples, title: str, batch_size: int | None = None) -> Iterator[Samples]:
-        """Go through samples in batches on the device, with a progress bar.
-
-        Args:
-            samples: The samples.
-            title: Text of the progress bar.
-            batch_size: Number of samples in a batch, if not that of the subject.
-
-        """
+        """Go through samples in batches on the device, with a progress bar."""
         parts = _split(samples, batch_size or self.batch_size)
         for rows in tqdm(parts, desc=title, leave=False, disable=not self.progress):
             x = samples.x[rows] if isinstance(samples.x, Tensor) else torch.stack([samples.x[row] for row in rows])

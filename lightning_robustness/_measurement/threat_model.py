@@ -15,15 +15,7 @@ _MAX_MEMBERS = 4
 
 
 class AttackFacts(NamedTuple):
-    """Facts about an attack that a reader of a report needs.
-
-    Args:
-        budgets: Largest perturbation by norm; empty for an attack without a budget.
-        settings: Numbers of steps, restarts and queries, as text.
-        queries: Forward passes that it took, on average over the samples; None if it was not counted.
-        l2_budget: Largest l2 size at which its success counts, where it looks for the smallest perturbation.
-
-    """
+    """Facts about an attack that a reader of a report needs."""
 
     budgets: dict[str, float]
     settings: str
@@ -38,16 +30,7 @@ class AttackFacts(NamedTuple):
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """Perturbations that attackers may make, and how hard they tried.
-
-    Args:
-        attacks: The attacks by name.
-        samples: Number of attacked samples; 0 for none.
-        low: Smallest value of an input, or None.
-        high: Largest value of an input, or None.
-        is_image: Whether the inputs are images, of shape ``(N, C, H, W)``.
-
-    """
+    """Perturbations that attackers may make, and how hard they tried."""
 
     attacks: dict[str, AttackFacts] = field(default_factory=dict)
     samples: int = 0
@@ -66,14 +49,6 @@ class ThreatModel:
         l2_budget: float | None = None,
     ) -> Self:
         """Describe attacks on inputs.
-
-        Args:
-            attacks: The attacks by name.
-            input_space: Range of the inputs.
-            samples: Number of attacked samples.
-            is_image: Whether the inputs are images.
-            queries: Average number of forward passes by attack, where they were counted.
-            l2_budget: Largest l2 size at which success of an attack that looks for the smallest perturbation counts.
 
         Example:
             >>> from lightning_robustness.attacks import MinimumNormCW, PGD
@@ -126,12 +101,7 @@ class ThreatModel:
         return largest or ({"l2": max(counted)} if counted else {})
 
     def describe(self, budget: str = "") -> dict[str, str]:
-        """Describe it in a few lines, by name.
-
-        Args:
-            budget: Budgets as text, where they are not those of the attacks.
-
-        """
+        """Describe it in a few lines, by name."""
         norms = [_NORMS.get(norm, norm) for norm in self._budgets]
         bounds = f"values in [{_bound(self.low)}, {_bound(self.high)}]"
         return {

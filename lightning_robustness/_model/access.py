@@ -17,15 +17,6 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
 
     A binary classifier with one logit z per sample, of shape ``(N, 1)`` or ``(N,)``, has the two classes [0, z].
 
-    Args:
-        model: Callable that returns logits, an object with ``.logits``, a mapping with ``"logits"``, or a tuple or list
-            whose first tensor of two dimensions holds them.
-        x: Inputs of shape ``(N, ...)``.
-
-    Raises:
-        TypeError: If the model is not callable, or a class.
-        ValueError: If there are no logits in the output, or they have the wrong shape.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._model.access import compute_logits
@@ -51,16 +42,7 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
 
 
 def as_classes(logits: Tensor, num_samples: int) -> Tensor | None:
-    """Bring outputs to the shape ``(N, K)`` with at least 2 classes: one logit z per sample becomes [0, z].
-
-    Args:
-        logits: Output of shape ``(N, K)``, ``(N, 1)`` or ``(N,)``; ``()`` for a single sample, as `squeeze` leaves it.
-        num_samples: Number of samples N.
-
-    Returns:
-        The logits, or None if the shape is another one.
-
-    """
+    """Bring outputs to the shape ``(N, K)`` with at least 2 classes: one logit z per sample becomes [0, z]."""
     if logits.ndim == 0 and num_samples == 1:
         logits = logits.reshape(1)
     if logits.ndim == 1:
@@ -71,14 +53,7 @@ def as_classes(logits: Tensor, num_samples: int) -> Tensor | None:
 
 
 def find_logits(output: Any, entry: int | None = None) -> Tensor | None:
-    """Find the logits in the output of a model.
-
-    Args:
-        output: The output.
-        entry: Which entry of a tuple or list holds them; by default the first tensor of two dimensions or, without one,
-            the first of one dimension.
-
-    """
+    """Find the logits in the output of a model."""
     if isinstance(output, Tensor):
         return output
     if isinstance(getattr(output, "logits", None), Tensor):
@@ -107,12 +82,7 @@ def _call_entry(forward: Callable[..., Any], entry: int, x: Tensor) -> Any:
 
 
 def check_finite(logits: Tensor) -> None:
-    """Check that logits are finite.
-
-    Raises:
-        ValueError: If they are not, with the number of affected samples.
-
-    """
+    """Check that logits are finite."""
     bad = int((~logits.isfinite()).any(dim=1).sum())
     if bad:
         raise ValueError(
@@ -122,16 +92,7 @@ def check_finite(logits: Tensor) -> None:
 
 
 def check_differentiable(logits: Tensor, otherwise: str) -> None:
-    """Check that logits can be differentiated with respect to the inputs.
-
-    Args:
-        logits: Logits, computed from inputs that require a gradient.
-        otherwise: Alternative to changing the model, for the message.
-
-    Raises:
-        ValueError: If they cannot.
-
-    """
+    """Check that logits can be differentiated with respect to the inputs."""
     if not logits.requires_grad:
         raise ValueError(
             "Expected logits that autograd can differentiate with respect to the inputs but got some without a "
@@ -149,17 +110,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class ExtraInputs:
-    """Calls of a model with the entries that belong to its inputs.
-
-    Args:
-        names: Names of the entries that the model takes.
-        keyword: Name that the model takes its inputs under; None for its first argument.
-
-    Attributes:
-        values: The entries, with one row per input, or with a single row that belongs to all of them: attacks run a
-            model on some of their inputs, so they see inputs with equal entries at a time.
-
-    """
+    """Calls of a model with the entries that belong to its inputs."""
 
     def __init__(self, names: Iterable[str], keyword: str | None = None) -> None:
         self.names = tuple(names)
@@ -167,12 +118,7 @@ class ExtraInputs:
         self.values: Mapping[str, Tensor] = {}
 
     def call(self, forward: Callable[..., Any], x: Tensor) -> Any:
-        """Run a model on inputs.
-
-        Raises:
-            ValueError: If it is unclear which rows of the entries belong to the inputs.
-
-        """
+        """Run a model on inputs."""
         values = {name: self.values[name].to(x.device) for name in self.names if name in self.values}
         if any(len(value) not in (1, len(x)) for value in values.values()):
             raise ValueError(
@@ -193,17 +139,7 @@ def embed_and_call(forward: Callable[..., Any], embed: Callable[..., Any], x: Te
 
 
 def find_extra_inputs(forward: Callable[..., Any], name: str | None, extras: Iterable[str]) -> ExtraInputs | None:
-    """Find out how a model takes inputs, from the names of its arguments.
-
-    Args:
-        forward: The model, or a callable that takes its inputs first.
-        name: Name of the inputs in the batch, if they have one.
-        extras: Names of the other entries.
-
-    Returns:
-        How to call the model, or None if it takes its inputs as the first argument and nothing else from the batch.
-
-    """
+    """Find out how a model takes inputs, from the names of its arguments."""
     try:
         parameters = inspect.signature(forward.forward if isinstance(forward, nn.Module) else forward).parameters
     except (TypeError, ValueError):  # compiled or built-in functions have none

@@ -28,24 +28,6 @@ def read_batch(
 ) -> tuple[Tensor, Tensor | None]:
     """Find the inputs and the labels of a batch.
 
-    Args:
-        batch: A tuple or list ``(x, y, ...)``; a mapping, dataclass or named tuple with inputs named ``image``,
-            ``images``, ``pixel_values``, ``input_values``, ``input_features``, ``inputs_embeds``, ``input``,
-            ``inputs``, ``x`` or ``input_ids`` and labels named ``label``, ``labels``,
-            ``target``, ``targets`` or ``y``; or a tensor, which has no labels.
-        batch_fn: Callable that takes the batch and returns ``(x, y)``, for batches of other forms. ``y`` may be None. A
-            third value, a dictionary, holds other entries that the model takes by name; see ``read_extras``.
-        soft: Whether soft labels, distributions over the classes, are read as the most likely class.
-
-    Returns:
-        Inputs of shape ``(N, ...)`` and labels of shape ``(N,)``, None if there are none. The inputs are a tensor of
-        the batch itself: changing them in place changes the batch. Labels may also have the shape ``(N, 1)``, and be 0
-        and 1 as booleans or floating point numbers, as ``BCEWithLogitsLoss`` takes them.
-
-    Raises:
-        TypeError: If the batch is of another form, or inputs or labels are not of the right type.
-        ValueError: If the labels are not those of single-label classification.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._model.batch import read_batch
@@ -61,17 +43,7 @@ def read_batch(
 def read_extras(
     batch: Any, batch_fn: Callable[[Any], Any] | None, num_samples: int
 ) -> tuple[str | None, dict[str, Tensor]]:
-    """Find what a batch holds beside inputs and labels, by name: an attention mask, for instance.
-
-    Args:
-        batch: A batch, as for ``read_batch``.
-        batch_fn: A callable, as for ``read_batch``.
-        num_samples: Number of samples in it.
-
-    Returns:
-        Name of the inputs, None if they have none, and the other tensors with one row per sample.
-
-    """
+    """Find what a batch holds beside inputs and labels, by name: an attention mask, for instance."""
     if batch_fn is not None:
         result = batch_fn(batch)
         return None, dict(result[2]) if len(result) == 3 else {}
@@ -89,34 +61,13 @@ def read_labelled_batch(
     needed_by: str,
     soft: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Find the inputs and the labels of a batch that must have both.
-
-    Args:
-        batch: A batch, as for ``read_batch``.
-        batch_fn: A callable, as for ``read_batch``.
-        needed_by: Name of the feature that needs the labels, for the message.
-        soft: Whether soft labels are read as the most likely class.
-
-    Raises:
-        ValueError: If there are no labels.
-
-    """
+    """Find the inputs and the labels of a batch that must have both."""
     x, y = read_batch(batch, batch_fn, soft)
     return x, require_labels(y, needed_by)
 
 
 def require_labels(y: Tensor | None, needed_by: str, otherwise: str | None = None) -> Tensor:
-    """Return labels that have to be there.
-
-    Args:
-        y: Labels, if there are any.
-        needed_by: What needs them.
-        otherwise: How to go on without them.
-
-    Raises:
-        ValueError: If there are none.
-
-    """
+    """Return labels that have to be there."""
     if y is None:
         raise ValueError(
             f"Expected batches with labels, for {needed_by}, but got none. Pass `batch_fn=`, a callable that takes a "
@@ -129,16 +80,6 @@ def replace_in_batch(
     batch: Any, x: Tensor, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
 ) -> Any:
     """Make a batch of the same type with other inputs, and leave the given one unchanged.
-
-    Args:
-        batch: A batch that ``read_batch`` reads. Containers are copied, tensors are not.
-        x: The new inputs: as many as the batch has, or a multiple, such as ``torch.cat([x, x_adv])``. The labels and
-            every other tensor, list or tuple with one entry per sample are then repeated to match.
-        batch_fn: The callable that ``read_batch`` was given. It must return inputs that are a tensor of the batch
-            itself.
-
-    Raises:
-        ValueError: If the number of new inputs is not a multiple of the old, or the old ones are not in the batch.
 
     Example:
         >>> import torch
@@ -260,12 +201,7 @@ def _read_float_labels(x: Tensor, y: Tensor, soft: bool) -> Tensor:
 
 
 def check_classes(y: Tensor, num_classes: int) -> None:
-    """Check that labels belong to the classes of a model.
-
-    Raises:
-        ValueError: If they do not, with the likely reason.
-
-    """
+    """Check that labels belong to the classes of a model."""
     if len(y) == 0:
         return
     low, high = torch.stack(y.aminmax()).tolist()  # one transfer from the device

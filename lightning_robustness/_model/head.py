@@ -36,12 +36,6 @@ class HeadTap:
     outermost call that receives it, and the last calls inside it are recorded, or else the next ones after it. If it is
     unclear whether the batch reached the logits, nothing is recorded.
 
-    Args:
-        model: The module that holds the head.
-        head: Name of the head in it, or None if there is none.
-        sources: Names of the modules whose output is the logits, as ``find_route`` returns them; by default the head.
-        entry: Which entry of a tuple holds the logits, where the sources return one.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._model.head import HeadTap
@@ -95,12 +89,7 @@ class HeadTap:
         self._x = x
 
     def run(self, forward: Callable[..., Any], x: Tensor) -> HeadCall:
-        """Run a forward pass in the sandbox; return its logits and what entered the head last.
-
-        Raises:
-            ValueError: If the pass does not reach the head with a tensor of one row per sample.
-
-        """
+        """Run a forward pass in the sandbox; return its logits and what entered the head last."""
         embeddings: list[Tensor | None] = []
 
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -186,16 +175,7 @@ def read_embedding(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def read_logits(module: nn.Module, output: Any, transform: str, entry: int | None, num_samples: int) -> Tensor | None:
-    """Copy the logits in the output of a module; None if there are none.
-
-    Args:
-        module: The module.
-        output: Its output.
-        transform: Name of what has to be applied to it, one of ``TRANSFORMS``.
-        entry: Which entry of a tuple holds the logits; without, a tuple has none.
-        num_samples: Number of samples.
-
-    """
+    """Copy the logits in the output of a module; None if there are none."""
     if entry is None and isinstance(output, (tuple, list)) and not isinstance(getattr(output, "logits", None), Tensor):
         return None
     found = find_logits(output, entry)

@@ -19,19 +19,7 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Route(NamedTuple):
-    """Route from inputs to logits.
-
-    Args:
-        head: Name of the last layer, whose input is the embedding; None if there is no such layer, or more than one.
-        sources: Names of the modules whose output is the logits, and what still has to be applied to it.
-        entry: Which entry of the tuple that the model returns holds the logits; None if it returns no tuple.
-        modules: Names of the modules that the forward pass runs.
-        num_classes: Number of classes.
-        num_features: Number of features of the embedding; 0 without a head.
-        reason: Why there is no head, empty if there is one.
-        is_sigmoid: Whether there is one output per sample and it is a sigmoid, a probability instead of a logit.
-
-    """
+    """Route from inputs to logits."""
 
     head: str | None
     sources: Mapping[str, str]
@@ -76,17 +64,6 @@ def find_route(
     there are several such layers, as in an ensemble, or a matrix that is no module's is applied after them, there is no
     head.
 
-    Args:
-        model: The module to search.
-        x: A few inputs.
-        forward: Callable that computes the logits, if not the model itself.
-        head: The head, by name or as a module, if it is known; it may contain several layers.
-        highest_label: The largest label that is known, which tells logits from features in a tuple.
-
-    Raises:
-        ValueError: If the logits are not finite or have the wrong shape, or the given head is not part of the model, or
-            the logits do not come from it alone.
-
     Example:
         >>> import torch
         >>> from lightning_robustness._model.route import find_route
@@ -121,21 +98,6 @@ def trace_logits(
     """Find the last layer and the sources of the logits among the recorded calls of a pass.
 
     Without a graph of autograd, the last layer is the one whose output is the logits.
-
-    Args:
-        model: The module.
-        calls: Its calls, in the order in which they ended.
-        output: What the pass returned.
-        x: Inputs of the pass.
-        given: Name of the head, if it is known.
-        highest_label: The largest label that is known.
-
-    Returns:
-        The route, and the embedding and logits of this pass.
-
-    Raises:
-        ValueError: As for ``find_route``.
-
     """
     entry = _choose_entry(output, calls, highest_label, len(x))
     logits = compute_logits(pick_entry(lambda _: output, entry), x)
@@ -330,12 +292,7 @@ def _is_sigmoid(logits: Tensor) -> bool:
 
 
 def name_of(model: nn.Module, head: str | nn.Module) -> str:
-    """Return the name of a head that is given by name or as a module.
-
-    Raises:
-        ValueError: If it is not part of the model.
-
-    """
+    """Return the name of a head that is given by name or as a module."""
     found = [module for name, module in model.named_modules(remove_duplicate=False) if head in (name, module)]
     if not found:
         close = [name for name, module in model.named_modules() if isinstance(module, _LAYERS)]

@@ -14,25 +14,7 @@ from lightning_robustness.input_space import InputSpace, check_input_space
 
 
 class Classifier(nn.Module):
-    """A model as attacks see it: from un-normalised inputs to logits of at least single precision.
-
-    Attributes:
-        input_space: Range and normalisation of the inputs.
-        low: Smallest value that an input may have, or None.
-        high: Largest value that an input may have, or None.
-        dtype: Precision that the model takes its inputs in.
-        num_rows: Number of samples that went through, over all calls.
-        draws: Random numbers for the samples of the batch, the only ones that built-in attacks use.
-        num_classes: Number of logits, from the first call on; None before.
-
-    Args:
-        model: The model, from normalised inputs to logits.
-        input_space: Range and normalisation of its inputs.
-        x: A batch as the model sees it, for shape, precision and device.
-        highest_label: Largest label of that batch, which the model must have a class for.
-        draws: Random numbers for the samples of the batch.
-
-    """
+    """A model as attacks see it: from un-normalised inputs to logits of at least single precision."""
 
     def __init__(
         self, model: Callable[..., Any], input_space: InputSpace, x: Tensor, highest_label: int, draws: Draws
@@ -76,19 +58,7 @@ class Classifier(nn.Module):
         return self.from_normalized(self.normalize(x))
 
     def gradient(self, x: Tensor, weights: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Run the model on un-normalised inputs and differentiate a weighted sum of the logits of each sample.
-
-        Args:
-            x: Inputs.
-            weights: Callable from the logits to the weights.
-
-        Returns:
-            Logits, and the gradient with respect to the inputs.
-
-        Raises:
-            ValueError: If the logits do not depend on the inputs by operations that autograd knows.
-
-        """
+        """Run the model on un-normalised inputs and differentiate a weighted sum of the logits of each sample."""
         x = x.detach().requires_grad_()
         logits = self(x)
         check_differentiable(logits, otherwise="use an attack that needs outputs only, such as Square")
@@ -96,12 +66,7 @@ class Classifier(nn.Module):
         return logits.detach(), gradient
 
     def from_normalized(self, x: Tensor) -> Tensor:
-        """Run the model on inputs as it sees them, normalised where it expects that, and return logits.
-
-        Raises:
-            ValueError: If the model has no class for the highest label, or changes its inputs in place.
-
-        """
+        """Run the model on inputs as it sees them, normalised where it expects that, and return logits."""
         self.num_rows += len(x)
         version = x._version
         logits = compute_logits(self.model, x)
@@ -131,29 +96,7 @@ def open_classifier(
     precise: bool = True,
     positions: Tensor | None = None,
 ) -> Iterator[tuple[Classifier, Tensor, Tensor]]:
-    """Check a batch and open a sandbox in which it can be attacked: the way into every attack.
-
-    Args:
-        model: Callable from inputs to logits.
-        x: Inputs as the model sees them, of shape ``(N, ...)``.
-        y: Labels of shape ``(N,)``.
-        input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
-        seed: Seed of the random numbers inside.
-        index: Second part of the seed, for instance the number of a training step.
-        eval_mode: Whether the model is attacked in eval mode.
-        precise: Whether float32 is computed in full precision, instead of that which torch is set to.
-        positions: Position of each sample in the data set, of shape ``(N,)``, by default that in the batch. What is
-            drawn for a sample depends on the seed and its position; the global random states inside, which attacks that
-            are not built in draw from, depend on the seed and the position of the first sample.
-
-    Yields:
-        The model as attacks see it, and copies of the inputs (as the model sees them) and of the labels.
-
-    Raises:
-        TypeError: If the inputs are not floating point or the labels not integers.
-        ValueError: If inputs are out of range, or there is not one non-negative label and one position per sample.
-
-    """
+    """Check a batch and open a sandbox in which it can be attacked: the way into every attack."""
     input_space = check_input_space(input_space)
     input_space.check(x)
     highest_label = check_labels("y", y, len(x))

@@ -40,12 +40,6 @@ def loss_value(logits: Tensor, target: Tensor, loss: PGDLoss) -> Tensor:
 
     Cross-entropy is the softplus of the value returned here, the largest rival of the label in the sense of
     ``logsumexp`` less the label: it rounds to zero on confident samples, the value does not.
-
-    Args:
-        logits: Logits of shape ``(N, K)``.
-        target: What ``loss_gradient`` takes.
-        loss: Name of the loss.
-
     """
     if loss == "kl":
         return -(target * logits.log_softmax(dim=1)).sum(dim=1)
@@ -64,17 +58,6 @@ def loss_gradient(logits: Tensor, target: Tensor, loss: PGDLoss) -> Tensor:
     That of cross-entropy is, times the probability of a misclassification, the softmax over the rivals of the label and
     minus one at the label. Without that factor the direction is the same, also in half precision and for samples on
     which the network is so confident that the factor rounds to zero.
-
-    Args:
-        logits: Logits of shape ``(N, K)``.
-        target: Labels of shape ``(N,)``; for ``"rivals"`` label and rival, of shape ``(N, 2)``; for ``"kl"``
-            probabilities of shape ``(N, K)``.
-        loss: ``"cross_entropy"``; ``"margin"`` between the label and the best other class; ``"rivals"``: between the
-            label and a given class; ``"kl"``: divergence from given probabilities.
-
-    Returns:
-        Directions of shape ``(N, K)``, of which the largest component is between 1/2 and 1 where it is not zero.
-
     """
     if loss == "kl":
         gradient = logits.softmax(dim=1) - target
@@ -101,30 +84,14 @@ class Steps(Protocol):
     def move(
         self, x_adv: Tensor, gradient: Tensor, value: Callable[[], Tensor], project: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return the next points.
-
-        Args:
-            x_adv: Points.
-            gradient: Gradients there.
-            value: Callable that returns the losses there.
-            project: Callable that puts points back into the budget and the range.
-
-        """
+        """Return the next points."""
 
     def keep(self, rows: Tensor) -> None:
         """Forget all samples but these."""
 
 
 class PlannedSteps:
-    """Steps of sizes that are known beforehand.
-
-    Args:
-        size: Size of the first step.
-        factor: Ratio of a step to the one before it.
-        norm: ``"linf"`` for the sign of the gradient, ``"l2"`` for its direction.
-        momentum: Decay of the sum of earlier gradients.
-
-    """
+    """Steps of sizes that are known beforehand."""
 
     def __init__(self, size: float, factor: float, norm: Norm, momentum: float) -> None:
         self._size, self._factor, self._norm, self._momentum = size, factor, norm, momentum
@@ -153,13 +120,6 @@ class AdaptiveSteps:
     A move is a step and a share of the move before it. At each checkpoint, a sample whose loss rose in fewer than three
     of four steps since the last one, or whose best loss has not risen since then although the size was not halved
     there, halves its size and goes on from the best point that it has seen.
-
-    Args:
-        size: Size of the first step.
-        steps: Number of steps.
-        norm: ``"linf"`` for the sign of the gradient, ``"l2"`` for its direction.
-        start: Where samples start.
-
     """
 
     def __init__(self, size: float, steps: int, norm: Norm, start: Tensor) -> None:

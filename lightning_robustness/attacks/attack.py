@@ -79,14 +79,6 @@ def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace
     """Check that the budgets of attacks are in the units of the range of inputs.
 
     Warns where a budget is below one grey level of a range of at least 255, as one in the units of [0, 1] is.
-
-    Args:
-        attacks: The attacks.
-        input_space: Range of the inputs, by default [0, 1].
-
-    Raises:
-        ValueError: If an l-infinity budget is wider than the range.
-
     """
     space = check_input_space(input_space)
     low, high = space.low, space.high
@@ -147,22 +139,7 @@ class Attack(ABC):
         index: int = 0,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Attack a batch.
-
-        Args:
-            model: Callable from inputs to logits.
-            x: Inputs of shape ``(N, ...)`` as the model sees them: normalised, if the input space says so.
-            y: Labels of shape ``(N,)``.
-            input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
-            seed: Seed of the random numbers that the attack draws.
-            index: Second part of the seed, for instance the number of a training step.
-            positions: Position of each sample in the data set, of shape ``(N,)``, by default that in the batch. What
-                the attack draws for a sample depends on the seed and its position.
-
-        Returns:
-            Adversarial inputs as the model sees them, of the shape and dtype of ``x``.
-
-        """
+        """Attack a batch."""
         with open_classifier(model, x, y, input_space, seed, index, positions=positions) as (classifier, x, y):
             active = None
             if not self.all_steps and len(x):
@@ -205,20 +182,7 @@ def craft(
 def perturb(
     attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor, active: Tensor | None = None
 ) -> Perturbation:
-    """Attack a batch with a built-in attack or any other callable, within a sandbox.
-
-    Args:
-        attack: The attack. Its result is checked against its budget, if ``budget_of`` knows one in a known norm.
-        model: The model as attacks see it.
-        x: Un-normalised inputs in its range.
-        y: Labels.
-        active: Indices of the samples to attack, by default all.
-
-    Raises:
-        TypeError: If the attack does not return a tensor.
-        ValueError: If it returns another shape, NaN or infinity, or leaves its budget or the range.
-
-    """
+    """Attack a batch with a built-in attack or any other callable, within a sandbox."""
     x = x.to(at_least_float32(x.dtype))
     active = torch.arange(len(x), device=x.device) if active is None else active
     if len(active) == 0:

@@ -92,12 +92,6 @@ def worst(eps: float | None = None, norm: Norm = "linf", targeted: bool = False,
     Strong PGD, 20 adaptive steps against each of the nine highest rivals of the label, and Square with 1,000 queries;
     each sees only what those before it did not break.
 
-    Args:
-        eps: Largest distance from the input; by default 8/255, in the l2 norm 1.
-        norm: ``"linf"`` or ``"l2"``.
-        targeted: Whether labels are those to be predicted after the attack: the margin then takes the place of rivals.
-        all_steps: Whether all attacks see all samples and take all steps.
-
     Example:
         >>> from lightning_robustness.attacks.cascade import worst
         >>> [type(attack).__name__ for attack in worst(eps=0.1).attacks]
@@ -117,13 +111,6 @@ def autoattack(
     4,000 queries. Instead of DLR, its loss is the margin, whose direction does not depend on the scale of the logits
     either. As published, there are 100 steps against each rival, the minimum-norm attack FAB, and 5,000 queries: they
     found nothing more where it was tried, and take three times as long.
-
-    Args:
-        eps: Largest distance from the input; by default 8/255, in the l2 norm 1.
-        norm: ``"linf"`` or ``"l2"``.
-        targeted: Whether labels are those to be predicted after the attack: the margin then takes the place of rivals.
-        all_steps: Whether all attacks see all samples and take all steps.
-
     """
     shared = _shared(eps, norm, targeted, all_steps)
     return _cascade(

@@ -42,15 +42,7 @@ def is_more_than(successes: int, trials: int, share: float) -> bool:
 
 
 def is_more_often(only_first: int, only_second: int, trials: int, tolerance: float) -> bool:
-    """Tell whether one attack succeeds more often than another on the same samples, by McNemar's exact test.
-
-    Args:
-        only_first: Number of samples that only the first attack breaks.
-        only_second: Number of samples that only the second attack breaks.
-        trials: Number of all samples.
-        tolerance: Difference of the rates that does not count, however certain it is.
-
-    """
+    """Tell whether one attack succeeds more often than another on the same samples, by McNemar's exact test."""
     is_larger = only_first - only_second > tolerance * trials
     return is_larger and binomial_tail(only_first, only_first + only_second, 0.5) < LEVEL
 

@@ -17,9 +17,6 @@ def load_object(path: str) -> Any:
 
     The current directory is searched first, as ``python script.py`` would.
 
-    Raises:
-        ValueError: If the path is malformed, or the module is not found, cannot be imported or lacks the name.
-
     Example:
         >>> from lightning_robustness.cli.class_path import load_object
         >>> load_object("torch.nn:Linear")
@@ -48,12 +45,7 @@ def load_object(path: str) -> Any:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """Split a path into the names of the module and of the object.
-
-    Raises:
-        ValueError: If the path is malformed.
-
-    """
+    """Split a path into the names of the module and of the object."""
     module_name, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module_name or not name:
         raise ValueError(f"Expected a path of the form package.module:Name but got {path!r}.")
@@ -61,12 +53,7 @@ def split_path(path: str) -> tuple[str, str]:
 
 
 def split_target(target: Target) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Split a target into its path, the arguments to parse, and the arguments to pass on as they are.
-
-    Raises:
-        ValueError: If a mapping does not have the form of LightningCLI.
-
-    """
+    """Split a target into its path, the arguments to parse, and the arguments to pass on as they are."""
     if isinstance(target, str):
         return target, {}, {}
     init_args, dict_kwargs = target.get("init_args") or {}, target.get("dict_kwargs") or {}
@@ -84,11 +71,6 @@ def read_arguments(build: Callable[..., Any], arguments: Mapping[str, Any]) -> d
 
     A mapping with ``class_path`` becomes an object, a string a path or a member of an enumeration, a list a tuple.
     Arguments without an annotation stay as they are.
-
-    Raises:
-        ModuleNotFoundError: If jsonargparse is not installed; the extra ``cli`` brings it.
-        ValueError: If a value does not fit its annotation.
-
     """
     from jsonargparse import ArgumentError, ArgumentParser
 

@@ -33,12 +33,7 @@ _OPTIONS = ("accelerator", "strategy", "devices", "num_nodes", "precision")
 
 
 def make_fabric(options: Any) -> "Fabric | None":
-    """Return the Fabric that the options ask for, not launched yet, or None if they ask for none.
-
-    Raises:
-        ValueError: If the options do not fit together or to this machine.
-
-    """
+    """Return the Fabric that the options ask for, not launched yet, or None if they ask for none."""
     given = {name: options[name] for name in _OPTIONS if options[name] is not None}
     if not given:
         return None
@@ -55,12 +50,7 @@ def make_fabric(options: Any) -> "Fabric | None":
 
 @contextmanager
 def launched(fabric: "Fabric | None", options: Any, models: Iterable[Any]) -> Iterator[bool]:
-    """Start the processes, and bring the models into the precision that was asked for.
-
-    Yields:
-        Whether this process is the one that prints and writes.
-
-    """
+    """Start the processes, and bring the models into the precision that was asked for."""
     if fabric is None:
         yield True
         return

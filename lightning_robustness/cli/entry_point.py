@@ -14,12 +14,7 @@ _SIGNS = ("trainer", "seed_everything")
 
 
 def translate_configs(arguments: Sequence[str]) -> list[str]:
-    """Replace LightningCLI configuration files among the arguments by their options for model and data.
-
-    Raises:
-        ValueError: If a file is not YAML.
-
-    """
+    """Replace LightningCLI configuration files among the arguments by their options for model and data."""
     translated = list(arguments)
     for index, argument in enumerate(arguments):
         is_joined = argument.startswith("--config=")
@@ -64,16 +59,7 @@ def _read_lightning(path: Path, takes_model: bool) -> dict[str, Any] | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: Arguments of the command, by default those of the shell.
-
-    Returns:
-        Exit code: 0 on success, 1 if a model could not be evaluated, 130 if the run was interrupted; results of other
-        models, or so far, are then printed and written. Wrong arguments raise ``SystemExit`` with code 2.
-
-    """
+    """Run the command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         parser = make_parser(given)

@@ -26,21 +26,6 @@ def load_model(
     The checkpoint is read with ``weights_only=True`` and cannot run code: besides weights and plain values, it may hold
     classes of ``torch.nn``, of ``torch.optim`` and of the module of the model. A LightningModule is built with its
     hyper-parameters, and its hooks ``configure_model`` and ``on_load_checkpoint`` are called.
-
-    Args:
-        path: ``package.module:Class``, or a function that returns a module; or the mapping with ``class_path`` and
-            ``init_args`` of a LightningCLI configuration.
-        checkpoint: File with weights: a checkpoint of Lightning, whose hyper-parameters become arguments of the class,
-            or a state dict. Weights of a submodule are found in those of the whole module.
-        arguments: Further arguments of the class, which take precedence.
-        trust_checkpoint: Whether the checkpoint may run code. A LightningModule then loads it with
-            ``load_from_checkpoint``.
-
-    Raises:
-        TypeError: If the path does not lead to a model.
-        ValueError: If the checkpoint cannot be read, refers to code, belongs to another class, or holds several such
-            models.
-
     """
     name, init_args, given = split_target(path)
     content = {} if checkpoint is None else read_checkpoint(checkpoint, name, trust_checkpoint)
@@ -65,19 +50,7 @@ def load_model(
 
 
 def load_data(path: Target, split: Split = "test", arguments: Mapping[str, Any] | None = None) -> Any:
-    """Build a loader.
-
-    Args:
-        path: ``package.module:DataModule``, a class with ``test_dataloader`` or ``val_dataloader``; or a function that
-            returns a loader; or the mapping with ``class_path`` and ``init_args`` of a LightningCLI configuration.
-        split: The loader of a data module to use.
-        arguments: Further arguments of the class or function, which take precedence.
-
-    Raises:
-        TypeError: If the result is not a single loader.
-        ValueError: If the data module has no loader for the split.
-
-    """
+    """Build a loader."""
     name, init_args, given = split_target(path)
     build = load_object(name)
     if not callable(build):

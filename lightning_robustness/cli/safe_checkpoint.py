@@ -33,15 +33,6 @@ def read_checkpoint(checkpoint: str | Path, path: str, trust_checkpoint: bool = 
 
     Unless it is trusted, it may hold tensors, plain values, classes of ``torch.nn`` and ``torch.optim``, and classes
     that are defined in the module of the model. Nothing else is looked up, and only that module is imported.
-
-    Args:
-        checkpoint: File with a checkpoint of Lightning, or a state dict.
-        path: ``package.module:Class``, what the checkpoint is for.
-        trust_checkpoint: Whether the file may run code.
-
-    Raises:
-        ValueError: If there is no such file, it cannot be read, or it refers to something else.
-
     """
     if Path(checkpoint).is_dir():
         raise ValueError(
@@ -73,12 +64,7 @@ def read_checkpoint(checkpoint: str | Path, path: str, trust_checkpoint: bool = 
 
 
 def read_hyper_parameters(content: Mapping[str, Any], checkpoint: str | Path) -> dict[str, Any]:
-    """Get the hyper-parameters of a checkpoint, without the entries that tell Lightning what to call with them.
-
-    Raises:
-        ValueError: If they are not a dictionary.
-
-    """
+    """Get the hyper-parameters of a checkpoint, without the entries that tell Lightning what to call with them."""
     given = content.get("hyper_parameters", {})
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ValueError(
@@ -89,12 +75,7 @@ def read_hyper_parameters(content: Mapping[str, Any], checkpoint: str | Path) ->
 
 
 def refuse_code(hyper_parameters: Mapping[str, Any], checkpoint: str | Path) -> None:
-    """Refuse hyper-parameters that name code: a class that makes objects of them would import and run it.
-
-    Raises:
-        ValueError: If there are any.
-
-    """
+    """Refuse hyper-parameters that name code: a class that makes objects of them would import and run it."""
     for name, value in hyper_parameters.items():
         found = (name, value) if name in _CODE_KEYS else _find_code(value)
         if found is not None:

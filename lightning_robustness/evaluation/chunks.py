@@ -25,14 +25,7 @@ class Finished(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Results per sample, in the order of the positions.
-
-    Args:
-        positions: Positions of the samples.
-        values: Results by name, each with one row per sample; empty if there are no samples.
-        seconds: Time that they took in the slowest process.
-
-    """
+    """Results per sample, in the order of the positions."""
 
     positions: Tensor
     values: dict[str, Tensor]
@@ -49,22 +42,7 @@ def measure_chunks(
     title: str,
     batch_size: int | None = None,
 ) -> Finished:
-    """Measure batch by batch what earlier runs have not finished, and keep each result.
-
-    Args:
-        processes: The processes that evaluate together.
-        records: Finished results.
-        part: Name of the part.
-        subject: The model.
-        samples: The share of this process.
-        measure: Function from a batch to its results.
-        title: Text of the progress bar.
-        batch_size: Number of samples in a batch, if not that of the subject.
-
-    Raises:
-        RuntimeError: If another process failed.
-
-    """
+    """Measure batch by batch what earlier runs have not finished, and keep each result."""
     chunks = records.chunks(part)
     rest = (~torch.isin(samples.positions, records.positions(part))).nonzero().squeeze(1)
     try:

@@ -11,17 +11,7 @@ _ROUNDING = 1e-6
 
 
 class CompositeScores(NamedTuple):
-    """Results of the CMMR framework for a table of metrics; higher is more robust throughout.
-
-    Args:
-        normalized: The table with every metric in [0, 1], of shape ``(models, attacks, budgets, metrics)``.
-        entropy_weights: Weights from the entropies, of shape ``(metrics,)``; they add up to 1.
-        weights: Final weights of the metrics; they add up to 1 minus the balancing weight.
-        composite: The composite metric M, of shape ``(models, attacks, budgets)``.
-        curves: CMMR at each budget, of shape ``(models, budgets)``.
-        scores: CMMR, of shape ``(models,)``.
-
-    """
+    """Results of the CMMR framework for a table of metrics; higher is more robust throughout."""
 
     normalized: Tensor
     entropy_weights: Tensor
@@ -49,15 +39,6 @@ def composite_scores(
     weight. CMMR at a budget is the mean of :math:`M` over the attacks, the score is its mean over the budgets.
 
     A metric that is constant up to rounding, or missing in any setting, has weight 0.
-
-    Args:
-        values: Metrics of shape ``(models, attacks, budgets, metrics)``; NaN where one is missing.
-        higher_is_better: For each metric, whether higher is more robust.
-        prior: Prior weight of each metric, non-negative; by default all are equal.
-        balance: Share of the weight, in [0, 1), that no metric gets; it lowers all scores by this share.
-
-    Raises:
-        ValueError: If shapes do not fit, weights are out of range, or no metric with a positive weight varies.
 
     Example:
         >>> import torch
@@ -91,12 +72,7 @@ def composite_scores(
 
 
 def check_weights(prior: Sequence[float], balance: float) -> None:
-    """Check prior weights and the balancing weight.
-
-    Raises:
-        ValueError: If they are out of range.
-
-    """
+    """Check prior weights and the balancing weight."""
     if not all(is_number(weight) and weight >= 0 for weight in prior) or not any(prior):
         raise ValueError(f"Expected `prior` to hold non-negative weights, some positive, but got {list(prior)}.")
     if not is_number(balance) or not 0 <= balance < 1:

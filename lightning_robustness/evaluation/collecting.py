@@ -28,29 +28,7 @@ def collect(
     processes: Processes | None = None,
     records: Records | None = None,
 ) -> tuple[Samples, ExtraInputs | None]:
-    """Collect a sample with labels that is spread over a loader.
-
-    Args:
-        model: The model, which is not run.
-        dataloader: The loader.
-        batch_fn: Callable that takes a batch and returns inputs and labels.
-        size: Number of samples over all processes; None for all.
-        seed: Seed of the choice.
-        progress: Whether to show a progress bar.
-        forward: Callable that takes the inputs, by default the model.
-        input_name: Name of its inputs, by default their name in the batch.
-        processes: The processes that evaluate together; by default this one.
-        records: Finished results, whose data is checked.
-
-    Returns:
-        The share of this process, and how ``forward`` takes other entries of a batch, if it does.
-
-    Raises:
-        KeyboardInterrupt: If a process is interrupted.
-        RuntimeError: If another process failed.
-        ValueError: If the loader is empty or has no labels.
-
-    """
+    """Collect a sample with labels that is spread over a loader."""
     processes = processes or Processes()
     records = records or Records(None, processes)
     own, fingerprint = take_share(model, dataloader, processes, seed), DataFingerprint()
@@ -77,31 +55,14 @@ def collect(
 
 
 def fix_sample(processes: Processes, own: OwnShare, sample: SpreadSample, names: Iterable[str]) -> FixedSample:
-    """Return the share of a sample, which has its size over all processes.
-
-    Args:
-        processes: The processes that evaluate together.
-        own: The share of the loader that it was collected from.
-        sample: The sample that this process collected.
-        names: Names of the other entries of a batch that the model takes.
-
-    """
+    """Return the share of a sample, which has its size over all processes."""
     if own.share.total is None and processes.number > 1:
         sample.share_with(np.concatenate(processes.gather(sample.indices)))
     return FixedSample(sample, names=names)
 
 
 def check_shares(own: OwnShare, checksums: Iterable[int | None]) -> None:
-    """Check that processes have different samples, where nothing says so.
-
-    Args:
-        own: The share of this process.
-        checksums: Checksums of the first batch of each process; None in one without samples.
-
-    Raises:
-        ValueError: If all of them start with the same batch.
-
-    """
+    """Check that processes have different samples, where nothing says so."""
     found = [checksum for checksum in checksums if checksum is not None]
     if own.is_assumed and len(found) > 1 and len(set(found)) == 1:
         raise ValueError(

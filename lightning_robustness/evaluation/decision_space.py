@@ -21,16 +21,7 @@ Projection = Literal["pca", "tsne"]
 
 @dataclass
 class DecisionSpace:
-    """Inputs of the classifier head for clean and adversarial samples, projected to two dimensions.
-
-    Args:
-        method: How the dimensions were reduced: ``"PCA"`` or ``"t-SNE"``.
-        attack: Name of the attack, with its budget.
-        labels: True labels.
-        clean: One point per sample.
-        adversarial: One point per sample, after the attack.
-
-    """
+    """Inputs of the classifier head for clean and adversarial samples, projected to two dimensions."""
 
     method: str
     attack: str
@@ -39,12 +30,7 @@ class DecisionSpace:
     adversarial: list[list[float]]
 
     def plot(self) -> "Figure":
-        """Draw clean and adversarial samples side by side, coloured by true class.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
-
-        """
+        """Draw clean and adversarial samples side by side, coloured by true class."""
         return figures.decision_space_figure(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,18 +57,6 @@ def project(
     """Project the inputs of the classifier head, before and after an attack, to the plane.
 
     Both are projected together: by PCA, or by scikit-learn's t-SNE, which the ROBY paper uses.
-
-    Args:
-        rows: What ``embed_batch`` returned, of all samples.
-        subject: The model.
-        attack: The attack.
-        name: Its name.
-        method: How to project.
-
-    Raises:
-        ModuleNotFoundError: If scikit-learn is not installed, for t-SNE.
-        ValueError: If the method is unknown.
-
     """
     reduce = get_projection(method, subject.seed)
     points, number = reduce(torch.cat([rows["clean"], rows["adversarial"]])), len(rows["labels"])
@@ -98,13 +72,7 @@ def _embedding(tap: HeadTap, forward: Callable[..., Any], x: Tensor) -> Tensor:
 
 
 def get_projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:
-    """Return a function that projects features to the plane.
-
-    Raises:
-        ModuleNotFoundError: If scikit-learn is not installed, for t-SNE.
-        ValueError: If the method is unknown.
-
-    """
+    """Return a function that projects features to the plane."""
     if method not in get_args(Projection):
         raise ValueError(f"Expected the method of the decision space to be 'pca' or 'tsne' but got {method!r}.")
     if method == "pca":

@@ -38,17 +38,6 @@ class EvaluationRun:
     """An evaluation under way: each part adds to what there is, and the report is made of that.
 
     Every part runs in all processes: each measures its share, and then has the results of all.
-
-    Args:
-        model: The model.
-        features: The pass over all samples.
-        attacks: Attacks by name.
-        attack_samples: Number of samples to attack.
-        input_space: Range and normalisation of the inputs.
-        processes: The processes that evaluate together.
-        records: Finished results.
-        budget: Budget of the run, within which attacks that look for the smallest perturbation count.
-
     """
 
     def __init__(

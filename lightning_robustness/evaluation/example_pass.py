@@ -15,20 +15,7 @@ from lightning_robustness._processes import Processes
 def attack_examples(
     name: str, attack: Callable[..., Any], subject: Subject, samples: Samples, positions: Tensor, processes: Processes
 ) -> Examples | None:
-    """Attack some samples again in a single batch, which gives the same images in any number of processes.
-
-    Args:
-        name: Name of the attack.
-        attack: The attack.
-        subject: The model.
-        samples: The share of this process.
-        positions: Positions of the samples to attack.
-        processes: The processes that evaluate together.
-
-    Returns:
-        The samples that the attack broke again, or None if there are none.
-
-    """
+    """Attack some samples again in a single batch, which gives the same images in any number of processes."""
     own = samples.select(torch.isin(samples.positions, positions).nonzero().squeeze(1))
     shares = processes.gather(own)
     examples: Examples | None = None

@@ -29,18 +29,7 @@ _PART = "features"
 
 @dataclass
 class FeatureSettings:
-    """Arguments of ``evaluate`` for the pass over all samples.
-
-    Args:
-        batch_fn: Callable that takes a batch and returns inputs and labels.
-        head: The classifier head.
-        num_classes: Number of classes, to be checked.
-        mode: How RDI and ROBY keep their state.
-        sample_size: Number of samples to collect.
-        has_attacks: Whether there will be attacks, which need labels.
-        has_gradients: Whether inputs will be perturbed or differentiated.
-
-    """
+    """Arguments of ``evaluate`` for the pass over all samples."""
 
     batch_fn: Callable[..., Any] | None
     head: str | nn.Module | None
@@ -63,27 +52,7 @@ class _Found(NamedTuple):
 
 
 class FeaturePass:
-    """The pass over all samples.
-
-    Args:
-        model: The model.
-        subject: What computes its logits, and how to go through samples.
-        settings: Arguments of ``evaluate``.
-        processes: The processes that evaluate together.
-        records: Finished results.
-
-    Attributes:
-        subject: The subject for the parts that follow.
-        route: The way to the logits, in a process that has samples.
-        num_classes: Number of classes.
-        head: Name of the classifier head, if there is one.
-        is_discrete: Whether inputs cannot be perturbed.
-        is_image: Whether inputs are images.
-        sample: The share of the sample, after a complete pass.
-        values: RDI, ROBY and accuracy; None without samples.
-        seconds: Time that they took.
-
-    """
+    """The pass over all samples."""
 
     def __init__(
         self, model: nn.Module, subject: Subject, settings: FeatureSettings, processes: Processes, records: Records
@@ -103,13 +72,7 @@ class FeaturePass:
         self.seconds = 0.0
 
     def run(self, dataloader: Iterable[Any]) -> None:
-        """Go through the loader, in all processes.
-
-        Raises:
-            KeyboardInterrupt: If the run is interrupted; the values are then those of the samples so far.
-            ValueError: If there are no samples, or no labels although there are attacks.
-
-        """
+        """Go through the loader, in all processes."""
         start, is_interrupted = perf_counter(), False
         own = take_share(self._model, dataloader, self._processes, self.subject.seed)
         sample = SpreadSample(self._settings.sample_size, own.share.total, self.subject.seed)

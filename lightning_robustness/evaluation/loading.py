@@ -21,14 +21,7 @@ _SETTINGS = (
 
 
 class OwnShare(NamedTuple):
-    """Batches of this process.
-
-    Args:
-        loader: The batches.
-        share: Positions of its samples in the order of the whole loader.
-        is_assumed: Whether nothing says that each process gets other samples.
-
-    """
+    """Batches of this process."""
 
     loader: Iterable[Any]
     share: LoaderShare
@@ -41,11 +34,6 @@ def take_share(model: nn.Module, loader: Iterable[Any], processes: Processes, se
     Of an ordinary loader over a map-style data set, each process takes a block of its order, which is that of a single
     process. A loader that shuffles does so with the seed. Loaders that divide the samples themselves, or about which
     nothing is known, are taken as they are.
-
-    Raises:
-        RuntimeError: If another process failed.
-        ValueError: If processes have different orders, or a distributed sampler is meant for another number of them.
-
     """
     if processes.number == 1:
         return OwnShare(loader, LoaderShare(loader_share(loader).total))
@@ -99,12 +87,7 @@ EMPTY = "Expected a loader with at least one sample but it is empty."
 
 
 def check_loader(dataloader: Any) -> None:
-    """Check that there is a loader.
-
-    Raises:
-        TypeError: If the loader is a data module, a data set, or not iterable.
-
-    """
+    """Check that there is a loader."""
     if hasattr(dataloader, "test_dataloader"):
         found = f"the data module {type(dataloader).__name__}. Pass one of its loaders, such as `test_dataloader()`."
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
@@ -117,16 +100,7 @@ def check_loader(dataloader: Any) -> None:
 
 
 class LoadedBatch(NamedTuple):
-    """A batch of a loader.
-
-    Args:
-        x: Inputs.
-        y: Labels, or None if there are none.
-        name: Name of the inputs in the batch, if they have one.
-        extras: Other entries of the batch, by name.
-        positions: Position of each sample in the order of the loader.
-
-    """
+    """A batch of a loader."""
 
     x: Tensor
     y: Tensor | None

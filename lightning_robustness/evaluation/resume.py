@@ -80,14 +80,7 @@ _VALUES = ".values.json"
 
 
 class Chunk(NamedTuple):
-    """Results of a part for some samples.
-
-    Args:
-        positions: Positions of the samples.
-        seconds: Time that they took.
-        values: Results, on the CPU.
-
-    """
+    """Results of a part for some samples."""
 
     positions: Tensor
     seconds: float
@@ -99,11 +92,6 @@ class Records:
 
     Every file is written completely or not at all, and holds numbers and text only, no pickled objects. The first
     process alone reads what earlier runs have left, so a run may have another number of processes than the one before.
-
-    Args:
-        folder: The folder, made if there is none; None to keep nothing.
-        processes: The processes that evaluate together.
-
     """
 
     def __init__(self, folder: str | Path | None, processes: Processes) -> None:
@@ -119,15 +107,7 @@ class Records:
         return self._folder is not None
 
     def open(self, facts: Mapping[str, str]) -> None:
-        """Read what earlier runs have left, in all processes at once.
-
-        Args:
-            facts: Everything that results depend on besides the data, by its name.
-
-        Raises:
-            ValueError: If the results in the folder are of something else.
-
-        """
+        """Read what earlier runs have left, in all processes at once."""
         if self._folder is None:
             return
         with self._processes.step():
@@ -141,12 +121,7 @@ class Records:
         self._positions, self._values = self._processes.gather((found, self._values))[0]
 
     def check(self, facts: Mapping[str, str]) -> None:
-        """Check that the results are of the same data, in all processes at once.
-
-        Raises:
-            ValueError: If they are not.
-
-        """
+        """Check that the results are of the same data, in all processes at once."""
         with self._processes.step():
             if self._folder is not None and self._processes.rank == 0:
                 _compare(self._folder, "data", facts)
@@ -194,13 +169,7 @@ class Records:
 
 
 def check_folder(resume: Any) -> None:
-    """Check the argument for the folder.
-
-    Raises:
-        TypeError: If it is not a path.
-        ValueError: If it is a file.
-
-    """
+    """Check the argument for the folder."""
     if resume is not None and not isinstance(resume, str | Path):
         raise TypeError(f"Expected argument `resume` to be the path of a folder but got {type(resume).__name__}.")
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
@@ -265,20 +234,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def open_setting(model: nn.Module, processes: Processes, records: Records, facts: Mapping[str, Any]) -> None:
-    """Check that all processes have the same whole model, and that earlier results are of this evaluation.
-
-    Args:
-        model: The model.
-        processes: The processes that evaluate together.
-        records: Finished results.
-        facts: Settings that results depend on, by name.
-
-    Raises:
-        RuntimeError: If another process failed.
-        ValueError: If the model is sharded or wrapped, weights differ between processes, or earlier results are of
-            something else.
-
-    """
+    """Check that all processes have the same whole model, and that earlier results are of this evaluation."""
     weights = ""
     with processes.step():
         if processes.number > 1:

@@ -29,12 +29,7 @@ SWEEP_EPS = tuple(number / 100 for number in range(1, 21))
 
 
 def read_budgets(eps: Iterable[Any]) -> list[float]:
-    """Return budgets as plain numbers, also from arrays and tensors.
-
-    Raises:
-        TypeError: If they are not a sequence of numbers.
-
-    """
+    """Return budgets as plain numbers, also from arrays and tensors."""
     try:
         return [float(budget) for budget in eps]
     except (TypeError, ValueError) as error:
@@ -49,14 +44,6 @@ def plan_sweep(
     input_space: InputSpace | None = None,
 ) -> list[dict[str, Callable[..., Any]]]:
     """Return attacks by name, one dictionary per budget.
-
-    Args:
-        attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
-        eps: Budgets.
-        input_space: Range of the inputs, which the largest budget is checked against.
-
-    Raises:
-        ValueError: If budgets are not positive and increasing, there is no attack, or the budget of one cannot be set.
 
     Example:
         >>> from lightning_robustness.attacks import Square
@@ -124,20 +111,7 @@ def sweep_samples(
     processes: Processes,
     records: Records,
 ) -> SweepReport:
-    """Attack samples with the attacks of a plan, one set for each budget.
-
-    Args:
-        subject: The model.
-        samples: The share of this process.
-        plan: Attacks by name, one set for each budget.
-        eps: The budgets.
-        processes: The processes that evaluate together.
-        records: Finished results.
-
-    Returns:
-        The report of the samples of all processes.
-
-    """
+    """Attack samples with the attacks of a plan, one set for each budget."""
     measure = partial(_sweep_batch, subject, plan)
     finished = measure_chunks(processes, records, _PART, subject, samples, measure, _PART)
     rows = gather_rows(processes, finished)

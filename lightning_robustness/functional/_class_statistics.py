@@ -13,16 +13,7 @@ _CHUNK = 1024
 
 
 class ClassStatistics(NamedTuple):
-    """Statistics of the P populated classes, from which RDI and ROBY are computed.
-
-    Args:
-        classes: Labels of the populated classes, increasing, shape ``(P,)``.
-        counts: Samples in each, shape ``(P,)``.
-        centers: Mean feature vectors, shape ``(P, D)``.
-        distances: Mean distance of the samples of a class to its centre, shape ``(P,)``.
-        dtype: Type that results should have: the features', but never narrower than float32.
-
-    """
+    """Statistics of the P populated classes, from which RDI and ROBY are computed."""
 
     classes: Tensor
     counts: Tensor
@@ -61,16 +52,6 @@ def expand_distances_by_class(features: Tensor, index: Tensor, centers: Tensor, 
 
     With r the distance of a sample to the centre c and u the gradient of the norm there, the distance to another
     centre c' is r + u.c - u.c' to first order, a lower bound since a norm is convex.
-
-    Args:
-        features: Floating point tensor of shape ``(N, D)``.
-        index: Class of each sample.
-        centers: Where to expand, shape ``(K, D)``.
-        p: Order of the norm.
-
-    Returns:
-        Sum of r + u.c, shape ``(K,)``, and sum of u, shape ``(K, D)``, over the samples of each class.
-
     """
     offsets, slopes = centers.new_zeros(len(centers)), torch.zeros_like(centers)
     for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
@@ -171,18 +152,6 @@ class ClassSketch(NamedTuple):
     :math:`c` is summed in its first-order expansion around an anchor :math:`a`,
     :math:`\|f - c\| \approx \|f - a\| + u \cdot a - u \cdot c` with :math:`u` the gradient of the norm at
     :math:`f - a`. The samples that are kept tell by how much the expansion is off.
-
-    Args:
-        counts: Number of samples of each class, shape ``(K,)``.
-        sums: Sums of their features, shape ``(K, D)``.
-        limits: Samples with keys below are kept, shape ``(K,)``; ``2**32`` for classes that are kept in full.
-        anchors: Points of expansion of the classes that are not kept in full, shape ``(K, D)``.
-        offsets: Sums of :math:`\|f - a\| + u \cdot a` over these classes, zero for the others, shape ``(K,)``.
-        slopes: Sums of :math:`u`, shape ``(K, D)``.
-        samples: Features that are kept, shape ``(M, D)``.
-        preds: Their classes, shape ``(M,)``.
-        keys: Their keys, shape ``(M,)``.
-
     """
 
     counts: Tensor

@@ -20,10 +20,6 @@ class FisherOperator:
 
     Logits are taken relative to that of the predicted class, which changes nothing but keeps differences accurate
     where its probability rounds to one.
-
-    Args:
-        jacobian: Jacobian J of the logits.
-
     """
 
     def __init__(self, jacobian: InputJacobian) -> None:
@@ -47,12 +43,7 @@ class FisherOperator:
         return self._jacobian.transposed_product(self._apply_transposed(c))
 
     def gram_product(self, c: Tensor) -> Tensor:
-        """Compute M c for c of shape ``(N, K)``, without a graph.
-
-        Raises:
-            RuntimeError: If the model can be differentiated neither twice nor in forward mode.
-
-        """
+        """Compute M c for c of shape ``(N, K)``, without a graph."""
         w = self._jacobian.gram_product(self._apply_transposed(c))
         w = w - w.gather(1, self.preds)
         return (self.sqrt_p * (w - (self.p * w).sum(dim=1, keepdim=True))).detach()
@@ -80,18 +71,7 @@ _STEP_SIZE = 1e-3  # of the central differences
 
 
 class FisherComponents(NamedTuple):
-    """Spectral norm of the Fisher information of each sample, with the by-products of its computation.
-
-    Args:
-        spectral_norm: The largest eigenvalue lambda of G, shape ``(N,)``.
-        products: Number of products with the Jacobian per sample, for ``blackbox`` of forward passes, shape ``(N,)``.
-        residual: ``lanczos`` and ``power``: norm of the residual, a bound on the distance of lambda to an eigenvalue.
-        trace: ``exact``: trace of G.
-        jacobian_norm: ``exact``: spectral norm of the Jacobian of the logits.
-        lipschitz: ``exact``: local Lipschitz constant, the largest gradient norm of a probability.
-        boundary: On request, the distance to the decision boundary, to first order.
-
-    """
+    """Spectral norm of the Fisher information of each sample, with the by-products of its computation."""
 
     spectral_norm: Tensor
     products: Tensor
@@ -138,12 +118,6 @@ def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor
 
     With M = (L J)(L J)^T, the inner products of these vectors are C^T M C, and those with G between them are
     (M C)^T (M C). So the image M C gives a Ritz value half a step ahead of the one on C itself.
-
-    Args:
-        basis: Orthonormal columns C, shape ``(N, K, m)``.
-        image: M C, same shape.
-        rounding: Relative error of the image.
-
     """
     gram = basis.mT @ image
     lengths, axes = torch.linalg.eigh((gram + gram.mT) / 2)

@@ -12,15 +12,7 @@ _SMALLEST_MSE = 1e-10
 
 
 class ImageQuality(NamedTuple):
-    """Quality of perturbed inputs, one value per sample; NaN where a metric is undefined.
-
-    Args:
-        ssim: Structural similarity, at most 1, lower for worse images.
-        psnr: Peak signal-to-noise ratio in decibels, at most 100, lower for worse images.
-        mse: Mean squared difference.
-        l2: Euclidean distance.
-
-    """
+    """Quality of perturbed inputs, one value per sample; NaN where a metric is undefined."""
 
     ssim: Tensor
     psnr: Tensor
@@ -39,14 +31,6 @@ def image_quality(x_adv: Tensor, x: Tensor, input_space: InputSpace | None = Non
     below 11, the window has the largest odd size :math:`2h + 1` that fits and standard deviation :math:`h / 3.5`.
     Non-image inputs, and images with a side below 3, have no structural similarity. Inputs without a bounded range have
     neither structural similarity nor PSNR.
-
-    Args:
-        x_adv: Perturbed inputs as the model sees them, of shape ``(N, ...)``; images of shape ``(N, C, H, W)``.
-        x: The originals.
-        input_space: Range and normalisation of the inputs; by default [0, 1].
-
-    Raises:
-        ValueError: If the shapes differ.
 
     Example:
         >>> import torch

@@ -23,18 +23,6 @@ class InputJacobian:
 
     One object holds one forward pass, so everything that is computed from it shares that pass, and everything that
     needs all of J shares the K backward passes of ``rows``. To be used inside the sandbox.
-
-    Args:
-        model: Callable from inputs of shape ``(N, ...)`` to logits of shape ``(N, K)``.
-        x: Inputs as the model sees them.
-        space: Range and normalisation of the inputs; derivatives are divided by its ``std``.
-        create_graph: Whether ``logits``, ``rows`` and ``transposed_product`` can be differentiated themselves, for a
-            training loss. ``gram_product`` never can.
-        twice: Whether ``gram_product`` will be used, which differentiates twice.
-
-    Raises:
-        ValueError: If the logits do not depend on the inputs or, unless ``create_graph``, are not finite.
-
     """
 
     def __init__(
@@ -90,14 +78,6 @@ class InputJacobian:
         """Compute the gradient of the margin of a class of each sample over another one.
 
         It takes a subtraction where all rows are kept, and one product otherwise.
-
-        Args:
-            classes: Classes c of shape ``(N,)``.
-            rivals: Classes j of shape ``(N,)``.
-
-        Returns:
-            Gradient of z_c - z_j, shape ``(N, n)``.
-
         """
         if self._rows is not None:
             samples = torch.arange(len(classes), device=classes.device)
@@ -106,12 +86,7 @@ class InputJacobian:
         return self.transposed_product((one_hot(classes, num_classes) - one_hot(rivals, num_classes)).to(self.logits))
 
     def gram_product(self, u: Tensor) -> Tensor:
-        """Compute J J^T u for u of shape ``(N, K)``, as a tensor of the same shape, without a graph.
-
-        Raises:
-            RuntimeError: If the model can be differentiated neither twice nor in forward mode.
-
-        """
+        """Compute J J^T u for u of shape ``(N, K)``, as a tensor of the same shape, without a graph."""
         v = self._transposed_product(u.detach(), create_graph=False)
         squared_norm = v.square().sum(dim=1)
         size = _size(v)
@@ -167,12 +142,7 @@ def _size(vectors: Tensor) -> Tensor:
 
 
 def check_samples_are_independent(model: Callable[..., Any], x: Tensor) -> None:
-    """Check on two samples that the logits of one do not depend on the other.
-
-    Raises:
-        ValueError: If they do, as with batch statistics.
-
-    """
+    """Check on two samples that the logits of one do not depend on the other."""
     if len(x) < 2:
         return
     pair = x[:2].detach().clone().requires_grad_()

@@ -17,15 +17,6 @@ def convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
 
     It is exact for circular padding that keeps the size, and for kernels of size 1. Otherwise it is an upper bound:
     zero padding selects rows and columns of a larger circular convolution, and padding by copies stretches the input.
-
-    Args:
-        options: Object with the attributes weight, stride, padding, dilation, groups and perhaps padding_mode.
-        x: An input of shape ``(..., C, *sizes)``.
-        y: The output for this input.
-
-    Returns:
-        The norm, and whether it is exact.
-
     """
     weight, stride, dilation, reach = _geometry(options)
     pads = _pads(options.padding, reach)
@@ -120,13 +111,7 @@ def _grid(sizes: list[int]) -> Tensor:
 
 
 class SpectralNorm(NamedTuple):
-    """Largest factor by which a layer stretches a distance between two inputs, in the l2 norm.
-
-    Args:
-        value: The factor, or an upper bound of it.
-        exact: Whether it is the factor, rather than a bound.
-
-    """
+    """Largest factor by which a layer stretches a distance between two inputs, in the l2 norm."""
 
     value: float
     exact: bool
@@ -136,15 +121,7 @@ Rule = Callable[[Any, Tensor, Tensor], "SpectralNorm | None"]
 
 
 def layer_spectral_norm(kind: str, options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
-    """Compute the spectral norm of a layer, or None if there is no rule for it.
-
-    Args:
-        kind: Name of a module's class or of a function, in lower case, without underscores and dimensions: ``conv``.
-        options: Module or namespace with the layer's arguments as attributes, or None.
-        x: An input of shape ``(N, ...)``.
-        y: The output for this input.
-
-    """
+    """Compute the spectral norm of a layer, or None if there is no rule for it."""
     if kind in _LIPSCHITZ_CONSTANTS:
         return SpectralNorm(_LIPSCHITZ_CONSTANTS[kind], exact=True)
     return _RULES[kind](options, x, y) if kind in _RULES and options is not None else None

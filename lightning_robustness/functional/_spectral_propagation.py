@@ -97,13 +97,7 @@ class _Step(NamedTuple):
 
 
 class Propagation(fx.Interpreter):
-    """Run a traced network and keep a bound from the input to each value: 0 for constants, NaN where unknown.
-
-    Args:
-        module: The traced network.
-        scale: Bound at the input.
-
-    """
+    """Run a traced network and keep a bound from the input to each value: 0 for constants, NaN where unknown."""
 
     def __init__(self, module: fx.GraphModule, scale: float) -> None:
         super().__init__(module, garbage_collect_values=False)

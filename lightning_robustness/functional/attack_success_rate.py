@@ -8,16 +8,7 @@ from lightning_robustness._arguments import check_integer_tensor, check_labels
 
 
 class AttackSuccessComponents(NamedTuple):
-    """Attack success rate, with the rates that are easily mistaken for it.
-
-    Args:
-        asr: Share of the samples that were correct before the attack that it flipped.
-        asr_low: Lower end of the Wilson confidence interval of ``asr``.
-        asr_high: Upper end of it.
-        error_rate: Share of all samples that are wrong after the attack.
-        adv_acc: Share of all samples that are correct after the attack, 1 - ``error_rate``.
-
-    """
+    """Attack success rate, with the rates that are easily mistaken for it."""
 
     asr: Tensor
     asr_low: Tensor
@@ -58,14 +49,6 @@ def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95)
 
     Where :math:`\hat r` is the rate of successes, :math:`n` the number of trials and :math:`s` the quantile of the
     normal distribution. Without trials the interval is [0, 1].
-
-    Args:
-        successes: Numbers of successes, of any shape.
-        trials: Numbers of trials, of the same shape.
-        confidence: Probability with which the interval contains the rate.
-
-    Returns:
-        Lower and upper end.
 
     Example:
         >>> import torch

@@ -34,20 +34,6 @@ def margins_and_slopes(
     """Compute the margins z_c - z_j of a class over its rivals, and the dual norms of their gradients.
 
     With a Jacobian that creates graphs, both can be differentiated.
-
-    Args:
-        jacobian: Jacobian of the logits. Its rows are used where they are kept.
-        y: Classes c of shape ``(N,)``; the predicted ones by default.
-        norm: Norm of the perturbations.
-        num_rivals: Number of rivals, those with the highest logits. By default all where the rows are kept or there are
-            few classes, and 5 otherwise.
-
-    Returns:
-        Two tensors of shape ``(N, number of rivals)``.
-
-    Raises:
-        ValueError: If a label is not below the number of classes.
-
     """
     logits = jacobian.logits
     num_classes = logits.shape[1]
@@ -75,10 +61,6 @@ def nearest_boundary(
     """Compute the distance of each sample to the decision boundary, to first order.
 
     The arguments are those of :func:`margins_and_slopes`.
-
-    Raises:
-        ValueError: If a label is not below the number of classes, or a gradient is not finite.
-
     """
     margins, slopes = margins_and_slopes(jacobian, y, norm, num_rivals)
     bad = int((~slopes.isfinite()).any(dim=1).sum())
@@ -189,9 +171,6 @@ def share_beyond(
     distances: Tensor, budgets: Sequence[float], confidence: float = 0.95
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the share of distances above each budget, with its Wilson confidence interval.
-
-    Returns:
-        Shares, and lower and upper ends, each of shape ``(number of budgets,)``; without distances 0, in [0, 1].
 
     Example:
         >>> import torch

@@ -21,14 +21,7 @@ _DISTANCES = (1e-4, 1e3, 24)
 
 
 class ReverseWeibull(NamedTuple):
-    r"""Parameters of :math:`F(v) = \exp(-((a - v) / b)^c)` for :math:`v < a`.
-
-    Args:
-        location: The end point a, which no value exceeds.
-        scale: The scale b.
-        shape: The shape c.
-
-    """
+    r"""Parameters of :math:`F(v) = \exp(-((a - v) / b)^c)` for :math:`v < a`."""
 
     location: Tensor
     scale: Tensor
@@ -41,13 +34,6 @@ def fit_reverse_weibull(values: Tensor) -> ReverseWeibull:
     For a given location the likelihood has one maximum over shape and scale, so only the location is searched: on a
     grid, then by golden sections. The shape is kept between 1 and 20. If the values are equal up to rounding, they are
     the location.
-
-    Args:
-        values: Floating point tensor of shape ``(..., n)``.
-
-    Returns:
-        Parameters, of shape ``(...)``.
-
     """
     values = values.detach().cpu().double()
     largest = values.amax(dim=-1, keepdim=True)

@@ -67,11 +67,6 @@ def held_batch_statistics(layers: list[_BatchNorm], run: Callable[[], Any]) -> I
 
     Derivatives with respect to the weights go through the statistics. Derivatives with respect to the inputs of the
     next pass do not, so each sample has its own.
-
-    Args:
-        layers: The layers, in eval mode.
-        run: Callable that runs the network on the batch. In the block, the network may be run once.
-
     """
     statistics: list[tuple[Tensor, Tensor]] = []
     is_recording = True
@@ -109,18 +104,6 @@ def training_jacobian(
     The model runs in eval mode, except for BatchNorm layers in train mode: these normalise by the statistics of the
     batch, which are held fixed when a sample is differentiated with respect to its input. (With running statistics,
     which lag behind the weights, training would find weights with a small penalty and a broken network.)
-
-    Args:
-        model: Callable from inputs to logits.
-        x: Inputs of shape ``(N, ...)`` as the model sees them.
-        input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
-        seed: Seed of the random state inside.
-
-    Raises:
-        TypeError: If the inputs are not floating point.
-        ValueError: If the batch is empty, inputs are outside the range, or logits cannot be differentiated or depend on
-            other samples.
-
     """
     space = check_input_space(input_space)
     space.check(x)

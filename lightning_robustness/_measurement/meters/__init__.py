@@ -37,18 +37,7 @@ class Stopwatch:
 
 
 class SampleMeter(Stopwatch, ABC):
-    """A part that measures a fixed number of samples, without attacks.
-
-    Args:
-        size: Number of samples over all processes.
-
-    Attributes:
-        name: Name of the part, as in ``seconds/<name>``.
-        title: Its name in tables and progress bars.
-        label: Its name within a sentence.
-        batch_size: Number of samples to measure at a time, if not that of the subject.
-
-    """
+    """A part that measures a fixed number of samples, without attacks."""
 
     name: Part
     title: str

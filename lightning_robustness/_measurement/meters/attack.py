@@ -21,24 +21,7 @@ _ROUNDING = 1.0001
 
 
 class AttackOutcome(NamedTuple):
-    """The effect of an attack on each sample, as tensors that can be concatenated and gathered over processes.
-
-    Args:
-        y: True labels.
-        preds: Predicted labels before the attack.
-        adv_preds: Predicted labels after it.
-        eligible: Whether the attack could succeed: the sample was right before it.
-        success: Whether it did.
-        l2: Euclidean size of the perturbation, in un-normalised units.
-        l2_budget: Largest such size at which a success counts; infinite for an attack with a budget of its own.
-        linf: Largest change of a coordinate.
-        queries: Forward passes that it took.
-        tells_gradients: Whether the attack reports on its first gradient.
-        zero_gradients: Whether that was zero in every coordinate.
-        probabilities: Whether the outputs of its batch looked like probabilities.
-        deterministic: Whether a second forward pass of its batch gave the same outputs.
-
-    """
+    """The effect of an attack on each sample, as tensors that can be concatenated and gathered over processes."""
 
     y: Tensor
     preds: Tensor
@@ -103,12 +86,6 @@ def worst_case(outcomes: Mapping[str, AttackOutcome], budgets: Mapping[str, Sequ
     An attack with a budget counts wherever it succeeds, so that no such attack succeeds more often than the worst case.
     One without a budget, such as Carlini and Wagner's, breaks nearly every sample with perturbations of any size:
     beside attacks with a budget it counts where it stays within one of theirs, among each other where they are counted.
-
-    Args:
-        outcomes: Outcomes on the same samples, by attack, as they were found.
-        budgets: Norm and size of what each attack may do, None if it may do anything: one, or one for each member of a
-            cascade.
-
     """
     bounded = [name for name in outcomes if None not in budgets[name]]
     found = outcomes.values() if bounded else [outcome.counted() for outcome in outcomes.values()]
@@ -138,27 +115,7 @@ class Examples(NamedTuple):
 
 
 class AttackMeter:
-    """Success rates of attacks, one by one and in the worst case, and signs of masked gradients.
-
-    Args:
-        attacks: Attacks by name.
-        input_space: Range and normalisation of the inputs, which budgets are in the units of.
-        budget: Budget of the run, within which success of attacks that look for the smallest perturbation counts: as it
-            is in l2; for l-infinity, an l2 budget of ``max(eps, eps * sqrt(dimensions) / 4)``, with the dimensions of
-            one input. None to count it at any size.
-        num_examples: Number of adversarial inputs of each attack to keep, of those that succeeded; None for all inputs.
-        gathers: Whether ``compute`` gathers the outcomes of all processes; not where each process has all of them.
-
-    Attributes:
-        seconds: Time that each attack took.
-        examples: Adversarial inputs of each attack in this process.
-        outcomes: After ``compute``, the effect of each attack on every sample of all processes.
-        worst: After ``compute``, the worst case of all attacks for every sample; None if not all ran.
-        l2_budget: After ``compute``, the largest l2 budget within which an attack counted; None without any.
-        rates: After ``compute``, all rates of each attack and of the worst case, with confidence intervals.
-        signs: After ``compute``, signs of masked gradients.
-
-    """
+    """Success rates of attacks, one by one and in the worst case, and signs of masked gradients."""
 
     def __init__(
         self,

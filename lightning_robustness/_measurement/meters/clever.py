@@ -12,15 +12,7 @@ from lightning_robustness.metrics import CleverScore
 
 
 class CleverMeter(SampleMeter):
-    """Measure CLEVER, which takes thousands of gradients per sample.
-
-    Args:
-        size: Number of samples over all processes.
-        radius: Radius of the ball around each sample, in un-normalised units: no score is larger.
-        input_space: Range and normalisation of the inputs.
-        seed: Seed of the points that are drawn in the ball.
-
-    """
+    """Measure CLEVER, which takes thousands of gradients per sample."""
 
     name: Part = "clever"
     title = "CLEVER"

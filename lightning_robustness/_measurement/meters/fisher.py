@@ -27,19 +27,6 @@ class FisherMeter(SampleMeter):
 
     The Lipschitz constant needs all rows of the Jacobian, so it is measured where there are few classes. The distance
     to the decision boundary, to first order, needs gradients, so the method ``"blackbox"`` leaves it out.
-
-    Args:
-        size: Number of samples over all processes.
-        method: How to compute the Fisher information.
-        input_space: Range and normalisation of the inputs.
-        seed: Seed of random vectors, for methods that draw some.
-        norm: Norm in which the distance to the boundary is measured.
-        eps: Perturbation budget of robust accuracy to first order, which is left out without one, or without labels.
-
-    Attributes:
-        values: After ``compute``, the spectral norm of each sample of all processes.
-        distances: After ``compute``, their distances to the boundary, negative where the true label is not predicted.
-
     """
 
     name: Part = "fim"

@@ -8,14 +8,7 @@ from lightning_robustness.input_space import InputSpace
 
 
 class UnitRangeModel(torch.nn.Module):
-    """A model that takes inputs in [0, 1].
-
-    Args:
-        model: The model as attacks see it.
-        low: Lower end of its range.
-        width: Width of its range.
-
-    """
+    """A model that takes inputs in [0, 1]."""
 
     def __init__(self, model: Classifier, low: float, width: float) -> None:
         super().__init__()
@@ -28,16 +21,7 @@ class UnitRangeModel(torch.nn.Module):
 
 
 def range_of(input_space: InputSpace, attack: str) -> tuple[float, float]:
-    """Return the lower end and the width of a range.
-
-    Args:
-        input_space: What declares the range.
-        attack: Name of the attack that needs it, for the message.
-
-    Raises:
-        ValueError: If there is none.
-
-    """
+    """Return the lower end and the width of a range."""
     low, high = input_space.low, input_space.high
     if low is None or high is None:
         raise ValueError(

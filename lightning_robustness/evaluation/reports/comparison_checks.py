@@ -17,13 +17,7 @@ _NOT_COMPARED = "normalisation"
 
 
 def check_prior(prior: Mapping[str, float], balance: float) -> None:
-    """Check the weights of a comparison.
-
-    Raises:
-        TypeError: If the prior weights are no mapping.
-        ValueError: If a prior weight belongs to no metric, or a weight is out of range.
-
-    """
+    """Check the weights of a comparison."""
     if not isinstance(prior, Mapping):
         raise TypeError(f"Expected `prior` to be a mapping of metrics to weights but got {prior!r}.")
     unknown = [name for name in prior if name not in SWEEP_METRICS]
@@ -35,12 +29,7 @@ def check_prior(prior: Mapping[str, float], balance: float) -> None:
 
 
 def check_budget(budget: float | None, eps: Sequence[float]) -> float:
-    """Return the budget that models are sorted by, by default the middle one.
-
-    Raises:
-        ValueError: If it is not one of the budgets of the sweep.
-
-    """
+    """Return the budget that models are sorted by, by default the middle one."""
     budget = eps[len(eps) // 2] if budget is None else budget
     if budget not in eps:
         listed = ", ".join(map(write_budget, eps))
@@ -53,17 +42,7 @@ def check_reports(
     attacks: Sequence[str] | None = None,
     eps: Sequence[float] | None = None,
 ) -> dict[str, SweepReport]:
-    """Check that reports can be compared, and return their sweeps.
-
-    Args:
-        reports: Reports by the names of the models.
-        attacks: Names of the attacks on models that are still to be swept, if any.
-        eps: Budgets of these attacks.
-
-    Raises:
-        ValueError: If there is no report, one has no sweep, or they cannot be compared.
-
-    """
+    """Check that reports can be compared, and return their sweeps."""
     if not reports:
         raise ValueError("Expected at least one model to compare but got none.")
     sweeps = {name: report.sweep for name, report in reports.items() if report.sweep is not None}

@@ -22,9 +22,6 @@ T = TypeVar("T")
 def check_fields(report: T) -> T:
     """Check the fields of a report against their annotations and return it.
 
-    Raises:
-        ValueError: If a field has another type.
-
     Example:
         >>> from dataclasses import dataclass
         >>> from lightning_robustness.evaluation.reports.report import check_fields
@@ -236,13 +233,7 @@ class Report:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a dictionary from a JSON file.
-
-    Raises:
-        TypeError: If this is not a path.
-        ValueError: If the file cannot be read or holds something else.
-
-    """
+    """Read a dictionary from a JSON file."""
     if not isinstance(path, (str, Path)):
         raise TypeError(f"Expected argument `path` to be the path of a JSON file but got {path!r}.")
     try:
