@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, name_attacks
-from lightning_robustness.attacks import get_attack, run
+from lightning_robustness.attacks import get_attack, run_attack
 from lightning_robustness.cli.loading import load_model
 from lightning_robustness.losses import trades_loss
 
@@ -38,7 +38,7 @@ def ours(name: str, **options: object) -> Maker:
     """Make an attack of this package by its name."""
 
     def make(network: nn.Module, eps: float) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda x, y: run(network, get_attack(name, eps=eps, **options), x, y).x_adv
+        return lambda x, y: run_attack(network, get_attack(name, eps=eps, **options), x, y).x_adv
 
     return make
 
@@ -49,7 +49,7 @@ def monitor(network: nn.Module, eps: float) -> Callable[[Tensor, Tensor], Tensor
     def attack_all(x: Tensor, y: Tensor) -> Tensor:
         final = x.clone()
         for attack in name_attacks(DEFAULT_ATTACKS, eps).values():
-            result = run(network, attack, x, y)
+            result = run_attack(network, attack, x, y)
             counts = result.success & (result.linf <= 1.0001 * eps)
             final[counts] = result.x_adv[counts]
         return final

@@ -20,7 +20,7 @@ from timing import record
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lightning_robustness.attacks import CW, PGD, MinimumNormCW, Square, run
+from lightning_robustness.attacks import CW, PGD, MinimumNormCW, Square, run_attack
 
 HEADER = "   network   eps        seconds          faster     success rate    passes a sample"
 
@@ -74,7 +74,7 @@ def sides(
     network: nn.Module, x: Tensor, y: Tensor, theirs: Callable[[Tensor, Tensor], Tensor], attack: object
 ) -> tuple[Side, Side]:
     """Another way to run an attack, and ours."""
-    return Side(network, x, y, theirs), Side(network, x, y, lambda x, y: run(network, attack, x, y).x_adv)
+    return Side(network, x, y, theirs), Side(network, x, y, lambda x, y: run_attack(network, attack, x, y).x_adv)
 
 
 def pgd(networks: dict[str, nn.Module], x: Tensor, y: Tensor, repetitions: int) -> None:

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from timing import seconds
 from torch import Tensor, nn
 
-from lightning_robustness.attacks import PGD, run
+from lightning_robustness.attacks import PGD, run_attack
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
 from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
 
@@ -168,7 +168,7 @@ def train_digits(images: Tensor, labels: Tensor, term: Term, seed: int, epochs: 
     spent = time.process_time() - start
     network.eval()
     x, y = images[1200:], labels[1200:]
-    results = [run(network, PGD(eps=eps, steps=20), x, y) for eps in (0.1, 0.2)]
+    results = [run_attack(network, PGD(eps=eps, steps=20), x, y) for eps in (0.1, 0.2)]
     clean = (results[0].preds == y).double().mean().item()
     return [spent, clean, *((result.adv_preds == y).double().mean().item() for result in results)]
 

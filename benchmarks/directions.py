@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lightning_robustness.attacks import PGD, run
+from lightning_robustness.attacks import PGD, run_attack
 from lightning_robustness.functional import robustness_difference_index, roby
 from lightning_robustness.metrics import FisherSpectralNorm
 
@@ -45,7 +45,7 @@ if __name__ == "__main__":
                 embedding = network[:-1](x)
                 logits = network[-1](embedding)
             preds = logits.argmax(1)
-            adv_acc = (run(network, PGD(eps=0.15, steps=20), x, y).adv_preds == y).double().mean()
+            adv_acc = (run_attack(network, PGD(eps=0.15, steps=20), x, y).adv_preds == y).double().mean()
             metric = FisherSpectralNorm()
             metric.update(network, x)
             parts = metric.compute_components()

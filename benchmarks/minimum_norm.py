@@ -16,7 +16,7 @@ from fashion_mnist import load_fashion_mnist
 from networks import small_network, train
 from torch import Tensor, nn
 
-from lightning_robustness.attacks import CW, DDN, PGD, MinimumNormCW, run
+from lightning_robustness.attacks import CW, DDN, PGD, MinimumNormCW, run_attack
 
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -25,7 +25,7 @@ def attacks(gradients: int) -> dict[str, Attack]:
     """Attacks that take this many gradients."""
 
     def ours(attack: Callable[..., Tensor]) -> Attack:
-        return lambda network, x, y: run(network, attack, x, y).x_adv
+        return lambda network, x, y: run_attack(network, attack, x, y).x_adv
 
     def of_foolbox(attack: foolbox.attacks.base.Attack) -> Attack:
         def call(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from lightning_robustness import RobustnessMonitor
 from lightning_robustness._model.route import find_route
-from lightning_robustness.attacks import PGD, run
+from lightning_robustness.attacks import PGD, run_attack
 from lightning_robustness.metrics import RobustnessDifferenceIndex
 
 
@@ -166,8 +166,8 @@ def rdi_against_pgd(repetitions: int, num_samples: int) -> None:
     all_steps, active = PGD(steps=10, all_steps=True), PGD(steps=10)
     functions = {
         "RDI": rdi_20_times,
-        "all": lambda: run(network, all_steps, x, preds),
-        "active": lambda: run(network, active, x, preds),
+        "all": lambda: run_attack(network, all_steps, x, preds),
+        "active": lambda: run_attack(network, active, x, preds),
     }
     times = seconds(functions, repetitions)
     rdi = times["RDI"] / 20

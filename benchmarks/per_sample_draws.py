@@ -11,7 +11,7 @@ from timing import seconds
 from torch import nn
 
 from lightning_robustness._isolation.draws import Draws
-from lightning_robustness.attacks import PGD, run
+from lightning_robustness.attacks import PGD, run_attack
 
 
 def row(name: str, network: nn.Module, shape: tuple[int, ...], repetitions: int) -> str:
@@ -20,7 +20,7 @@ def row(name: str, network: nn.Module, shape: tuple[int, ...], repetitions: int)
     positions, attack = torch.arange(shape[0]), PGD(eps=8 / 255, all_steps=True)
     times = seconds(
         {
-            "pgd": lambda: run(network, attack, x, y),
+            "pgd": lambda: run_attack(network, attack, x, y),
             "ours": lambda: Draws(positions).stream(0).uniform(0, shape[1:], -0.1, 0.1),
             "torch": lambda: torch.empty(shape).uniform_(-0.1, 0.1),
         },

@@ -16,7 +16,7 @@ from networks import small_network, train
 from timing import record, seconds
 from torch import Tensor, nn
 
-from lightning_robustness.attacks import get_attack, run
+from lightning_robustness.attacks import get_attack, run_attack
 from lightning_robustness.evaluation import SweepReport, sweep
 from lightning_robustness.evaluation.sweep import SWEEP_ATTACKS, SWEEP_EPS
 from lightning_robustness.functional._image_quality import image_quality
@@ -32,7 +32,7 @@ def independent(network: nn.Module, x: Tensor, y: Tensor, name: str, with_qualit
         batches = zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True)
         for index, (rows, labels) in enumerate(batches):
             attack = get_attack(name, eps=eps, all_steps=with_quality)  # quality is that of images of full strength
-            result = run(network, attack, rows, labels, index=index)
+            result = run_attack(network, attack, rows, labels, index=index)
             right += int((result.adv_preds == labels).sum())
             if with_quality:
                 image_quality(result.x_adv, rows)

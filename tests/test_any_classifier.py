@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_robustness import InputSpace, RobustnessMonitor
-from lightning_robustness.attacks import PGD, run
+from lightning_robustness.attacks import PGD, run_attack
 from lightning_robustness.evaluation import evaluate, sweep
 from tests import references, zoo
 from tests.callbacks.modules import make_trainer
@@ -405,7 +405,7 @@ def test_a_budget_beyond_the_range_is_refused_everywhere(eps):
     with pytest.raises(ValueError, match=match):
         sweep(module, data.loader(), ["fgsm"], eps=[0.1, eps], progress=False)
     with pytest.raises(ValueError, match=match):
-        run(module, PGD(eps=eps), data.x, data.y)
+        run_attack(module, PGD(eps=eps), data.x, data.y)
 
 
 def test_a_budget_below_one_grey_level_gets_a_warning():

@@ -30,7 +30,7 @@ from lightning_robustness.attacks import (
     budget_of,
     get_attack,
     masking_signs,
-    run,
+    run_attack,
 )
 from lightning_robustness.evaluation import (
     ComparisonReport,
@@ -167,8 +167,8 @@ for kind, value in NO_TENSORS.items():
             TypeError,
             f"`distortion` {of_floats}",
         )
-    row(f"run(x={kind})", lambda v=value: run(MODEL, "pgd", v, Y), TypeError, f"`x` {of_floats}")
-    row(f"run(y={kind})", lambda v=value: run(MODEL, "pgd", X, v), TypeError, f"`y` {of_labels}")
+    row(f"run(x={kind})", lambda v=value: run_attack(MODEL, "pgd", v, Y), TypeError, f"`x` {of_floats}")
+    row(f"run(y={kind})", lambda v=value: run_attack(MODEL, "pgd", X, v), TypeError, f"`y` {of_labels}")
     row(f"PGD()(x={kind})", lambda v=value: PGD()(MODEL, v, Y), TypeError, f"`x` {of_floats}")
     row(f"boundary_penalty(y={kind})", lambda v=value: boundary_penalty(MODEL, X, v), TypeError, f"`y` {of_labels}")
     row(f"DDN()(x={kind})", lambda v=value: DDN()(MODEL, v, Y), TypeError, f"`x` {of_floats}")
@@ -241,7 +241,7 @@ for name, function in {
     "fisher_penalty": fisher_penalty,
     "trades_loss": lambda model, x: trades_loss(model, x, Y[: len(x)]),
     "mart_loss": lambda model, x: mart_loss(model, x, Y[: len(x)]),
-    "run": lambda model, x: run(model, "pgd", x, Y[: len(x)]),
+    "run": lambda model, x: run_attack(model, "pgd", x, Y[: len(x)]),
     "Square()": lambda model, x: Square()(model, x, Y[: len(x)]),
     "evaluate": lambda model, x: evaluate(model, [(x, Y[: len(x)])], progress=False),
     "sweep": lambda model, x: sweep(model, [(x, Y[: len(x)])], progress=False),
@@ -317,7 +317,7 @@ for kind, y, error, match in (
     ("floats", Y.float(), TypeError, "`y` to be an integer tensor of labels but got dtype torch.float32"),
     ("too few", Y[:2], ValueError, r"`y` to have shape \(4,\), one label per sample, but got \(2,\)"),
 ):
-    row(f"run({kind} labels)", lambda y=y: run(MODEL, "pgd", X, y), error, match)
+    row(f"run({kind} labels)", lambda y=y: run_attack(MODEL, "pgd", X, y), error, match)
     row(f"trades_loss({kind} labels)", lambda y=y: trades_loss(MODEL, X, y), error, match)
     row(f"boundary_distance({kind} labels)", lambda y=y: boundary_distance(MODEL, X, y), error, match)
     row(f"boundary_penalty({kind} labels)", lambda y=y: boundary_penalty(MODEL, X, y), error, match)
@@ -342,7 +342,7 @@ for kind, model in {"None": None, "text": "resnet18", "a number": 3, "a class": 
         "fisher_penalty": lambda m: fisher_penalty(m, X),
         "trades_loss": lambda m: trades_loss(m, X, Y),
         "mart_loss(x_adv=...)": lambda m: mart_loss(m, X, Y, x_adv=X),
-        "run": lambda m: run(m, "pgd", X, Y),
+        "run": lambda m: run_attack(m, "pgd", X, Y),
         "PGD()": lambda m: PGD()(m, X, Y),
     }.items():
         row(f"{name} of {kind}", lambda call=call, m=model: call(m), TypeError, match)
@@ -370,7 +370,7 @@ for kind, model, match in (
         r"logits of shape \(\d, K\), one row per input, but got \(\d, 0\). .*`forward_fn=`",
     ),
 ):
-    row(f"run on a model that returns {kind}", lambda m=model: run(m, "pgd", X, Y), ValueError, match)
+    row(f"run on a model that returns {kind}", lambda m=model: run_attack(m, "pgd", X, Y), ValueError, match)
     row(
         f"fisher_spectral_norm of a model that returns {kind}",
         lambda m=model: fisher_spectral_norm(m, X),
@@ -380,13 +380,13 @@ for kind, model, match in (
     row(f"trades_loss of a model that returns {kind}", lambda m=model: trades_loss(m, X, Y), ValueError, match)
 row(
     "run on a model that returns NaN",
-    lambda: run(lambda x: MODEL(x) * NAN, "pgd", X, Y),
+    lambda: run_attack(lambda x: MODEL(x) * NAN, "pgd", X, Y),
     ValueError,
     "finite logits but 4 of 4 samples have NaN or infinite ones. Check the network for divergence",
 )
 row(
     "run on a model without gradients",
-    lambda: run(lambda x: MODEL(x).detach(), PGD(all_steps=True), X, Y),
+    lambda: run_attack(lambda x: MODEL(x).detach(), PGD(all_steps=True), X, Y),
     ValueError,
     "Take `detach`, `no_grad` and conversions out of the model, or use an attack that needs outputs only",
 )
@@ -436,7 +436,7 @@ row(
 )
 row(
     "InputSpace of more channels than the inputs",
-    lambda: run(MODEL, "pgd", X, Y, InputSpace(mean=(0.5, 0.5))),
+    lambda: run_attack(MODEL, "pgd", X, Y, InputSpace(mean=(0.5, 0.5))),
     ValueError,
     r"`mean` to have one value, or one per channel \(dimension 1\) of inputs of shape \(4, 3\), but got 2",
 )
@@ -458,7 +458,7 @@ for kind, space in {
         "fisher_penalty": lambda s: fisher_penalty(MODEL, X, input_space=s),
         "trades_loss": lambda s: trades_loss(MODEL, X, Y, input_space=s),
         "mart_loss(x_adv=...)": lambda s: mart_loss(MODEL, X, Y, x_adv=X, input_space=s),
-        "run": lambda s: run(MODEL, "pgd", X, Y, s),
+        "run": lambda s: run_attack(MODEL, "pgd", X, Y, s),
         "PGD()": lambda s: PGD()(MODEL, X, Y, input_space=s),
         "budget_of": lambda s: budget_of(get_attack("torchattacks:PGD"), s),
         "FisherSpectralNorm": lambda s: FisherSpectralNorm(input_space=s),
@@ -539,7 +539,7 @@ for kind, attack, error, match in (
     ("'torchattacks:Foo'", "torchattacks:Foo", ValueError, "an attack of torchattacks but got 'Foo'. Known: "),
 ):
     row(f"get_attack({kind})", lambda a=attack: get_attack(a), error, match)
-    row(f"run(attack={kind})", lambda a=attack: run(MODEL, a, X, Y), error, match)
+    row(f"run(attack={kind})", lambda a=attack: run_attack(MODEL, a, X, Y), error, match)
     row(f"AdversarialTraining(attack={kind})", lambda a=attack: AdversarialTraining(a), error, match)
 row("budget_of('pgd')", lambda: budget_of("pgd"), TypeError, r"but got the name 'pgd'. Pass `get_attack\('pgd'\)`")
 row("budget_of(PGD)", lambda: budget_of(PGD), TypeError, r"but got the class PGD. Pass an instance")
@@ -643,19 +643,19 @@ row(
     "masking_signs(None)",
     lambda: masking_signs(None),
     TypeError,
-    "`results` to be a list of results of `run` but got None",
+    "`results` to be a list of results of `run_attack` but got None",
 )
-row("masking_signs([3])", lambda: masking_signs([3]), TypeError, "`results` to hold results of `run` but got 3")
+row("masking_signs([3])", lambda: masking_signs([3]), TypeError, "`results` to hold results of `run_attack` but got 3")
 row("masking_signs(tolerance='x')", lambda: masking_signs([], tolerance="x"), ValueError, f"`tolerance` {amount} 'x'")
 row(
     "an attack that returns None",
-    lambda: run(MODEL, lambda m, x, y: None, X, Y),
+    lambda: run_attack(MODEL, lambda m, x, y: None, X, Y),
     TypeError,
     "to return a tensor .* but got NoneType",
 )
 row(
     "an attack that returns another shape",
-    lambda: run(
+    lambda: run_attack(
         lambda x: torch.stack([1 - x.sum(1), x.sum(1)], 1), lambda m, x, y: x[:, :1], X, torch.tensor([1, 1, 1, 1])
     ),
     ValueError,
@@ -666,7 +666,7 @@ for argument in ("seed", "index"):
         match = f"`{argument}` to be an integer of at least 0 but got {value!r}"
         row(
             f"run({argument}={value!r})",
-            lambda a=argument, v=value: run(MODEL, "pgd", X, Y, **{a: v}),
+            lambda a=argument, v=value: run_attack(MODEL, "pgd", X, Y, **{a: v}),
             ValueError,
             match,
         )
@@ -680,8 +680,8 @@ for function in (fisher_spectral_norm, lipschitz_constant, fisher_penalty):
 
 wide = r"`eps` to be at most 1, the width of the range of inputs \[0, 1\], but got 8. .*8/255 for pixels in \[0, 1\]"
 for name, call in {
-    "run": lambda: run(MODEL, PGD(eps=8), X, Y),
-    "run(torchattacks)": lambda: run(MODEL, get_attack("torchattacks:PGD", eps=8), X, Y),
+    "run": lambda: run_attack(MODEL, PGD(eps=8), X, Y),
+    "run(torchattacks)": lambda: run_attack(MODEL, get_attack("torchattacks:PGD", eps=8), X, Y),
     "evaluate": lambda: evaluate(MODEL, LOADER, eps=8),
     "evaluate(sweep_eps=...)": lambda: evaluate(MODEL, LOADER, sweep_eps=[0.1, 8]),
     "evaluate(decision_space=...)": lambda: evaluate(MODEL, LOADER, attacks=(), eps=8, decision_space="pca"),

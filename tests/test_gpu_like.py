@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor, is_sandboxed
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness.attacks import CW, DDN, PGD, Cascade, Square, masking_signs, run
+from lightning_robustness.attacks import CW, DDN, PGD, Cascade, Square, masking_signs, run_attack
 from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.attacks.ddn import Goal, retreat, search
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
@@ -117,7 +117,7 @@ def test_results_depend_on_the_batch_size_and_on_nothing_else(digits, digits_net
 def test_no_sign_of_masking_for_an_honest_network(batch, request, network):
     network = request.getfixturevalue(network)
     with GpuLike() as mode:
-        results = [run(network, attack, *batch) for attack in (PGD(eps=0.1), Square(eps=0.1, num_queries=50))]
+        results = [run_attack(network, attack, *batch) for attack in (PGD(eps=0.1), Square(eps=0.1, num_queries=50))]
     assert masking_signs(results) == []
     assert mode.num_rounded == 0
     assert mode.num_precise > 0
@@ -140,7 +140,7 @@ class Dropping(Noisy):
 @pytest.mark.parametrize("random", [Noisy, Dropping])
 def test_a_random_network_has_a_sign(batch, digits_network, random):
     with GpuLike():
-        result = run(random(digits_network), PGD(eps=0.1), *batch)
+        result = run_attack(random(digits_network), PGD(eps=0.1), *batch)
     assert "random_outputs" in [sign.name for sign in masking_signs([result])]
 
 
@@ -150,9 +150,9 @@ def test_no_success_is_lost(batch, request, network, attack):
     network = request.getfixturevalue(network)
     cascade = Cascade(attacks=(PGD(eps=0.05, steps=5), attack))  # the second one has a smaller batch than the check
     for tried in (attack, cascade):
-        plain = run(network, tried, *batch)
+        plain = run_attack(network, tried, *batch)
         with GpuLike():
-            result = run(network, tried, *batch)
+            result = run_attack(network, tried, *batch)
         assert torch.equal(plain.success, plain.eligible)
         assert torch.equal(result.success, plain.success)
         assert result.l2.mean().item() == pytest.approx(plain.l2.mean().item(), rel=0.02)

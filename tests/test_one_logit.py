@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from lightning_robustness import AdversarialTraining
 from lightning_robustness._model.access import compute_logits
-from lightning_robustness.attacks import CW, PGD, Square, run
+from lightning_robustness.attacks import CW, PGD, Square, run_attack
 from lightning_robustness.functional import fisher_spectral_norm
 from lightning_robustness.losses import mart_loss, rdi_loss, trades_loss
 from lightning_robustness.metrics import FisherSpectralNorm
@@ -41,7 +41,7 @@ def test_attacks_find_the_boundary_of_a_linear_model(form):
     eps = 0.1
     toward = torch.where(Y == 1, -1.0, 1.0).unsqueeze(1) * WEIGHT.sign()
     worst = (X + eps * toward).clamp(0, 1) @ WEIGHT + BIAS
-    result = run(Linear(form), PGD(eps=eps, steps=20), X, Y)
+    result = run_attack(Linear(form), PGD(eps=eps, steps=20), X, Y)
     assert torch.equal(result.preds, (Z > 0).long())
     right = (Z > 0) == (Y == 1)
     assert torch.equal(result.success, right & ((worst > 0) != (Y == 1)))
@@ -51,7 +51,7 @@ def test_attacks_find_the_boundary_of_a_linear_model(form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("attack", [CW(steps=20), Square(num_queries=50, eps=0.2), PGD(eps=0.5, norm="l2")])
 def test_other_attacks_see_two_classes(form, attack):
-    one, two = run(Linear(form), attack, X, Y), run(Linear("pair"), attack, X, Y)
+    one, two = run_attack(Linear(form), attack, X, Y), run_attack(Linear("pair"), attack, X, Y)
     assert torch.equal(one.adv_preds, two.adv_preds)
     assert one.success.any()
 

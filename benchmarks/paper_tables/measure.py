@@ -26,7 +26,7 @@ from train import checkpoint
 
 from lightning_robustness import __version__
 from lightning_robustness._measurement.keys import get_key
-from lightning_robustness.attacks import PGD, MinimumNormCW, get_attack, run
+from lightning_robustness.attacks import PGD, MinimumNormCW, get_attack, run_attack
 from lightning_robustness.evaluation import evaluate, sweep
 from lightning_robustness.functional import (
     clever_score,
@@ -108,7 +108,7 @@ class Measurement:
         """ROBY and RDI of adversarial samples, and of the same samples before the attack."""
         x, y = self.x[: self.sizes["adversarial"]], self.y[: self.sizes["adversarial"]]
         attack = get_attack("pgd", preset=self.dataset, all_steps=True)
-        x_adv = torch.cat([run(self.network, attack, *rows).x_adv for rows in self._split(x, y)])
+        x_adv = torch.cat([run_attack(self.network, attack, *rows).x_adv for rows in self._split(x, y)])
         return {"clean": self._roby(x), "adversarial": self._roby(x_adv)}
 
     def sweep(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class Measurement:
         return {
             "rdi": _milliseconds(lambda: robustness_difference_index(self._embed(self.x)[1], preds), len(self.x)),
             "roby": _milliseconds(lambda: roby(self._embed(self.x)[0], preds), len(self.x)),
-            "pgd": _milliseconds(lambda: run(network, attack, x, y), len(x)),
-            "cw": _milliseconds(lambda: run(network, cw, x, y), len(x)),
+            "pgd": _milliseconds(lambda: run_attack(network, attack, x, y), len(x)),
+            "cw": _milliseconds(lambda: run_attack(network, cw, x, y), len(x)),
             "fisher": _milliseconds(lambda: fisher_spectral_norm(network, x), len(x)),
             "rayleigh": _milliseconds(lambda: fisher_spectral_norm(network, x, method="rayleigh"), len(x)),
             "lipschitz": _milliseconds(lambda: lipschitz_constant(network, x), len(x)),

@@ -11,7 +11,7 @@ from lightning_robustness._model.access import are_probabilities, compute_logits
 from lightning_robustness._model.batch import check_classes
 from lightning_robustness._model.route import Route, find_route
 from lightning_robustness._processes import rank_zero_warn
-from lightning_robustness.attacks import Attack, run
+from lightning_robustness.attacks import Attack, run_attack
 
 
 def inspect_model(
@@ -118,4 +118,4 @@ def rehearse(
         with sandbox(subject.forward, few) as (copies,), torch.no_grad():
             preds = compute_logits(subject.forward, copies).argmax(dim=1)
         for attack in foreign:
-            run(subject.forward, attack, few, preds, subject.input_space, subject.seed)
+            run_attack(subject.forward, attack, few, preds, subject.input_space, subject.seed)

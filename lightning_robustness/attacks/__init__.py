@@ -7,7 +7,7 @@ from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.masking import MaskingSign, masking_signs
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.registry import get_attack
-from lightning_robustness.attacks.run_attack import AttackResult, run
+from lightning_robustness.attacks.run_attack import AttackResult, run_attack
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
 
@@ -28,5 +28,5 @@ __all__ = [
     "budget_of",
     "get_attack",
     "masking_signs",
-    "run",
+    "run_attack",
 ]

@@ -29,12 +29,12 @@ class Cascade(Attack):
 
     Example:
         >>> import torch
-        >>> from lightning_robustness.attacks import PGD, Cascade, run
+        >>> from lightning_robustness.attacks import PGD, Cascade, run_attack
         >>> model = torch.nn.Linear(2, 2)
         >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
         >>> x, y = torch.tensor([[0.75, 0.5], [1.0, 0.5]]), torch.tensor([0, 0])
         >>> attack = Cascade(attacks=(PGD(eps=0.25, steps=1, start="clean"), PGD(eps=0.375, steps=1, start="clean")))
-        >>> run(model, attack, x, y).linf
+        >>> run_attack(model, attack, x, y).linf
         tensor([0.2500, 0.3750])
 
     """

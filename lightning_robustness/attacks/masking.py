@@ -133,7 +133,7 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
     fault that can be seen: with 500 samples, white-box attacks that miss 3 % or more of what Square breaks.
 
     Args:
-        results: What ``run`` returned; batches of the same attack are taken together.
+        results: What ``run_attack`` returned; batches of the same attack are taken together.
         tolerance: Difference of success rates, or share of samples, that does not count, however certain it is.
 
     Returns:
@@ -141,16 +141,16 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
 
     Example:
         >>> import torch
-        >>> from lightning_robustness.attacks import PGD, masking_signs, run
+        >>> from lightning_robustness.attacks import PGD, masking_signs, run_attack
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Softmax(dim=1))
-        >>> result = run(model, PGD(eps=0.1), torch.rand(8, 2), torch.zeros(8, dtype=torch.long))
+        >>> result = run_attack(model, PGD(eps=0.1), torch.rand(8, 2), torch.zeros(8, dtype=torch.long))
         >>> for sign in masking_signs([result]):
         ...     print(sign.name, "|", sign.remedy)
         probabilities | Let the model return logits, what enters the softmax, and repeat the attacks.
 
     """
     if isinstance(results, AttackResult) or not isinstance(results, Iterable):
-        raise TypeError(f"Expected argument `results` to be a list of results of `run` but got {results!r}.")
+        raise TypeError(f"Expected argument `results` to be a list of results of `run_attack` but got {results!r}.")
     return signs_of(_tally(results), check_number("tolerance", tolerance))
 
 
@@ -169,7 +169,7 @@ def _tally(results: Iterable[AttackResult]) -> list[AttackTally]:
     tallies: list[AttackTally] = []
     for result in results:
         if not isinstance(result, AttackResult):
-            raise TypeError(f"Expected argument `results` to hold results of `run` but got {result!r}.")
+            raise TypeError(f"Expected argument `results` to hold results of `run_attack` but got {result!r}.")
         tally = next((t for t in tallies if t.attack is result.attack or t.attack == result.attack), None)
         if tally is None:
             nothing = torch.zeros_like(result.success[:0])

@@ -58,7 +58,7 @@ class AttackResult:
         )
 
 
-def run(
+def run_attack(
     model: Callable[..., Any],
     attack: str | Callable[..., Any],
     x: Tensor,
@@ -95,11 +95,11 @@ def run(
 
     Example:
         >>> import torch
-        >>> from lightning_robustness.attacks import PGD, run
+        >>> from lightning_robustness.attacks import PGD, run_attack
         >>> model = torch.nn.Linear(2, 2)
         >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
         >>> x, y = torch.tensor([[0.75, 0.5], [1.0, 0.0], [0.25, 0.5]]), torch.tensor([0, 0, 0])
-        >>> result = run(model, PGD(eps=0.25, steps=2, start="clean"), x, y)
+        >>> result = run_attack(model, PGD(eps=0.25, steps=2, start="clean"), x, y)
         >>> result.preds, result.adv_preds, result.success
         (tensor([0, 0, 1]), tensor([1, 0, 1]), tensor([ True, False, False]))
         >>> result.linf, result.queries

@@ -32,7 +32,7 @@ from lightning_robustness._lightning.training_step import (
 from lightning_robustness._model.access import ExtraInputs, compute_logits, find_extra_inputs
 from lightning_robustness._model.batch import read_extras, read_labelled_batch, replace_in_batch
 from lightning_robustness._processes import rank_zero_warn
-from lightning_robustness.attacks import PGD, Attack, budget_of, run
+from lightning_robustness.attacks import PGD, Attack, budget_of, run_attack
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
 from lightning_robustness.attacks.attack import craft
 from lightning_robustness.input_space import InputSpace, check_input_space
@@ -331,7 +331,10 @@ class AdversarialTraining(TrainingStepCallback):
     ) -> dict[str, float]:
         many = replace(cast(PGD, self.attack), alpha=None, steps=MANY_STEPS, start="uniform")
         right = [
-            run(self._forward(pl_module), attack, x, y, self.input_space, self.seed, trainer.global_rank).adv_preds == y
+            run_attack(
+                self._forward(pl_module), attack, x, y, self.input_space, self.seed, trainer.global_rank
+            ).adv_preds
+            == y
             for attack in (self.attack, many)
         ]
         counts = torch.tensor([right[0].sum(), right[1].sum(), len(y)], device=x.device)

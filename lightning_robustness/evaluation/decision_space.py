@@ -11,7 +11,7 @@ from lightning_robustness._display import report_figures as figures
 from lightning_robustness._measurement.subject import Samples, Subject
 from lightning_robustness._model.head import HeadTap
 from lightning_robustness._numbers import accumulation_dtype
-from lightning_robustness.attacks import budget_of, run
+from lightning_robustness.attacks import budget_of, run_attack
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ class DecisionSpace:
 def embed_batch(subject: Subject, tap: HeadTap, attack: Callable[..., Any], batch: Samples) -> dict[str, Tensor]:
     """Attack a batch and return its labels and the inputs of the classifier head, before and after."""
     x, y, positions = batch.x, batch.labels(), batch.positions
-    x_adv = run(subject.forward, attack, x, y, subject.input_space, subject.seed, positions=positions).x_adv
+    x_adv = run_attack(subject.forward, attack, x, y, subject.input_space, subject.seed, positions=positions).x_adv
     clean, adversarial = (_embedding(tap, subject.forward, inputs) for inputs in (x, x_adv))
     return {"labels": y, "clean": clean, "adversarial": adversarial}
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lightning_robustness._isolation.sandbox import find_modules, is_compiled, is_sandboxed, sandbox
-from lightning_robustness.attacks import PGD, run
+from lightning_robustness.attacks import PGD, run_attack
 
 
 class Network(nn.Module):
@@ -337,7 +337,7 @@ def test_threads(is_shared):
 
     def attack(number):
         attack = PGD(eps=0.1, steps=3)
-        return [run(networks[number], attack, x, y, seed=number, index=i).x_adv for i in range(10)]
+        return [run_attack(networks[number], attack, x, y, seed=number, index=i).x_adv for i in range(10)]
 
     expected = [attack(number) for number in range(4)]
     before = [snapshot(network) for network in networks]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_robustness.attacks import PGD, Attack, run
+from lightning_robustness.attacks import PGD, Attack, run_attack
 from lightning_robustness.input_space import InputSpace
 from tests.attacks.cases import BUILT_IN
 from tests.attacks.traces import assert_same, network_in_training, snapshot
@@ -19,7 +19,7 @@ def test_a_direct_call_is_a_run_without_a_trace(digits, digits_network, attack):
     x, y = digits[0][:6], digits[1][:6]
     x_adv = attack(network, x, y, seed=1, index=2)
     assert_same(snapshot(network), before)
-    assert torch.equal(x_adv, run(network, attack, x, y, seed=1, index=2).x_adv)
+    assert torch.equal(x_adv, run_attack(network, attack, x, y, seed=1, index=2).x_adv)
 
 
 @pytest.mark.parametrize("all_steps", [False, True])
@@ -32,7 +32,7 @@ def test_a_direct_call_takes_inputs_as_the_model_sees_them(digits, digits_networ
 
     attack = PGD(eps=0.2, all_steps=all_steps)
     x_adv = attack(model, space.normalize(2 * x - 1), y, input_space=space)
-    assert torch.equal(x_adv, run(model, attack, space.normalize(2 * x - 1), y, space).x_adv)
+    assert torch.equal(x_adv, run_attack(model, attack, space.normalize(2 * x - 1), y, space).x_adv)
     expected = PGD(eps=0.1, all_steps=all_steps)(digits_network, x, y)
     close = ((space.unnormalize(x_adv) + 1) / 2 - expected).abs() < 1e-4
     assert close.float().mean() > 0.99

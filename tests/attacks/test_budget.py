@@ -13,7 +13,7 @@ from lightning_robustness.attacks import (
     Square,
     budget_of,
     get_attack,
-    run,
+    run_attack,
 )
 from lightning_robustness.attacks.attack import budgets_of, check_budgets
 from lightning_robustness.input_space import InputSpace
@@ -109,11 +109,11 @@ def test_budgets_below_a_grey_level_warn_once_with_the_budget_that_was_meant():
 
 def test_the_remedy_for_a_small_budget_breaks_as_many_samples_as_in_the_unit_range(digits, digits_network):
     x, y = digits[0][:40], digits[1][:40]
-    expected = run(digits_network, PGD(eps=0.1), x, y)
+    expected = run_attack(digits_network, PGD(eps=0.1), x, y)
     rescaled = InputSpace(high=255.0)
     with pytest.warns(UserWarning, match=r"pass `eps=25\.5`"):
-        small = run(lambda x: digits_network(x / 255), PGD(eps=0.1), 255 * x, y, rescaled)
+        small = run_attack(lambda x: digits_network(x / 255), PGD(eps=0.1), 255 * x, y, rescaled)
     assert not small.success.any()
-    mended = run(lambda x: digits_network(x / 255), PGD(eps=25.5), 255 * x, y, rescaled)
+    mended = run_attack(lambda x: digits_network(x / 255), PGD(eps=25.5), 255 * x, y, rescaled)
     assert mended.success_rate == pytest.approx(expected.success_rate, abs=0.05)
     assert expected.success_rate > 0.2

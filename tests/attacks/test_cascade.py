@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lightning_robustness.attacks import PGD, Cascade, Square, get_attack, run
+from lightning_robustness.attacks import PGD, Cascade, Square, get_attack, run_attack
 
 
 class Recorder:
@@ -20,8 +20,8 @@ class Recorder:
 def test_each_attack_sees_the_survivors_of_those_before(digits, digits_network):
     x, y = digits[0][:300], digits[1][:300]
     first, second = PGD(eps=0.1, steps=2, start="clean"), Recorder(PGD(eps=0.1, steps=10))
-    alone = run(digits_network, first, x, y)
-    result = run(digits_network, Cascade(attacks=(first, second)), x, y)
+    alone = run_attack(digits_network, first, x, y)
+    result = run_attack(digits_network, Cascade(attacks=(first, second)), x, y)
     assert second.seen == [(alone.eligible & ~alone.success).sum()]
     torch.testing.assert_close(result.x_adv[alone.success], x_adv := alone.x_adv[alone.success])
     assert len(x_adv) > 0
@@ -34,16 +34,16 @@ def test_worst_is_at_least_each_of_its_parts(digits, request, network):
     network, x, y = request.getfixturevalue(network), digits[0][:100], digits[1][:100]
     strong, rivals, _ = get_attack("worst", eps=0.15).attacks
     short = replace(rivals, restarts=2), Square(eps=0.15, num_queries=100)
-    parts = [run(network, attack, x, y) for attack in (strong, *short)]
+    parts = [run_attack(network, attack, x, y) for attack in (strong, *short)]
     worst = Cascade(attacks=tuple(part.attack for part in parts))
-    result = run(network, worst, x, y)
+    result = run_attack(network, worst, x, y)
     assert result.success_rate >= max(part.success_rate for part in parts)
     assert result.linf.max() <= 0.15 + 1e-6
 
 
 def test_stops_when_nothing_is_left(digits, digits_network):
     never = Recorder(PGD())
-    result = run(digits_network, Cascade(attacks=[PGD(eps=1.0), never]), digits[0][:50], digits[1][:50])
+    result = run_attack(digits_network, Cascade(attacks=[PGD(eps=1.0), never]), digits[0][:50], digits[1][:50])
     assert result.success_rate == 1
     assert never.seen == []
 
@@ -54,7 +54,7 @@ def test_budget_of_each_attack_is_checked(digits, digits_network):
 
     too_far.eps, too_far.norm = 0.1, "linf"
     with pytest.raises(ValueError, match=r"too_far.*to stay within eps=0\.1 in the linf norm but it went 0\.5 far"):
-        run(digits_network, Cascade(attacks=(PGD(eps=0.01), too_far)), digits[0][:20], digits[1][:20])
+        run_attack(digits_network, Cascade(attacks=(PGD(eps=0.01), too_far)), digits[0][:20], digits[1][:20])
 
 
 def test_arguments_are_checked():

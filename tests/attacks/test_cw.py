@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness.attacks import CW, DDN, MinimumNormCW, run
+from lightning_robustness.attacks import CW, DDN, MinimumNormCW, run_attack
 from lightning_robustness.attacks._steps import margin
 from lightning_robustness.input_space import InputSpace
 from tests.attacks.linear import closest_boundary, linear, random_linear
@@ -25,7 +25,7 @@ def distances(network, x, y, x_adv):
 
 def found_by(network, attack, x, y):
     """Distance of images on which one of our attacks succeeds, infinite for the others."""
-    result = run(network, attack, x, y)
+    result = run_attack(network, attack, x, y)
     return torch.where(result.success, result.l2, torch.inf)
 
 
@@ -87,8 +87,8 @@ def foolbox_images(network, x, y):
 @pytest.mark.parametrize("tail", [nn.LogSoftmax(dim=1), lambda z: z + 30.0, lambda z: z - 30.0])
 def test_a_constant_in_the_logits_changes_nothing(digits, digits_network, attack, tail):
     x, y = digits[0][:200], digits[1][:200]
-    plain = run(digits_network, attack, x, y)
-    shifted = run(lambda images: tail(digits_network(images)), attack, x, y)
+    plain = run_attack(digits_network, attack, x, y)
+    shifted = run_attack(lambda images: tail(digits_network(images)), attack, x, y)
     assert plain.success_rate > 0.9
     assert (plain.success != shifted.success).float().mean() <= 0.01
     assert shifted.l2.mean().item() == pytest.approx(plain.l2.mean().item(), rel=0.01)
@@ -96,7 +96,7 @@ def test_a_constant_in_the_logits_changes_nothing(digits, digits_network, attack
 
 def test_pixels_at_the_ends_of_the_range_barely_move_in_the_published_attack():
     model = linear([[1.0, 1.0], [0.0, 0.0]], [-1.4, 0.0])  # right of the label, 0, wherever the sum is above 1.4
-    result = run(model, CW(c=10.0), torch.tensor([[1.0, 0.5]]), torch.tensor([0]))
+    result = run_attack(model, CW(c=10.0), torch.tensor([[1.0, 0.5]]), torch.tensor([0]))
     assert result.success.all()
     end, inside = result.x_adv[0].tolist()
     assert inside == pytest.approx(0.4, abs=0.01)
@@ -106,7 +106,7 @@ def test_pixels_at_the_ends_of_the_range_barely_move_in_the_published_attack():
 
 def test_pixels_at_the_ends_of_the_range_move_from_a_ddn_start():
     model = linear([[1.0, -1.0], [-1.0, 1.0]])
-    result = run(model, MinimumNormCW(steps=100, lr=0.05), torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+    result = run_attack(model, MinimumNormCW(steps=100, lr=0.05), torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
     assert result.success.all()
     torch.testing.assert_close(result.x_adv, torch.tensor([[0.5, 0.5]]), atol=0.02, rtol=0)
 
@@ -118,7 +118,7 @@ def test_finds_the_boundary_of_a_linear_model(seed):
     x = torch.randn(10, 6, generator=torch.Generator().manual_seed(seed))
     y = model(x).argmax(1)
     attack = MinimumNormCW(steps=100, lr=0.05, binary_search_steps=5, c=0.1)
-    result = run(model, attack, x, y, InputSpace(low=None, high=None))
+    result = run_attack(model, attack, x, y, InputSpace(low=None, high=None))
     expected = closest_boundary(model, x, y, "l2")
     assert result.success[expected > 1e-3].all()
     assert (result.l2 >= expected - 1e-4).all()
@@ -130,7 +130,7 @@ def test_breaks_all_samples_and_comes_closer_than_its_start(digits, request, net
     """A short search leaves something to find: about 4 % of the distance."""
     network, x, y = request.getfixturevalue(network), digits[0][:300], digits[1][:300]
     attacks = MinimumNormCW(steps=50, lr=0.02, initial_steps=5), DDN(steps=5)
-    result, start = (run(network, attack, x, y) for attack in attacks)
+    result, start = (run_attack(network, attack, x, y) for attack in attacks)
     assert torch.equal(result.success, result.eligible)
     assert result.l2[start.success].mean() < 0.98 * start.l2[start.success].mean()
     assert (result.queries[start.success] == 61).all()
@@ -141,7 +141,7 @@ def test_more_weights_give_more_success_and_less_distortion(digits, robust_digit
     found = []
     for number in (1, 2, 4):
         attack = CW(steps=20, lr=0.05, binary_search_steps=number)
-        result = run(robust_digits_network, attack, x, y)
+        result = run_attack(robust_digits_network, attack, x, y)
         found.append(torch.where(result.success, result.l2, torch.inf))
     for fewer, more in itertools.pairwise(found):
         assert (more.isfinite() | fewer.isinf()).all()
@@ -151,8 +151,8 @@ def test_more_weights_give_more_success_and_less_distortion(digits, robust_digit
 @pytest.mark.parametrize("attack", [CW(steps=20, lr=0.05), MinimumNormCW(steps=20, lr=0.05)], ids=repr)
 def test_weights_mean_the_same_in_another_range(digits, digits_network, attack):
     x, y = digits[0][:100], digits[1][:100]
-    result = run(digits_network, attack, x, y)
-    other = run(lambda images: digits_network(images / 255), attack, x * 255, y, InputSpace(high=255))
+    result = run_attack(digits_network, attack, x, y)
+    other = run_attack(lambda images: digits_network(images / 255), attack, x * 255, y, InputSpace(high=255))
     assert (other.success == result.success).float().mean() >= 0.98
     assert other.l2.mean().item() / 255 == pytest.approx(result.l2.mean().item(), rel=0.02)
 
@@ -160,7 +160,7 @@ def test_weights_mean_the_same_in_another_range(digits, digits_network, attack):
 @pytest.mark.parametrize("kind", [CW, MinimumNormCW])
 def test_confidence(digits, digits_network, kind):
     x, y = digits[0][:100], digits[1][:100]
-    result = run(digits_network, kind(c=10.0, kappa=2.0, steps=40, lr=0.05), x, y)
+    result = run_attack(digits_network, kind(c=10.0, kappa=2.0, steps=40, lr=0.05), x, y)
     assert result.success_rate > 0.9
     assert (margin(digits_network(result.x_adv), y)[result.success] <= -2).all()
 
@@ -168,7 +168,7 @@ def test_confidence(digits, digits_network, kind):
 @pytest.mark.parametrize("kind", [CW, MinimumNormCW])
 def test_targeted(digits, digits_network, kind):
     x, target = digits[0][:100], (digits[1][:100] + 1) % 10
-    result = run(digits_network, kind(c=10.0, steps=40, lr=0.05, targeted=True), x, target)
+    result = run_attack(digits_network, kind(c=10.0, steps=40, lr=0.05, targeted=True), x, target)
     assert result.success_rate > (0.6 if kind is CW else 0.9)
     assert (result.adv_preds[result.success] == target[result.success]).all()
 
@@ -176,7 +176,7 @@ def test_targeted(digits, digits_network, kind):
 def test_without_success_the_input_comes_back():
     model = linear([[1.0, 0.0], [0.0, 0.0]], [9.0, 0.0])
     x = torch.tensor([[0.5, 0.5]])
-    result = run(model, CW(steps=5), x, torch.tensor([0]))
+    result = run_attack(model, CW(steps=5), x, torch.tensor([0]))
     assert torch.equal(result.x_adv, x)
     assert not result.success.any()
     assert result.queries.tolist() == [5]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness.attacks import DDN, MinimumNormCW, get_attack, run
+from lightning_robustness.attacks import DDN, MinimumNormCW, get_attack, run_attack
 from lightning_robustness.input_space import InputSpace
 from tests.attacks.linear import closest_boundary, linear, random_linear
 
@@ -16,7 +16,7 @@ NETWORKS = ["digits_network", "robust_digits_network"]
 @pytest.mark.parametrize("network", NETWORKS)
 def test_breaks_all_samples_at_less_distance_than_foolbox(digits, request, network):
     network, x, y = request.getfixturevalue(network), digits[0][:300], digits[1][:300]
-    result = run(network, "ddn", x, y)
+    result = run_attack(network, "ddn", x, y)
     assert torch.equal(result.success, result.eligible)
     assert (result.queries[result.eligible] == 106).all()
     for reference in (foolbox.attacks.DDNAttack(steps=100), foolbox.attacks.L2FMNAttack(steps=100)):
@@ -31,9 +31,9 @@ def test_breaks_all_samples_at_less_distance_than_foolbox(digits, request, netwo
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_scale_of_the_logits_changes_nothing(digits, request, network, attack):
     network, x, y = request.getfixturevalue(network), digits[0][:100], digits[1][:100]
-    plain = run(network, attack, x, y)
+    plain = run_attack(network, attack, x, y)
     for scale in (0.01, 0.3, 30.0, 1000.0):
-        scaled = run(lambda images, scale=scale: scale * network(images), attack, x, y)
+        scaled = run_attack(lambda images, scale=scale: scale * network(images), attack, x, y)
         assert torch.equal(scaled.success, plain.success)
         assert scaled.l2.mean().item() == pytest.approx(plain.l2.mean().item(), rel=0.02)
         assert ((scaled.l2 - plain.l2).abs() <= 0.02 * plain.l2).float().mean() >= 0.95
@@ -45,7 +45,7 @@ def test_finds_the_boundary_of_a_linear_model(seed):
     model = random_linear(seed, num_classes=2)
     x = torch.randn(10, 6, generator=torch.Generator().manual_seed(seed))
     y = model(x).argmax(1)
-    result = run(model, DDN(), x, y, InputSpace(low=None, high=None))
+    result = run_attack(model, DDN(), x, y, InputSpace(low=None, high=None))
     expected = closest_boundary(model, x, y, "l2")
     clear = expected > 1e-3
     assert result.success[clear].all()
@@ -58,7 +58,7 @@ def test_finds_the_boundary_of_a_linear_model(seed):
 def test_nothing_leaves_the_range(digits, digits_network, dtype, space):
     network = nn.Sequential(nn.Identity(), digits_network).to(dtype)
     x, y = digits[0][:100].to(dtype), digits[1][:100]
-    result = run(lambda images: network(space.unnormalize(images)), DDN(steps=30), space.normalize(x), y, space)
+    result = run_attack(lambda images: network(space.unnormalize(images)), DDN(steps=30), space.normalize(x), y, space)
     images = space.unnormalize(result.x_adv)
     rounding = 0 if space.mean is None else 1e-6
     assert images.min() >= space.low - rounding
@@ -68,17 +68,17 @@ def test_nothing_leaves_the_range(digits, digits_network, dtype, space):
 
 def test_targeted(digits, digits_network):
     x, target = digits[0][:100], (digits[1][:100] + 1) % 10
-    result = run(digits_network, DDN(steps=40, targeted=True), x, target)
+    result = run_attack(digits_network, DDN(steps=40, targeted=True), x, target)
     assert torch.equal(result.success, result.eligible)
     assert (result.adv_preds[result.success] == target[result.success]).all()
     further = result.l2[result.success].mean()
-    assert further > run(digits_network, DDN(steps=40), x, digits[1][:100]).l2.mean()
+    assert further > run_attack(digits_network, DDN(steps=40), x, digits[1][:100]).l2.mean()
 
 
 def test_another_range_gives_the_same(digits, digits_network):
     x, y = digits[0][:100], digits[1][:100]
-    result = run(digits_network, DDN(steps=30), x, y)
-    other = run(lambda images: digits_network(images / 255), DDN(steps=30), x * 255, y, InputSpace(high=255))
+    result = run_attack(digits_network, DDN(steps=30), x, y)
+    other = run_attack(lambda images: digits_network(images / 255), DDN(steps=30), x * 255, y, InputSpace(high=255))
     assert torch.equal(other.success, result.success)
     assert other.l2.mean().item() / 255 == pytest.approx(result.l2.mean().item(), rel=0.01)
 
@@ -93,7 +93,7 @@ class Plateau(nn.Module):
 
 def test_leaves_a_plateau_by_random_steps():
     x, y = torch.full((20, 30), 0.1), torch.zeros(20, dtype=torch.long)
-    result = run(Plateau(), DDN(), x, y)
+    result = run_attack(Plateau(), DDN(), x, y)
     assert result.zero_gradients.all()
     assert result.success.all()
     assert (result.l2 < 1.1 * 0.35 * 30**0.5).all()
@@ -107,7 +107,7 @@ def test_tries_random_images_where_gradients_mislead():
         return torch.cat([-height, height], dim=1)
 
     x, y = torch.full((20, 4), 0.2), torch.zeros(20, dtype=torch.long)
-    result = run(model, DDN(steps=10), x, y)
+    result = run_attack(model, DDN(steps=10), x, y)
     assert result.success.float().mean() > 0.9
     assert (result.l2[result.success] < 1.0).all()
     assert (result.queries[result.success] > 16).all()
@@ -116,7 +116,7 @@ def test_tries_random_images_where_gradients_mislead():
 def test_without_success_the_input_comes_back():
     x = torch.tensor([[0.5, 0.5]])
     for space in (InputSpace(), InputSpace(low=None)):
-        result = run(linear([[0.0, 0.0], [0.0, 0.0]], [9.0, 0.0]), DDN(steps=5), x, torch.tensor([0]), space)
+        result = run_attack(linear([[0.0, 0.0], [0.0, 0.0]], [9.0, 0.0]), DDN(steps=5), x, torch.tensor([0]), space)
         assert torch.equal(result.x_adv, x)
         assert not result.success.any()
         assert result.queries.tolist() == [13 if space.low == 0 else 5]

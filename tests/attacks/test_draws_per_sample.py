@@ -8,7 +8,17 @@ from torch import nn
 
 from lightning_robustness._measurement.meters.attack import AttackMeter
 from lightning_robustness._measurement.subject import Samples
-from lightning_robustness.attacks import CW, DDN, PGD, Cascade, MinimumNormCW, SirenAttack, Square, get_attack, run
+from lightning_robustness.attacks import (
+    CW,
+    DDN,
+    PGD,
+    Cascade,
+    MinimumNormCW,
+    SirenAttack,
+    Square,
+    get_attack,
+    run_attack,
+)
 from lightning_robustness.input_space import InputSpace
 from tests._measurement.subjects import subject
 
@@ -40,11 +50,11 @@ def test_equal_sample_by_sample_whatever_the_batch(digits, network, attack, batc
     if attack == "siren":
         x, network = x.flatten(1), nn.Sequential(nn.Unflatten(1, (1, 8, 8)), network)
     attack = ATTACKS[attack]
-    whole = run(network, attack, x, y, seed=5, positions=positions)
+    whole = run_attack(network, attack, x, y, seed=5, positions=positions)
     assert 0 < whole.success.sum() < 64 or isinstance(attack, CW | DDN)
     order = torch.randperm(64) if batch_size == "shuffled" else torch.arange(64)
     for rows in order.split(16 if batch_size == "shuffled" else batch_size):
-        part = run(network, attack, x[rows], y[rows], seed=5, positions=positions[rows])
+        part = run_attack(network, attack, x[rows], y[rows], seed=5, positions=positions[rows])
         torch.testing.assert_close(part.x_adv, whole.x_adv[rows], rtol=0, atol=1e-9)
         for name in ("adv_preds", "success", "queries"):
             assert torch.equal(getattr(part, name), getattr(whole, name)[rows])
@@ -64,9 +74,9 @@ def test_values_of_the_meter_do_not_depend_on_the_batch_size(digits, network):
 
 def test_other_positions_other_random_numbers(digits, network):
     x, y = digits[0][1200:1230].double(), digits[1][1200:1230]
-    first = run(network, ATTACKS["pgd"], x, y)
-    assert torch.equal(first.x_adv, run(network, ATTACKS["pgd"], x, y, positions=torch.arange(30)).x_adv)
-    assert not torch.equal(first.x_adv, run(network, ATTACKS["pgd"], x, y, positions=torch.arange(1, 31)).x_adv)
+    first = run_attack(network, ATTACKS["pgd"], x, y)
+    assert torch.equal(first.x_adv, run_attack(network, ATTACKS["pgd"], x, y, positions=torch.arange(30)).x_adv)
+    assert not torch.equal(first.x_adv, run_attack(network, ATTACKS["pgd"], x, y, positions=torch.arange(1, 31)).x_adv)
 
 
 def test_members_of_a_cascade_do_not_try_the_same(digits, network):
@@ -77,7 +87,7 @@ def test_members_of_a_cascade_do_not_try_the_same(digits, network):
         starts.append(model.draws.uniform(0, (3,)))
         return images
 
-    run(network, Cascade(attacks=(record, record)), x, y)
+    run_attack(network, Cascade(attacks=(record, record)), x, y)
     assert not torch.equal(*starts)
 
 
@@ -88,6 +98,6 @@ def test_attacks_that_are_not_built_in_draw_by_the_first_position(digits, networ
     def noise(model, images, labels):
         return (images + 0.1 * torch.rand_like(images)).clamp(0, 1)
 
-    first, again, other = (run(network, noise, x, y, positions=torch.arange(30) + p).x_adv for p in (7, 7, 8))
+    first, again, other = (run_attack(network, noise, x, y, positions=torch.arange(30) + p).x_adv for p in (7, 7, 8))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lightning_robustness._isolation.draws import Draws
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness.attacks import PGD, get_attack, run
+from lightning_robustness.attacks import PGD, get_attack, run_attack
 from lightning_robustness.input_space import InputSpace
 from tests.attacks.linear import closest_boundary, linear, random_linear
 
@@ -31,7 +31,7 @@ def torch_draws(monkeypatch):
 
 
 def reference(network, x, y, name, **options):
-    """Images of torchattacks, with the random numbers that `run` would give."""
+    """Images of torchattacks, with the random numbers that `run_attack` would give."""
     with sandbox(network, x, y) as (x, y):
         return getattr(torchattacks, name)(network, **options)(x, y)
 
@@ -46,7 +46,7 @@ def success_rate(network, x, y, x_adv):
 def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
     x, y = digits[0][:64], digits[1][:64]
     expected = reference(digits_network, x, y, "PGD", eps=0.2, alpha=0.03, steps=steps)
-    result = run(digits_network, PGD(eps=0.2, alpha=0.03, steps=steps, all_steps=True), x, y)
+    result = run_attack(digits_network, PGD(eps=0.2, alpha=0.03, steps=steps, all_steps=True), x, y)
     torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
 
 
@@ -69,7 +69,7 @@ def test_settings_give_the_other_attacks(digits, robust_digits_network, name, re
         if targeted:
             their.set_mode_targeted_by_function(lambda images, labels: labels)
         expected = their(x, (y + 1) % 10 if targeted else y)
-    result = run(robust_digits_network, attack, x, (y + 1) % 10 if targeted else y)
+    result = run_attack(robust_digits_network, attack, x, (y + 1) % 10 if targeted else y)
     torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
 
 
@@ -90,7 +90,7 @@ def test_success_rate_of_torchattacks_at_least(digits, request, name, reference_
     right = network(x).argmax(dim=1) == y  # the others are not attacked, and would take random numbers in theirs alone
     x, y = x[right], y[right]
     expected = success_rate(network, x, y, reference(network, x, y, reference_name, eps=eps, **options))
-    result = run(network, get_attack(name, eps=eps, **options), x, y)
+    result = run_attack(network, get_attack(name, eps=eps, **options), x, y)
     assert result.eligible.sum() == len(x) > 1000
     assert result.success_rate >= expected - 1.5 / len(x)  # rounding may decide one sample
     assert result.queries[result.success].float().mean() < result.attack.steps + 1e-6
@@ -99,7 +99,7 @@ def test_success_rate_of_torchattacks_at_least(digits, request, name, reference_
 def test_l2_success_rate_of_torchattacks_at_least(digits, robust_digits_network):
     x, y = digits
     expected = reference(robust_digits_network, x, y, "PGDL2", eps=1.0, alpha=0.2, steps=10)
-    result = run(robust_digits_network, PGD(eps=1.0, alpha=0.2, norm="l2"), x, y)
+    result = run_attack(robust_digits_network, PGD(eps=1.0, alpha=0.2, norm="l2"), x, y)
     assert result.success_rate >= success_rate(robust_digits_network, x, y, expected) - 0.005
     assert result.l2.max() <= 1.0 + 1e-5
 
@@ -109,7 +109,7 @@ def test_success_is_monotone_in_eps_steps_and_restarts(digits, request, network)
     network, x, y = request.getfixturevalue(network), digits[0][:1000], digits[1][:1000]
 
     def rate(**options):
-        return run(network, PGD(**{"eps": 0.12, "alpha": 0.02, "steps": 8} | options), x, y).success_rate
+        return run_attack(network, PGD(**{"eps": 0.12, "alpha": 0.02, "steps": 8} | options), x, y).success_rate
 
     for name, values in (
         ("eps", (0.0, 0.03, 0.06, 0.1, 0.15, 0.25)),
@@ -123,16 +123,16 @@ def test_success_is_monotone_in_eps_steps_and_restarts(digits, request, network)
 
 def test_every_sample_that_few_steps_break_is_broken_by_many(digits, digits_network):
     x, y = digits
-    few, many = (run(digits_network, PGD(eps=0.12, alpha=0.02, steps=steps), x, y).success for steps in (4, 12))
+    few, many = (run_attack(digits_network, PGD(eps=0.12, alpha=0.02, steps=steps), x, y).success for steps in (4, 12))
     assert (many | ~few).all()
 
 
 def test_a_broken_sample_keeps_its_image_and_costs_no_more(digits, digits_network):
     x, y = digits[0][:200], digits[1][:200]
     attack = PGD(eps=0.2, alpha=0.02, steps=15)
-    result = run(digits_network, attack, x, y)
+    result = run_attack(digits_network, attack, x, y)
     for steps in (1, 2, 5, 10):
-        earlier = run(digits_network, PGD(eps=0.2, alpha=0.02, steps=steps), x, y)
+        earlier = run_attack(digits_network, PGD(eps=0.2, alpha=0.02, steps=steps), x, y)
         left = earlier.success & (earlier.queries < steps)  # seen to be broken, not just after the last step
         torch.testing.assert_close(result.x_adv[left], earlier.x_adv[left])
         assert torch.equal(result.queries[left], earlier.queries[left])
@@ -144,7 +144,7 @@ def test_all_steps_gives_images_of_full_strength(digits, digits_network):
     x, y = digits[0][:300], digits[1][:300].clone()
     y[0] = (y[0] + 1) % 10  # wrong before the attack
     attack = PGD(eps=0.1, steps=10)
-    early, full = (run(digits_network, a, x, y) for a in (attack, PGD(eps=0.1, steps=10, all_steps=True)))
+    early, full = (run_attack(digits_network, a, x, y) for a in (attack, PGD(eps=0.1, steps=10, all_steps=True)))
     loss = torch.nn.CrossEntropyLoss()
     assert loss(digits_network(full.x_adv), y) > 1.5 * loss(digits_network(early.x_adv), y)
     assert (full.queries == 10).all()
@@ -160,7 +160,7 @@ def test_divergence_from_a_gaussian_start_is_that_of_torchattacks(digits, digits
     network = copy.deepcopy(digits_network).double()  # single precision loses the gradients of small changes
     expected = reference(network, x, y, "TPGD", eps=0.1, alpha=0.03, steps=5)
     attack = PGD(eps=0.1, alpha=0.03, steps=5, start="gaussian", loss="kl", all_steps=True)
-    result = run(network, attack, x, y)
+    result = run_attack(network, attack, x, y)
     torch.testing.assert_close(result.x_adv, expected, atol=1e-9, rtol=0)
     assert (result.queries == 6).all()
 
@@ -169,7 +169,7 @@ def test_a_sample_that_is_broken_at_a_gaussian_start_stays_in_range():
     model = linear([[1.0, 0.0], [0.0, 1.0]])
     x, y = torch.zeros(200, 2), torch.zeros(200, dtype=torch.long)
     for norm, loss in (("linf", "kl"), ("l2", "cross_entropy")):
-        result = run(model, PGD(eps=1e-4, start="gaussian", norm=norm, loss=loss), x, y)
+        result = run_attack(model, PGD(eps=1e-4, start="gaussian", norm=norm, loss=loss), x, y)
         first = result.queries == (2 if loss == "kl" else 1)
         assert 20 < first.sum() < 180
         assert result.x_adv.min() == 0
@@ -205,7 +205,7 @@ def test_budget_and_range_hold(seed, eps, norm, start, loss, schedule, momentum,
             restarts=restarts,
             all_steps=all_steps,
         )
-        result = run(model, attack, x, y, seed=seed)
+        result = run_attack(model, attack, x, y, seed=seed)
         assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 1
         rounding = 4 * torch.finfo(dtype).eps
         assert (result.linf if norm == "linf" else result.l2).max() <= eps + rounding
@@ -219,7 +219,7 @@ def test_two_classes_and_a_linear_model_in_closed_form(seed, eps, norm):
     x = torch.randn(20, 6, generator=torch.Generator().manual_seed(seed))
     y = model(x).argmax(1)
     distance = closest_boundary(model, x, y, norm)
-    result = run(model, PGD(eps=eps, norm=norm, steps=5), x, y, UNBOUNDED)
+    result = run_attack(model, PGD(eps=eps, norm=norm, steps=5), x, y, UNBOUNDED)
     certain = (distance - eps).abs() > 1e-4
     assert torch.equal(result.success[certain], (distance < eps)[certain])
 
@@ -227,7 +227,7 @@ def test_two_classes_and_a_linear_model_in_closed_form(seed, eps, norm):
 def test_targeted(digits, digits_network):
     x, y = digits[0][:200], digits[1][:200]
     target = (y + 1) % 10
-    result = run(digits_network, PGD(eps=0.3, steps=20, targeted=True), x, target)
+    result = run_attack(digits_network, PGD(eps=0.3, steps=20, targeted=True), x, target)
     assert torch.equal(result.success, (result.adv_preds == target) & (result.preds != target))
     assert result.success_rate > 0.9
 
@@ -239,7 +239,7 @@ def test_targeted(digits, digits_network):
 def test_confident_samples_move(loss, targeted):
     model = linear([[300.0, 0.0], [0.0, 300.0]])
     x, y = torch.tensor([[0.9, 0.1]]), torch.tensor([int(targeted)])
-    result = run(model, PGD(eps=0.5, start="clean", loss=loss, targeted=targeted), x, y)
+    result = run_attack(model, PGD(eps=0.5, start="clean", loss=loss, targeted=targeted), x, y)
     assert not result.zero_gradients.any()
     assert result.success.all()
 
@@ -263,7 +263,7 @@ def test_shrinking_steps_in_closed_form(steps):
     """Far from the bounds, the gradient of a linear model is the same everywhere: what moves is the sum of steps."""
     attack = PGD(eps=9.0, alpha=0.4, steps=steps, start="clean", schedule="shrinking", all_steps=True)
     x = torch.zeros(1, 2)
-    result = run(linear([[1.0, 0.0], [0.0, 1.0]]), attack, x, torch.tensor([0]), UNBOUNDED)
+    result = run_attack(linear([[1.0, 0.0], [0.0, 1.0]]), attack, x, torch.tensor([0]), UNBOUNDED)
     sizes = np.geomspace(0.4, 0.02, steps) if steps > 1 else [0.4]
     assert result.x_adv[0].tolist() == pytest.approx([-sum(sizes), sum(sizes)], rel=1e-5)
 
@@ -272,10 +272,10 @@ def test_restarts_take_losses_in_turn_on_the_survivors(digits, robust_digits_net
     x, y = digits[0][:600], digits[1][:600]
     settings = {"eps": 0.2, "steps": 4, "start": "clean"}
     first, second = (
-        run(robust_digits_network, PGD(**settings, loss=loss), x, y) for loss in ("cross_entropy", "margin")
+        run_attack(robust_digits_network, PGD(**settings, loss=loss), x, y) for loss in ("cross_entropy", "margin")
     )
     assert (second.success & ~first.success).any()
-    both = run(robust_digits_network, PGD(**settings, loss=["cross_entropy", "margin"]), x, y)
+    both = run_attack(robust_digits_network, PGD(**settings, loss=["cross_entropy", "margin"]), x, y)
     assert torch.equal(both.success, first.success | second.success)
     assert torch.equal(both.x_adv[first.success], first.x_adv[first.success])
     later = both.success & ~first.success
@@ -290,17 +290,17 @@ def test_rivals_are_attacked_one_by_one():
     model = linear([[0.0, 0.0], [0.25, 0.0], [0.0, 4.0]], [1.0, 0.5, 0.0])
     x, y = torch.zeros(1, 2), torch.tensor([0])
     attack = {"eps": 0.5, "steps": 3, "start": "clean", "loss": "rivals"}
-    assert not run(model, PGD(**attack), x, y, UNBOUNDED).success.any()
-    assert run(model, PGD(**attack, restarts=2), x, y, UNBOUNDED).success.all()
+    assert not run_attack(model, PGD(**attack), x, y, UNBOUNDED).success.any()
+    assert run_attack(model, PGD(**attack, restarts=2), x, y, UNBOUNDED).success.all()
     for restarts, queries in ((1, 4), (2, 4 + 1 + 4), (9, 4 + 1 + 4 + 1)):
-        result = run(model, PGD(**attack | {"eps": 0.1}, restarts=restarts), x, y, UNBOUNDED)
+        result = run_attack(model, PGD(**attack | {"eps": 0.1}, restarts=restarts), x, y, UNBOUNDED)
         assert result.queries.tolist() == [queries]
 
 
 def test_strong_pgd_breaks_more_than_ten_times_the_gradients(digits, robust_digits_network):
     x, y = digits
-    plain = run(robust_digits_network, PGD(eps=0.2, steps=200), x, y)
-    strong = run(robust_digits_network, get_attack("strong_pgd", eps=0.2), x, y)
+    plain = run_attack(robust_digits_network, PGD(eps=0.2, steps=200), x, y)
+    strong = run_attack(robust_digits_network, get_attack("strong_pgd", eps=0.2), x, y)
     assert strong.success.sum() > plain.success.sum()
     assert strong.queries.max() == 17
 
@@ -312,7 +312,7 @@ def test_adaptive_steps_break_what_those_of_torchattacks_do(digits, request, net
     theirs = [torchattacks.APGD(network, norm.capitalize(), eps, steps=40, seed=seed) for seed in range(3)]
     expected = [success_rate(network, x, y, reference_attack(x, y).detach()) for reference_attack in theirs]
     attack = PGD(eps=eps, norm=norm, steps=40, schedule="adaptive")
-    rates = [run(network, attack, x, y, seed=seed).success_rate for seed in range(3)]
+    rates = [run_attack(network, attack, x, y, seed=seed).success_rate for seed in range(3)]
     assert sum(rates) >= sum(expected) - 3 * 0.005
 
 

@@ -13,7 +13,7 @@ from lightning_robustness.attacks import (
     TorchattacksAdapter,
     budget_of,
     get_attack,
-    run,
+    run_attack,
 )
 from tests.attacks.linear import closest_boundary, random_linear
 
@@ -124,7 +124,7 @@ def test_cascades_take_the_number_of_classes_from_the_model(name):
     y = model(x).argmax(1)
     distance = closest_boundary(model, x, y, "linf")
     cascade = get_attack(name, eps=0.1)
-    result = run(model, Cascade(attacks=(*cascade.attacks[:2], Square(eps=0.1, num_queries=10))), x, y)
+    result = run_attack(model, Cascade(attacks=(*cascade.attacks[:2], Square(eps=0.1, num_queries=10))), x, y)
     certain = (distance - 0.1).abs() > 1e-4
     assert torch.equal(result.success[certain], (distance < 0.1)[certain])
     steps = cascade.attacks[0].num_restarts * cascade.attacks[0].steps + cascade.attacks[1].steps
@@ -147,9 +147,9 @@ def test_what_differs_from_the_default_is_in_the_repr():
 
 def test_names_work_in_run(digits, digits_network):
     x, y = digits[0][:20], digits[1][:20]
-    result = run(digits_network, "pgd", x, y)
+    result = run_attack(digits_network, "pgd", x, y)
     assert result.attack == PGD()
-    assert torch.equal(result.x_adv, run(digits_network, PGD(), x, y).x_adv)
+    assert torch.equal(result.x_adv, run_attack(digits_network, PGD(), x, y).x_adv)
 
 
 def test_callables_come_back_as_they_are():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.attacks import CW, PGD, Square, get_attack, run
+from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
 from lightning_robustness.input_space import InputSpace
 from tests.attacks.cases import BUILT_IN, FOREIGN, failing, foolbox_fgsm
 from tests.attacks.linear import linear
@@ -24,9 +24,9 @@ def test_no_trace(digits, digits_network, attack, mode):
         copies = x.clone(), y.clone()
         if attack is failing:
             with pytest.raises(RuntimeError, match="in the middle of it"):
-                run(network, attack, x, y)
+                run_attack(network, attack, x, y)
         else:
-            result = run(network, attack, x, y)
+            result = run_attack(network, attack, x, y)
             assert not result.x_adv.requires_grad
     assert_same(snapshot(network), before)
     assert torch.equal(x, copies[0])
@@ -36,10 +36,10 @@ def test_no_trace(digits, digits_network, attack, mode):
 @pytest.mark.parametrize("attack", ["pgd", "pgd_l2", "square", "torchattacks:Square", "torchattacks:PGD"])
 def test_same_seed_same_result_whatever_ran_before(digits, digits_network, attack):
     attack, x, y = (BUILT_IN | FOREIGN)[attack], digits[0][:30], digits[1][:30]
-    first = run(digits_network, attack, x, y, seed=1, index=2)
+    first = run_attack(digits_network, attack, x, y, seed=1, index=2)
     torch.rand(17)
-    run(digits_network, "torchattacks:APGD", x[:3], y[:3])
-    second = run(digits_network, attack, x, y, seed=1, index=2)
+    run_attack(digits_network, "torchattacks:APGD", x[:3], y[:3])
+    second = run_attack(digits_network, attack, x, y, seed=1, index=2)
     assert torch.equal(first.x_adv, second.x_adv)
     assert torch.equal(first.queries, second.queries)
 
@@ -47,7 +47,9 @@ def test_same_seed_same_result_whatever_ran_before(digits, digits_network, attac
 @pytest.mark.parametrize("attack", ["pgd", "pgd_l2", "square", "square_l2"])
 def test_other_seed_or_index_other_random_numbers(digits, digits_network, attack):
     x, y = digits[0][:30], digits[1][:30]
-    results = [run(digits_network, BUILT_IN[attack], x, y, seed=s, index=i).x_adv for s, i in ((0, 0), (1, 0), (0, 1))]
+    results = [
+        run_attack(digits_network, BUILT_IN[attack], x, y, seed=s, index=i).x_adv for s, i in ((0, 0), (1, 0), (0, 1))
+    ]
     assert not torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
 
@@ -57,8 +59,8 @@ def test_normalisation_changes_nothing(digits, digits_network, attack):
     """Budgets and distortions are in un-normalised units; results are in the model's own space."""
     attack, x, y = BUILT_IN[attack], digits[0][:40], digits[1][:40]
     space = InputSpace(mean=(0.3,), std=(0.25,))
-    plain = run(digits_network, attack, x, y)
-    result = run(lambda images: digits_network(images * 0.25 + 0.3), attack, space.normalize(x), y, space)
+    plain = run_attack(digits_network, attack, x, y)
+    result = run_attack(lambda images: digits_network(images * 0.25 + 0.3), attack, space.normalize(x), y, space)
     assert torch.equal(result.preds, plain.preds)
     assert (result.success == plain.success).float().mean() >= 0.95
     close = (space.unnormalize(result.x_adv) - plain.x_adv).abs() < 1e-3
@@ -71,7 +73,7 @@ def test_normalisation_changes_nothing(digits, digits_network, attack):
 def test_what_a_result_holds(digits, digits_network, attack):
     x, y = digits[0][:60], digits[1][:60].clone()
     y[::4] = (y[::4] + 1) % 10  # wrong before the attack
-    result = run(digits_network, BUILT_IN[attack], x, y)
+    result = run_attack(digits_network, BUILT_IN[attack], x, y)
     assert torch.equal(result.preds, digits_network(x).argmax(1))
     assert torch.equal(result.adv_preds, digits_network(result.x_adv).argmax(1))
     assert torch.equal(result.eligible, result.preds == y)
@@ -91,14 +93,14 @@ def test_what_a_result_holds(digits, digits_network, attack):
 @pytest.mark.parametrize("attack", [*BUILT_IN, "torchattacks:PGD", "foolbox"])
 def test_nothing_to_attack(digits, digits_network, attack):
     attack, x = (BUILT_IN | FOREIGN)[attack], digits[0][:5]
-    wrong = run(digits_network, attack, x, (digits_network(x).argmax(1) + 1) % 10)
+    wrong = run_attack(digits_network, attack, x, (digits_network(x).argmax(1) + 1) % 10)
     assert torch.equal(wrong.x_adv, x)
     assert not wrong.eligible.any()
     assert wrong.success_rate == 0
-    empty = run(digits_network, attack, x[:0], torch.zeros(0, dtype=torch.long))
+    empty = run_attack(digits_network, attack, x[:0], torch.zeros(0, dtype=torch.long))
     assert empty.x_adv.shape == (0, 1, 8, 8)
     assert empty.success_rate == 0
-    single = run(digits_network, attack, x[:1], digits_network(x[:1]).argmax(1))
+    single = run_attack(digits_network, attack, x[:1], digits_network(x[:1]).argmax(1))
     assert single.eligible.all()
 
 
@@ -106,7 +108,7 @@ def test_nothing_to_attack(digits, digits_network, attack):
 def test_two_classes(attack):
     x = torch.rand(20, 1, 6, 6)
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
-    result = run(model, BUILT_IN[attack], x, model(x).argmax(1))
+    result = run_attack(model, BUILT_IN[attack], x, model(x).argmax(1))
     assert result.eligible.all()
     assert torch.equal(result.adv_preds, model(result.x_adv).argmax(1))
 
@@ -117,8 +119,8 @@ def test_two_classes(attack):
 )
 def test_precisions(digits, digits_network, attack, dtype):
     x, y = digits[0][:40], digits[1][:40]
-    plain = run(digits_network, BUILT_IN[attack], x, y)
-    result = run(copy.deepcopy(digits_network).to(dtype), BUILT_IN[attack], x.to(dtype), y)
+    plain = run_attack(digits_network, BUILT_IN[attack], x, y)
+    result = run_attack(copy.deepcopy(digits_network).to(dtype), BUILT_IN[attack], x.to(dtype), y)
     assert result.x_adv.dtype == dtype
     assert result.success_rate >= plain.success_rate - 0.1
 
@@ -126,7 +128,7 @@ def test_precisions(digits, digits_network, attack, dtype):
 def test_half_precision_does_not_lose_the_gradient_of_confident_samples():
     model = linear([[30.0, 0.0], [0.0, 30.0]]).half()
     x, y = torch.tensor([[0.9, 0.1]]).half(), torch.tensor([0])
-    result = run(model, PGD(eps=0.5, start="clean"), x, y)
+    result = run_attack(model, PGD(eps=0.5, start="clean"), x, y)
     assert result.success.all()
     assert not result.zero_gradients.any()
 
@@ -135,7 +137,7 @@ def test_half_precision_does_not_lose_the_gradient_of_confident_samples():
 def test_integer_valued_images(digits, digits_network, attack):
     x, y = (digits[0][:40] * 16).round(), digits[1][:40]
     attack = {"pgd": PGD(eps=3), "cw": CW(steps=20, lr=0.05), "square": Square(eps=5, num_queries=50)}[attack]
-    result = run(lambda images: digits_network(images / 16), attack, x, y.int(), InputSpace(high=16))
+    result = run_attack(lambda images: digits_network(images / 16), attack, x, y.int(), InputSpace(high=16))
     assert result.success_rate > 0.5
     assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 16
 
@@ -143,8 +145,8 @@ def test_integer_valued_images(digits, digits_network, attack):
 def test_any_callable_with_what_the_model_sees(digits, digits_network):
     x, y = digits[0][:100].double(), digits[1][:100]
     network = copy.deepcopy(digits_network).double()  # in single precision, their gradient of cross-entropy underflows
-    result = run(network, foolbox_fgsm, x, y)
-    expected = run(network, get_attack("fgsm", eps=0.1), x, y)
+    result = run_attack(network, foolbox_fgsm, x, y)
+    expected = run_attack(network, get_attack("fgsm", eps=0.1), x, y)
     torch.testing.assert_close(result.x_adv[result.eligible], expected.x_adv[result.eligible])
     assert result.zero_gradients is None
     assert result.queries[result.eligible].min() >= 1
@@ -172,7 +174,7 @@ def test_what_an_attack_returns_is_checked(digits, digits_network, x_adv, error,
 
     attack.eps, attack.norm = 0.1, "linf"
     with pytest.raises(error, match=match):
-        run(digits_network, attack, digits[0][:8], digits[1][:8])
+        run_attack(digits_network, attack, digits[0][:8], digits[1][:8])
 
 
 def test_l2_budget_is_checked(digits, digits_network):
@@ -181,7 +183,7 @@ def test_l2_budget_is_checked(digits, digits_network):
 
     attack.eps, attack.norm = 0.1, "l2"
     with pytest.raises(ValueError, match=r"to stay within eps=0\.1 in the l2 norm but it went 3\.\d+ far"):
-        run(digits_network, attack, digits[0][:8], digits[1][:8])
+        run_attack(digits_network, attack, digits[0][:8], digits[1][:8])
 
 
 def test_the_model_is_checked(digits):
@@ -191,11 +193,11 @@ def test_the_model_is_checked(digits):
         return images.mul_(2).flatten(1)
 
     with pytest.raises(ValueError, match=r"changed them in place.*`x = x\.clone\(\)`"):
-        run(in_place, PGD(), x, y)
+        run_attack(in_place, PGD(), x, y)
     with pytest.raises(ValueError, match=r"autograd can differentiate.*such as Square"):
-        run(lambda images: images.detach().flatten(1), PGD(all_steps=True), x, y)
+        run_attack(lambda images: images.detach().flatten(1), PGD(all_steps=True), x, y)
     with pytest.raises(ValueError, match=r"Expected finite logits but 8 of 8 samples"):
-        run(lambda images: images.flatten(1) * float("nan"), PGD(), x, y)
+        run_attack(lambda images: images.flatten(1) * float("nan"), PGD(), x, y)
 
 
 def test_deterministic_means_that_the_same_batch_gives_the_same(digits, digits_network):
@@ -204,5 +206,7 @@ def test_deterministic_means_that_the_same_batch_gives_the_same(digits, digits_n
     def by_batch_size(images):
         return digits_network(images) * (1 + 1e-3 / len(images))
 
-    assert run(by_batch_size, PGD(eps=0.1), x, y).deterministic
-    assert not run(lambda images: digits_network(images) + 1e-3 * torch.rand(10), PGD(eps=0.1), x, y).deterministic
+    assert run_attack(by_batch_size, PGD(eps=0.1), x, y).deterministic
+    assert not run_attack(
+        lambda images: digits_network(images) + 1e-3 * torch.rand(10), PGD(eps=0.1), x, y
+    ).deterministic

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_robustness.attacks import PGD, get_attack, run
+from lightning_robustness.attacks import PGD, get_attack, run_attack
 
 SCALED = {
     **{name: get_attack(name, eps=0.1) for name in ("fgsm", "rfgsm", "bim", "pgd", "mifgsm", "strong_pgd")},
@@ -27,9 +27,9 @@ def test_the_scale_of_logits_does_not_matter(digits, digits_network, name, scale
     """Where the gradient of cross-entropy underflows, it loses its way from a factor of 10 on."""
     x, y = digits[0][:300], digits[1][:300]
     y = (y + 1) % 10 if name == "targeted" else y
-    expected = run(digits_network, SCALED[name], x, y).success_rate
+    expected = run_attack(digits_network, SCALED[name], x, y).success_rate
     assert 0.1 < expected < 0.99
-    result = run(lambda images: scale * digits_network(images), SCALED[name], x, y)
+    result = run_attack(lambda images: scale * digits_network(images), SCALED[name], x, y)
     assert result.success_rate == pytest.approx(expected, abs=0.1 if name == "targeted" else 0.05)
 
 
@@ -37,6 +37,6 @@ def test_the_scale_of_logits_does_not_matter(digits, digits_network, name, scale
 @pytest.mark.parametrize("scale", [2.0**-7, 2.0**10])
 def test_the_margin_is_the_same_at_every_scale(digits, digits_network, name, scale):
     x, y = digits[0][:100], digits[1][:100]
-    expected = run(digits_network, SCALED[name], x, y)
-    result = run(lambda images: scale * digits_network(images), SCALED[name], x, y)
+    expected = run_attack(digits_network, SCALED[name], x, y)
+    result = run_attack(lambda images: scale * digits_network(images), SCALED[name], x, y)
     assert torch.equal(result.x_adv, expected.x_adv)

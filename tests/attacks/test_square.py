@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness.attacks import Square, run
+from lightning_robustness.attacks import Square, run_attack
 from lightning_robustness.attacks.square import _bumps, _pyramid
 from lightning_robustness.input_space import InputSpace
 from tests.attacks.linear import linear
@@ -27,7 +27,7 @@ def test_success_rate_of_torchattacks_at_least(digits, request, network, eps, no
         with sandbox(network, x):
             attack = torchattacks.Square(network, norm=norm.capitalize(), eps=eps, n_queries=60, seed=seed)
             expected.append(((network(attack(x, y)).argmax(1) != y) & right).sum() / right.sum())
-        rates.append(run(network, Square(eps=eps, num_queries=60, norm=norm), x, y, seed=seed).success_rate)
+        rates.append(run_attack(network, Square(eps=eps, num_queries=60, norm=norm), x, y, seed=seed).success_rate)
     assert np.mean(rates) >= np.mean(expected)
 
 
@@ -50,7 +50,7 @@ def test_any_shape_within_budget_and_range(shape, norm, eps, seed, all_steps):
     y = (x.flatten(1) @ weight.T).argmax(1)
     eps = min(eps, 1.0) if norm == "linf" else eps  # no wider than the range
     attack = Square(eps=eps, num_queries=12, norm=norm, all_steps=all_steps)
-    result = run(nn.Sequential(nn.Flatten(), linear(weight)), attack, x, y, seed=seed)
+    result = run_attack(nn.Sequential(nn.Flatten(), linear(weight)), attack, x, y, seed=seed)
     assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 1
     assert (result.linf if norm == "linf" else result.l2).max() <= eps + 1e-5
 
@@ -61,7 +61,7 @@ def test_sequences(norm, shape):
     model = nn.Sequential(nn.Flatten(), linear([[1 / 200] * 200, [0.0] * 200], [0.0, 0.57]))
     x = torch.full((30, *shape), 0.6)
     attack = Square(eps=0.1 if norm == "linf" else 1.5, num_queries=300, norm=norm)
-    result = run(model, attack, x, torch.zeros(30, dtype=torch.long))
+    result = run_attack(model, attack, x, torch.zeros(30, dtype=torch.long))
     assert result.success.all()
     assert result.queries.max() < 300
 
@@ -110,7 +110,7 @@ def test_bump_is_two_opposite_pyramids():
 @pytest.mark.parametrize("loss", ["margin", "cross_entropy"])
 def test_targeted(digits, digits_network, loss):
     x, target = digits[0][:100], (digits[1][:100] + 1) % 10
-    result = run(digits_network, Square(eps=0.4, num_queries=150, targeted=True, loss=loss), x, target)
+    result = run_attack(digits_network, Square(eps=0.4, num_queries=150, targeted=True, loss=loss), x, target)
     assert (result.adv_preds[result.success] == target[result.success]).all()
     assert result.success_rate > 0.4
 
@@ -126,7 +126,7 @@ def test_every_query_changes_something(channels):
 
     x = torch.rand(1, channels, 9, 9).round(decimals=1)
     attack = Square(eps=0.1, num_queries=300, all_steps=True)
-    result = run(model, attack, x, torch.zeros(1, dtype=torch.long))
+    result = run_attack(model, attack, x, torch.zeros(1, dtype=torch.long))
     best, queries = seen[1], seen[2 : 1 + attack.num_queries]
     for image in queries:
         assert not torch.equal(image, best)
@@ -137,17 +137,17 @@ def test_every_query_changes_something(channels):
 def test_what_is_tried_for_a_sample_depends_on_no_other(digits, digits_network):
     x, y = digits[0][:60], digits[1][:60]
     attack = Square(eps=0.15, num_queries=40)
-    result = run(digits_network, attack, x, y)
+    result = run_attack(digits_network, attack, x, y)
     others_wrong = y.clone()
     others_wrong[::2] = (y[::2] + 1) % 10
-    other = run(digits_network, attack, x, others_wrong)
+    other = run_attack(digits_network, attack, x, others_wrong)
     torch.testing.assert_close(other.x_adv[1::2], result.x_adv[1::2])
 
 
 def test_all_steps_goes_on_after_success(digits, digits_network):
     x, y = digits[0][:100], digits[1][:100]
-    early = run(digits_network, Square(eps=0.2, num_queries=60), x, y)
-    full = run(digits_network, Square(eps=0.2, num_queries=60, all_steps=True), x, y)
+    early = run_attack(digits_network, Square(eps=0.2, num_queries=60), x, y)
+    full = run_attack(digits_network, Square(eps=0.2, num_queries=60, all_steps=True), x, y)
     assert (full.queries == 60).all()
     assert early.queries.max() == 60
     assert full.success.sum() >= early.success.sum()
@@ -157,16 +157,16 @@ def test_all_steps_goes_on_after_success(digits, digits_network):
 
 def test_other_range(digits, digits_network):
     x, y = digits[0][:50], digits[1][:50]
-    result = run(
+    result = run_attack(
         lambda image: digits_network(image / 255), Square(eps=60, num_queries=30), x * 255, y, InputSpace(high=255)
     )
-    same = run(digits_network, Square(eps=60 / 255, num_queries=30), x, y)
+    same = run_attack(digits_network, Square(eps=60 / 255, num_queries=30), x, y)
     assert torch.equal(result.success, same.success)
 
 
 def test_shape_is_checked():
     with pytest.raises(ValueError, match=r"\(N, C, L\) or \(N, L\) for the square attack but got \(2, 1, 2, 2, 2\)"):
-        run(
+        run_attack(
             nn.Sequential(nn.Flatten(), nn.Linear(8, 2)),
             Square(all_steps=True),
             torch.rand(2, 1, 2, 2, 2),

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 
 from lightning_robustness import AdversarialTraining, InputSpace, RobustnessMonitor
 from lightning_robustness._lightning.overfitting import CatastrophicOverfitting
-from lightning_robustness.attacks import CW, PGD, run
+from lightning_robustness.attacks import CW, PGD, run_attack
 from lightning_robustness.functional import fisher_spectral_norm, robustness_difference_index
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import Classifier, digits_data, make_trainer
@@ -550,7 +550,7 @@ def test_networks_become_robust(tmp_path, digits):
         logits = module.eval()(x).detach()
         values[name] = {
             "accuracy": (logits.argmax(dim=1) == y).float().mean().item(),
-            "asr": run(module, PGD(eps=0.15, steps=20), x, y).success_rate,
+            "asr": run_attack(module, PGD(eps=0.15, steps=20), x, y).success_rate,
             "fim": fisher_spectral_norm(module, x[:200]).mean().item(),
             "rdi": robustness_difference_index(logits, logits.argmax(dim=1)).item(),
         }
@@ -628,7 +628,7 @@ def test_many_steps_are_measured_for_one_step_only(tmp_path):
     _, trainer = fit(tmp_path, AdversarialTraining("fast", eps=0.1, overfitting_samples=48), max_epochs=4)
     assert set(logged(trainer)) == {"acc", "broken", "loss", "eps", "clipped", "acc_pgd", "overfitting"}
     x, y = digits_data(0, 48).tensors
-    result = run(trainer.lightning_module, PGD(eps=0.1, steps=5, all_steps=True), x, y)
+    result = run_attack(trainer.lightning_module, PGD(eps=0.1, steps=5, all_steps=True), x, y)
     assert logged(trainer)["acc_pgd"] == pytest.approx((result.adv_preds == y).float().mean().item())
     for callback in (AdversarialTraining(**SETTINGS), AdversarialTraining("fast", eps=0.1, overfitting_samples=0)):
         _, trainer = fit(tmp_path, callback)

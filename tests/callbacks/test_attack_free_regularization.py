@@ -13,7 +13,7 @@ from lightning_robustness import (
     AttackFreeRegularization,
     InputSpace,
 )
-from lightning_robustness.attacks import PGD, run
+from lightning_robustness.attacks import PGD, run_attack
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
 from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss, trades_loss
 from tests.callbacks.distributed_fit import as_torchrun_would
@@ -234,7 +234,7 @@ def test_the_distance_to_the_boundary_gains_robust_accuracy(tmp_path, digits):
         module = Robust()
         make_trainer(tmp_path, *callbacks, max_epochs=6).fit(module, DataLoader(digits_data(0, 800), 64, shuffle=True))
         accuracies.append((module.eval()(x).argmax(dim=1) == y).float().mean())
-        robust.append((run(module, PGD(eps=0.1, steps=10), x, y).adv_preds == y).float().mean())
+        robust.append((run_attack(module, PGD(eps=0.1, steps=10), x, y).adv_preds == y).float().mean())
         distances.append(boundary_distance(module, x, y).median())
     assert min(accuracies) > 0.8
     assert robust[1] > robust[0] + 0.1

@@ -22,7 +22,7 @@ from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelChe
 from lightning_robustness._measurement.fixed_sample import FixedSample
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.samples import SpreadSample
-from lightning_robustness.attacks import PGD, MinimumNormCW, Square, run
+from lightning_robustness.attacks import PGD, MinimumNormCW, Square, run_attack
 from lightning_robustness.functional import (
     boundary_distance,
     clever_score,
@@ -108,7 +108,7 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
     broken, clean = {}, (preds == y).numpy()
     for name, attack in attacks.items():
         parts = torch.arange(len(x)).split(batch_size)
-        results = [run(module, attack, x[rows], y[rows], InputSpace(), seed, positions=rows) for rows in parts]
+        results = [run_attack(module, attack, x[rows], y[rows], InputSpace(), seed, positions=rows) for rows in parts]
         adv_preds = torch.cat([result.adv_preds for result in results])
         distances = {norm: torch.cat([getattr(result, norm) for result in results]).numpy() for norm in ("l2", "linf")}
         flipped = clean & (adv_preds != y).numpy()
@@ -162,7 +162,7 @@ def test_a_final_verdict(tmp_path):
     first, last = monitor.history
     assert "adv_acc/final" not in first
     x, y = loader.dataset.tensors
-    result = run(module.eval(), attack, x, y)
+    result = run_attack(module.eval(), attack, x, y)
     assert last["adv_acc/final"] == pytest.approx((result.adv_preds == y).float().mean().item())
     assert last["asr/final"] == pytest.approx(result.success_rate)
     assert logged(trainer)["adv_acc/final"] == last["adv_acc/final"]
@@ -544,7 +544,7 @@ def test_forward_fn_batch_fn_head_and_input_space(tmp_path):
     values = logged(trainer)
     raw = nn.Sequential(Normalize(space), module.net).eval()
     assert values["fim"] == pytest.approx(fisher_spectral_norm(raw, x).mean().item(), rel=1e-4)
-    result = run(raw, PGD(eps=0.1, steps=1, start="clean"), x, y)
+    result = run_attack(raw, PGD(eps=0.1, steps=1, start="clean"), x, y)
     assert values["asr/fgsm"] == pytest.approx(result.success_rate, abs=0.02)
 
 

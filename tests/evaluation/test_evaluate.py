@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import InputSpace, RobustnessMonitor
-from lightning_robustness.attacks import PGD, Square, run
+from lightning_robustness.attacks import PGD, Square, run_attack
 from lightning_robustness.evaluation import RobustnessReport, evaluate, sweep
 from lightning_robustness.functional import (
     boundary_distance,
@@ -113,7 +113,7 @@ def test_equals_metrics_by_hand(data, loader, digits_network):
     assert report.boundary.share[::8] == pytest.approx(
         [(distances > eps).double().mean().item() for eps in (0.0, 0.1, 0.2, 0.3, 0.4)]
     )
-    result = run(digits_network, PGD(eps=0.1), x, y)
+    result = run_attack(digits_network, PGD(eps=0.1), x, y)
     assert metrics["asr/pgd"] == metrics["asr/worst"] == pytest.approx(result.success_rate)
     assert report.per_sample["adv_preds/pgd"] == result.adv_preds.tolist()
     assert report.per_sample["l2/pgd"] == pytest.approx(result.l2.tolist(), rel=1e-5)
@@ -156,7 +156,7 @@ def test_decision_space(data, loader, digits_network):
     space, (x, y) = report.decision_space, data.tensors
     assert space.labels == y.tolist()
     assert space.attack == "pgd, $\\epsilon$ = 0.1"
-    x_adv = run(digits_network, PGD(eps=0.1), x, y).x_adv
+    x_adv = run_attack(digits_network, PGD(eps=0.1), x, y).x_adv
     embeddings = torch.cat([digits_network[:-1](x), digits_network[:-1](x_adv)])
     points = torch.tensor(space.clean + space.adversarial)
     # The covariance of points in their plane has the two largest eigenvalues of that of the embeddings

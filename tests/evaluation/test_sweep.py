@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_robustness.attacks import CW, PGD, Square, get_attack, run
+from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
 from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.evaluation import sweep
 from lightning_robustness.evaluation.sweep_samples import SWEEP_EPS, _follow, _stretch, plan_sweep
@@ -26,7 +26,7 @@ def loader(digits):
 
 
 def independent(network, loader, name, eps):
-    results = [(run(network, get_attack(name, eps=eps), x, y), y) for x, y in loader]
+    results = [(run_attack(network, get_attack(name, eps=eps), x, y), y) for x, y in loader]
     return sum((result.adv_preds == y).sum().item() for result, y in results) / sum(len(y) for _, y in results)
 
 
@@ -62,7 +62,7 @@ def test_accuracy_falls_and_the_worst_is_below_all(request, loader, network):
 def test_fgsm_is_that_of_every_budget(digits, robust_digits_network):
     x, y = digits[0][1200:1300], digits[1][1200:1300]
     report = sweep(robust_digits_network, [(x, y)], ["fgsm"], COARSE, per_sample=True, progress=False)
-    results = [run(robust_digits_network, get_attack("fgsm", eps=eps, all_steps=True), x, y) for eps in COARSE]
+    results = [run_attack(robust_digits_network, get_attack("fgsm", eps=eps, all_steps=True), x, y) for eps in COARSE]
     right = results[0].preds == y
     broken = torch.stack([~right, *(result.adv_preds != y for result in results)])
     first = torch.cat([broken, torch.ones(1, 100, dtype=torch.bool)]).int().argmax(dim=0)
@@ -111,7 +111,7 @@ def test_warm_start_takes_fewer_steps(loader, robust_digits_network):
     warm = sum(rows)
     rows.clear()
     for eps in SWEEP_EPS:
-        run(robust_digits_network, get_attack("pgd", eps=eps, all_steps=True), *loader[0])
+        run_attack(robust_digits_network, get_attack("pgd", eps=eps, all_steps=True), *loader[0])
     hook.remove()
     assert warm < 0.5 * sum(rows)
 
@@ -121,7 +121,7 @@ def test_quality_is_that_of_images_of_full_strength(loader, robust_digits_networ
     """At the first budget, before there is a warm start, all images are those of an attack that takes all steps."""
     report = sweep(robust_digits_network, loader, [name], [0.2, 0.21], batch_size=100, progress=False)
     attack = get_attack(name, eps=0.2, all_steps=True)
-    images = torch.cat([run(robust_digits_network, attack, x, y).x_adv for x, y in loader])
+    images = torch.cat([run_attack(robust_digits_network, attack, x, y).x_adv for x, y in loader])
     expected = image_quality(images, torch.cat([x for x, _ in loader]))
     for metric, values in zip(("ssim", "psnr", "mse", "ald2"), expected, strict=True):
         assert report.values[metric][0][0] == pytest.approx(values.mean().item(), rel=1e-3)
@@ -230,7 +230,7 @@ def test_samples_have_their_position_in_the_loader(digits, digits_network):
     options = {"attacks": ["fgsm"], "eps": [0.1], "samples": 10, "progress": False}
     report = sweep(digits_network, list(zip(x.split(30), y.split(30), strict=True)), per_sample=True, **options)
     assert len(set(report.index)) == 10
-    adv_preds = run(digits_network, get_attack("fgsm", eps=0.1), x, y).adv_preds
+    adv_preds = run_attack(digits_network, get_attack("fgsm", eps=0.1), x, y).adv_preds
     for index, eps in zip(report.index, report.breaking_eps["fgsm"], strict=True):
         assert (eps <= 0.1) == (adv_preds[index] != y[index])
     assert sweep(digits_network, [(x, y)], **options).index is None

@@ -11,7 +11,7 @@ from lightning_robustness._measurement.meters import gather
 from lightning_robustness._measurement.plan import WORST
 from lightning_robustness._measurement.subject import Samples, Subject
 from lightning_robustness._numbers import accumulation_dtype
-from lightning_robustness.attacks import AttackResult, Budget, MaskingSign, budget_of, run
+from lightning_robustness.attacks import AttackResult, Budget, MaskingSign, budget_of, run_attack
 from lightning_robustness.attacks.attack import budgets_of, is_minimum_norm
 from lightning_robustness.attacks.masking import AttackTally, signs_of
 from lightning_robustness.input_space import InputSpace
@@ -39,7 +39,7 @@ class AttackOutcome(NamedTuple):
 
     @classmethod
     def of(cls, result: AttackResult, y: Tensor, l2_budget: float = math.inf) -> Self:
-        """Make it from what ``run`` returned for a batch."""
+        """Make it from what ``run_attack`` returned for a batch."""
         wide, none = accumulation_dtype(y.device), torch.zeros_like(y, dtype=torch.bool)
         return cls(
             y=y.long(),
@@ -220,7 +220,9 @@ class AttackMeter:
 
     def _run(self, name: str, subject: Subject, batch: Samples) -> AttackResult:
         attack, y = self._attacks[name], batch.labels()
-        return run(subject.forward, attack, batch.x, y, self._input_space, subject.seed, positions=batch.positions)
+        return run_attack(
+            subject.forward, attack, batch.x, y, self._input_space, subject.seed, positions=batch.positions
+        )
 
     def _outcome(self, name: str, result: AttackResult, batch: Samples) -> AttackOutcome:
         if self._budget is None or not is_minimum_norm(self._attacks[name], self._input_space):

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_robustness._measurement.meters.attack import AttackMeter
 from lightning_robustness._measurement.plan import name_attacks
-from lightning_robustness.attacks import CW, PGD, Attack, Budget, Cascade, MinimumNormCW, Square, get_attack, run
+from lightning_robustness.attacks import CW, PGD, Attack, Budget, Cascade, MinimumNormCW, Square, get_attack, run_attack
 from lightning_robustness.attacks.attack import Perturbation
 from lightning_robustness.input_space import InputSpace
 from tests._measurement.subjects import samples, subject
@@ -29,9 +29,9 @@ def attack_all(meter, model, x, y, attacks, **options):
 
 
 def by_hand(model, attack, x, y, batch_size, space, seed):
-    """What ``run`` does to each batch, one array for each thing that it tells."""
+    """What ``run_attack`` does to each batch, one array for each thing that it tells."""
     positions = torch.arange(len(x)).split(batch_size)
-    results = [run(model, attack, x[rows], y[rows], space, seed, positions=rows) for rows in positions]
+    results = [run_attack(model, attack, x[rows], y[rows], space, seed, positions=rows) for rows in positions]
     names = ("preds", "adv_preds", "success", "l2", "linf", "x_adv")
     return {name: torch.cat([getattr(result, name) for result in results]).numpy() for name in names}
 

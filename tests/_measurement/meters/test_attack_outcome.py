@@ -3,7 +3,7 @@ import math
 import torch
 
 from lightning_robustness._measurement.meters.attack import AttackOutcome, worst_case
-from lightning_robustness.attacks import PGD, run
+from lightning_robustness.attacks import PGD, run_attack
 
 
 def outcome(adv_preds, l2, linf=None, l2_budget=math.inf):
@@ -31,7 +31,9 @@ def test_batches_are_those_of_run_in_a_row():
     torch.manual_seed(0)
     model, x = torch.nn.Linear(4, 3), torch.rand(7, 4)
     y = model(x).argmax(dim=1)
-    results = [run(model, PGD(eps=0.3), rows, labels) for rows, labels in zip(x.split(3), y.split(3), strict=True)]
+    results = [
+        run_attack(model, PGD(eps=0.3), rows, labels) for rows, labels in zip(x.split(3), y.split(3), strict=True)
+    ]
     parts = [AttackOutcome.of(result, labels) for result, labels in zip(results, y.split(3), strict=True)]
     whole = AttackOutcome.concatenate([AttackOutcome.empty(x.device), *parts])
     for name in ("preds", "adv_preds", "eligible", "success", "queries", "zero_gradients"):

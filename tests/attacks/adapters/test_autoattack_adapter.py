@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_robustness._measurement.plan import name_attacks
-from lightning_robustness.attacks import AutoAttackAdapter, Budget, budget_of, get_attack, run
+from lightning_robustness.attacks import AutoAttackAdapter, Budget, budget_of, get_attack, run_attack
 from lightning_robustness.input_space import InputSpace
 
 
@@ -57,7 +57,7 @@ def test_budget_range_seed_and_classes_are_handed_over(stand_in, digits, digits_
     before = sys.gettrace()
     sys.settrace(tracer)
     try:
-        result = run(
+        result = run_attack(
             lambda x: digits_network(x / 255), get_attack("autoattack:plus", eps=25.5), x, y, InputSpace(high=255)
         )
         assert sys.gettrace() is tracer
@@ -77,7 +77,7 @@ def test_budget_range_seed_and_classes_are_handed_over(stand_in, digits, digits_
 
 def test_seed_is_that_of_the_run(stand_in, digits, digits_network):
     for seed in (0, 0, 1):
-        run(digits_network, get_attack("autoattack:standard", eps=0.1), digits[0][:4], digits[1][:4], seed=seed)
+        run_attack(digits_network, get_attack("autoattack:standard", eps=0.1), digits[0][:4], digits[1][:4], seed=seed)
     first, again, other = (made.seed for made in stand_in.made)
     assert first == again != other
 
@@ -86,7 +86,7 @@ def test_fewer_than_ten_classes(stand_in, monkeypatch):
     monkeypatch.setattr(stand_in, "run_standard_evaluation", lambda self, x, y, bs: x)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
     x = torch.rand(4, 1, 4, 4)
-    run(model, get_attack("autoattack:standard", eps=0.1), x, model(x).argmax(1))
+    run_attack(model, get_attack("autoattack:standard", eps=0.1), x, model(x).argmax(1))
     (made,) = stand_in.made
     assert made.apgd_targeted.n_target_classes == made.fab.n_target_classes == 4
 
@@ -98,18 +98,18 @@ def test_too_few_classes(stand_in, version, fewest):
     with pytest.raises(
         ValueError, match=rf"at least {fewest} classes .*'{version}'.* but got {fewest - 1}\. Use get_att"
     ):
-        run(model, f"autoattack:{version}", x, model(x).argmax(1))
-    assert run(model, get_attack("autoattack", eps=1.0), x, model(x).argmax(1)).success.any()  # the remedy
+        run_attack(model, f"autoattack:{version}", x, model(x).argmax(1))
+    assert run_attack(model, get_attack("autoattack", eps=1.0), x, model(x).argmax(1)).success.any()  # the remedy
 
 
 def test_inputs_that_it_cannot_take(stand_in):
     model, x = nn.Linear(16, 5), torch.rand(4, 16)
     y = model(x).argmax(1)
     with pytest.raises(ValueError, match=r"images of shape \(N, C, H, W\) for AutoAttack but got \(4, 16\)"):
-        run(model, "autoattack:standard", x, y)
+        run_attack(model, "autoattack:standard", x, y)
     with pytest.raises(ValueError, match="inputs with a range for AutoAttack, which clamps"):
-        run(model, "autoattack:standard", x, y, InputSpace(low=None, high=None))
-    assert run(model, get_attack("autoattack", eps=1.0), x, y).success.any()
+        run_attack(model, "autoattack:standard", x, y, InputSpace(low=None, high=None))
+    assert run_attack(model, get_attack("autoattack", eps=1.0), x, y).success.any()
 
 
 def test_arguments(stand_in):
@@ -148,6 +148,6 @@ def test_reference_package(digits, digits_network):
     """The package of the authors, where it is installed, breaks what our ensemble breaks."""
     pytest.importorskip("autoattack.fab_pt", exc_type=ImportError)  # torchattacks 3.3 brings an old copy that fails
     x, y = digits[0][:40], digits[1][:40]
-    theirs = run(digits_network, get_attack("autoattack:standard", eps=0.1), x, y)
-    ours = run(digits_network, get_attack("worst", eps=0.1), x, y)
+    theirs = run_attack(digits_network, get_attack("autoattack:standard", eps=0.1), x, y)
+    ours = run_attack(digits_network, get_attack("worst", eps=0.1), x, y)
     assert theirs.success_rate == pytest.approx(ours.success_rate, abs=0.05)

@@ -10,7 +10,7 @@ import torchattacks
 from torch import nn
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness.attacks import PGD, Budget, TorchattacksAdapter, budget_of, get_attack, run
+from lightning_robustness.attacks import PGD, Budget, TorchattacksAdapter, budget_of, get_attack, run_attack
 from lightning_robustness.input_space import InputSpace
 
 
@@ -19,7 +19,7 @@ def test_by_name_is_what_torchattacks_gives(digits, digits_network):
     right = digits_network(x).argmax(1) == y
     with sandbox(digits_network, x):
         expected = torchattacks.PGD(digits_network, eps=0.1, alpha=0.02, steps=5)(x[right], y[right])
-    result = run(digits_network, get_attack("torchattacks:PGD", eps=0.1, alpha=0.02, steps=5), x, y)
+    result = run_attack(digits_network, get_attack("torchattacks:PGD", eps=0.1, alpha=0.02, steps=5), x, y)
     torch.testing.assert_close(result.x_adv[right], expected)
     assert (result.queries[right] == 5).all()
 
@@ -29,8 +29,8 @@ def test_instances_and_names_agree(digits, digits_network, name):
     x, y = digits[0][:12], digits[1][:12]
     options = {"n_queries": 20} if name == "Square" else {"steps": 3} if name in ("CW", "APGD") else {}
     instance = getattr(torchattacks, name)(digits_network, **options)
-    by_name = run(digits_network, get_attack(f"torchattacks:{name}", **options), x, y)
-    by_instance = run(digits_network, instance, x, y)
+    by_name = run_attack(digits_network, get_attack(f"torchattacks:{name}", **options), x, y)
+    by_instance = run_attack(digits_network, instance, x, y)
     assert torch.equal(by_name.x_adv, by_instance.x_adv)
     assert instance.model is digits_network
     assert by_name.attack.white_box == (name not in ("Square", "VANILA"))
@@ -40,8 +40,8 @@ def test_instances_and_names_agree(digits, digits_network, name):
 def test_nested_attacks(digits, digits_network):
     attacks = [torchattacks.FGSM(digits_network, eps=0.1), torchattacks.PGD(digits_network, eps=0.1)]
     x, y = digits[0][:24], digits[1][:24]
-    result = run(digits_network, torchattacks.MultiAttack(attacks), x, y)
-    single = run(digits_network, attacks[0], x, y)
+    result = run_attack(digits_network, torchattacks.MultiAttack(attacks), x, y)
+    single = run_attack(digits_network, attacks[0], x, y)
     assert (result.success | ~single.success).all()
 
 
@@ -59,8 +59,8 @@ def test_normalisation_and_range_are_handed_over(digits, digits_network, name):
     else:
         attack = get_attack("torchattacks:PGD", eps=25.5, alpha=2 / 255 * 255, random_start=False)
         plain = get_attack("torchattacks:PGD", eps=0.1, random_start=False)
-    result = run(normalised, attack, space.normalize(255 * x), y, space)
-    expected = run(digits_network, plain, x, y)
+    result = run_attack(normalised, attack, space.normalize(255 * x), y, space)
+    expected = run_attack(digits_network, plain, x, y)
     assert result.linf.max().item() == pytest.approx(20.0, abs=0.01)  # ten steps of two
     close = (space.unnormalize(result.x_adv) / 255 - expected.x_adv).abs() < 1e-4
     assert close.float().mean() > 0.999
@@ -70,14 +70,14 @@ def test_normalisation_and_range_are_handed_over(digits, digits_network, name):
 def test_targeted_by_name(digits, digits_network):
     x, target = digits[0][:40], (digits[1][:40] + 1) % 10
     attack = get_attack("torchattacks:PGD", eps=0.3, alpha=0.03, steps=20, targeted=True)
-    result = run(digits_network, attack, x, target)
+    result = run_attack(digits_network, attack, x, target)
     assert result.success_rate > 0.8
     assert (result.adv_preds[result.success] == target[result.success]).all()
 
 
 def test_targeted_mode_must_exist(digits, digits_network):
     with pytest.raises(ValueError, match="with a targeted mode but torchattacks' DeepFool has none"):
-        run(digits_network, get_attack("torchattacks:DeepFool", targeted=True), digits[0][:4], digits[1][:4] + 1)
+        run_attack(digits_network, get_attack("torchattacks:DeepFool", targeted=True), digits[0][:4], digits[1][:4] + 1)
 
 
 def test_budgets_are_in_the_units_of_the_range(digits_network):
@@ -91,9 +91,9 @@ def test_budgets_are_in_the_units_of_the_range(digits_network):
 def test_messages_are_off_in_every_part(digits, digits_network, capsys):
     parts = [torchattacks.FGSM(digits_network, eps=0.1), torchattacks.APGD(digits_network, steps=2, verbose=True)]
     instance = torchattacks.MultiAttack(parts, verbose=True)
-    run(digits_network, instance, digits[0][:8], digits[1][:8])
-    run(digits_network, get_attack("torchattacks:APGD", steps=2, verbose=True), digits[0][:8], digits[1][:8])
-    run(digits_network, get_attack("torchattacks:PGD", steps=2, targeted=True), digits[0][:8], digits[1][:8])
+    run_attack(digits_network, instance, digits[0][:8], digits[1][:8])
+    run_attack(digits_network, get_attack("torchattacks:APGD", steps=2, verbose=True), digits[0][:8], digits[1][:8])
+    run_attack(digits_network, get_attack("torchattacks:PGD", steps=2, targeted=True), digits[0][:8], digits[1][:8])
     assert capsys.readouterr().out == ""
     assert parts[1].verbose
 
@@ -109,7 +109,7 @@ def test_stdout_stays_in_place_under_two_threads(digits, digits_network, capsys)
             return super().forward(images, labels)
 
     def attack_digits():
-        run(copy.deepcopy(digits_network), Slow(digits_network, eps=0.1), digits[0][:4], digits[1][:4])
+        run_attack(copy.deepcopy(digits_network), Slow(digits_network, eps=0.1), digits[0][:4], digits[1][:4])
 
     def print_meanwhile():
         assert started.wait(30)
@@ -144,10 +144,10 @@ def test_number_of_classes_and_seed_come_from_the_call(monkeypatch, digits, digi
     x, y = digits[0][:4], digits[1][:4]
     network = torch.nn.Sequential(digits_network, torch.nn.ConstantPad1d((0, 3), -5.0))
     attack = get_attack(f"torchattacks:{name}", eps=0.3, **options)
-    first, second = (run(network, attack, x, y) for _ in range(2))
+    first, second = (run_attack(network, attack, x, y) for _ in range(2))
     assert torch.equal(first.x_adv, second.x_adv)
     assert [given["n_classes"] for given in made] == [13, 13]
-    run(network, get_attack(f"torchattacks:{name}", eps=0.3, n_classes=4, **options), x, y)
+    run_attack(network, get_attack(f"torchattacks:{name}", eps=0.3, n_classes=4, **options), x, y)
     assert made[-1]["n_classes"] == 4
 
 
@@ -161,7 +161,7 @@ def test_attack_that_leaves_its_budget(digits, digits_network, monkeypatch):
     with pytest.raises(
         ValueError, match=r"TorchattacksAdapter\(attack='FGSM'.* within eps=0\.1 in the linf norm but it went 0\.5"
     ):
-        run(digits_network, get_attack("torchattacks:FGSM", eps=0.1), digits[0][:8], digits[1][:8])
+        run_attack(digits_network, get_attack("torchattacks:FGSM", eps=0.1), digits[0][:8], digits[1][:8])
 
 
 def test_without_the_extra(monkeypatch):
@@ -185,7 +185,7 @@ def test_unknown_names_and_options(digits_network):
 
 def test_unbounded_range_is_refused():
     with pytest.raises(ValueError, match=r"a range for torchattacks' FGSM, which clamps to \[0, 1\], but got low=None"):
-        run(
+        run_attack(
             nn.Linear(2, 2),
             "torchattacks:FGSM",
             torch.rand(3, 2),
