@@ -1,13 +1,12 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
-from typing_extensions import Self
 
 from lightning_robustness._display.drawing import render
 from lightning_robustness._display.run_figures import (
@@ -19,9 +18,10 @@ from lightning_robustness._display.run_figures import (
 )
 from lightning_robustness._lightning.sinks import sinks_of
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-from lightning_robustness._measurement.keys import KEYS, Part, charts, get_key, logged_keys
-from lightning_robustness._measurement.meters.attack import AttackOutcome, Examples
-from lightning_robustness._measurement.subject import Samples
+from lightning_robustness._measurement.findings import Findings
+from lightning_robustness._measurement.keys import KEYS, charts, get_key, logged_keys
+from lightning_robustness._measurement.meters.attack import Examples
+from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.threat_model import AttackFacts
 from lightning_robustness._numbers import write_budget
 from lightning_robustness._processes import rank_zero_warn
@@ -30,31 +30,6 @@ from lightning_robustness.input_space import InputSpace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-class EmbeddingPoints(NamedTuple):
-    """Inputs whose embeddings are shown together: a sample, and pairs of clean and adversarial inputs."""
-
-    samples: Samples
-    kinds: list[str]
-    following: list[int | None]
-
-    @classmethod
-    def of(cls, samples: Samples, examples: Mapping[str, Examples]) -> Self:
-        """Add the examples of attacks to a sample, where both are inputs of one shape and nothing else."""
-        x, y, positions, extras = samples
-        kinds, following = ["clean"] * len(x), list[int | None]([None] * len(x))
-        if not isinstance(x, Tensor) or y is None or extras is not None:
-            return cls(samples, kinds, following)
-        pairs = {name: pair for name, pair in examples.items() if pair.x.shape[1:] == x.shape[1:]}
-        for name, pair in pairs.items():
-            start, number = len(kinds), len(pair.x)
-            kinds += ["clean"] * number + [name] * number
-            following += [*range(start + number, start + 2 * number), *[None] * number]
-        x = torch.cat([x, *(part.to(x) for pair in pairs.values() for part in pair[:2])])
-        y = torch.cat([y, *(pair.y.to(y) for pair in pairs.values() for _ in range(2))])
-        positions = torch.cat([positions, positions.new_zeros(len(x) - len(positions))])
-        return cls(Samples(x, y, positions), kinds, following)
 
 
 # Sides in pixels of a thumbnail, and of the sprite that holds all of them: the projector shows no larger one
@@ -102,7 +77,7 @@ class Board:
         settings: Mapping[str, str],
         attacks: Mapping[str, AttackFacts],
         step: int,
-        parts: Collection[Part] = ("features", "fim"),
+        parts: Collection[str] = ("features", "fim"),
     ) -> None:
         """Lay out the charts, and show a glossary and the settings, once per run."""
         unbounded = [name for name, facts in attacks.items() if not facts.budgets]
@@ -113,32 +88,22 @@ class Board:
         self.show_text("settings", ("setting", "value"), settings.items(), step)
 
     def show(
-        self,
-        step: int,
-        *,
-        epoch: int,
-        input_space: InputSpace,
-        histograms: Mapping[str, Tensor],
-        examples: Mapping[str, Examples],
-        outcomes: Mapping[str, AttackOutcome],
-        signs: Sequence[MaskingSign],
-        curve: BoundaryCurve | None = None,
+        self, step: int, epoch: int, input_space: InputSpace, findings: Findings, examples: Mapping[str, Examples]
     ) -> None:
         """Show the results of an evaluation."""
-        if signs:
-            self.show_text("masking_signs", MaskingSign._fields, signs, step)
-        for name, values in histograms.items():
+        if findings.signs:
+            self.show_text("masking_signs", MaskingSign._fields, findings.signs, step)
+        for name, values in findings.histograms.items():
             self._show_histogram(name, values, step)
         for name, pairs in examples.items():
-            if len(pairs.x):
-                title = f"true class and prediction under {name}, epoch {epoch}"
-                draw = partial(perturbation_figure, pairs, input_space, title, self._class_names)
-                self._waiting[f"examples/{name}"] = draw
-        if curve is not None:
-            self._curves[epoch] = curve
+            title = f"true class and prediction under {name}, epoch {epoch}"
+            draw = partial(perturbation_figure, pairs, input_space, title, self._class_names)
+            self._waiting[f"examples/{name}"] = draw
+        if findings.curve is not None:
+            self._curves[epoch] = findings.curve
             self._waiting["boundary_curve"] = partial(boundary_figure, self._curves)
-        if self._attack is not None and self._attack in outcomes:
-            self._add_class_rates(epoch, self._attack, outcomes[self._attack])
+        if self._attack is not None and self._attack in findings.attacks:
+            self._add_class_rates(epoch, self._attack, findings.attacks[self._attack])
         if self._num_evaluations % DRAW_EVERY == 0:
             self.draw_waiting(step)
         self._num_evaluations += 1
@@ -166,18 +131,12 @@ class Board:
         preds: Tensor,
         x: Tensor,
         input_space: InputSpace,
-        kinds: Sequence[str] | None = None,
-        following: Sequence[int | None] | None = None,
     ) -> None:
         """Show embeddings of inputs in TensorBoard's projector, with classes and, for images, thumbnails."""
         if len(embedding) == 0:
             return
-        kinds = ["clean"] * len(embedding) if kinds is None else kinds
         classes = {"label": labels, "prediction": preds}
         columns = {title: [self._class_name(label) for label in part.tolist()] for title, part in classes.items()}
-        columns["input"] = list(kinds)
-        if following is not None:
-            columns["__next__"] = ["" if index is None else str(index) for index in following]
         metadata = [list(row) for row in zip(*columns.values(), strict=True)]
         images = as_images(x, input_space) if self._figures else None
         thumbnails = None if images is None else _thumbnails(images)
@@ -194,10 +153,10 @@ class Board:
     def _class_name(self, label: int) -> str:
         return str(label) if self._class_names is None else self._class_names[label]
 
-    def _add_class_rates(self, epoch: int, attack: str, outcome: AttackOutcome) -> None:
+    def _add_class_rates(self, epoch: int, attack: str, rows: Rows) -> None:
         """Add the robust accuracy of each class, NaN without samples."""
-        y, is_right = outcome.y.cpu(), (outcome.adv_preds == outcome.y).cpu()
-        number = len(self._class_names) if self._class_names else int(max(y.max(), outcome.adv_preds.max())) + 1
+        y, is_right = rows["y"], rows["adv_preds"] == rows["y"]
+        number = len(self._class_names) if self._class_names else int(max(y.max(), rows["adv_preds"].max())) + 1
         if number > _MAX_CLASSES or len(y) == 0:
             return
         counts, right = (torch.bincount(y[rows], minlength=number) for rows in (slice(None), is_right))
@@ -227,7 +186,7 @@ class Board:
             sink.image(name, picture, step)
 
 
-def _glossary(attacks: Mapping[str, AttackFacts], parts: Collection[Part]) -> list[tuple[str, str]]:
+def _glossary(attacks: Mapping[str, AttackFacts], parts: Collection[str]) -> list[tuple[str, str]]:
     """Explain the attacks and every key that will be logged, one line each, families as a whole."""
     explained = [(f"attack {name}", _describe_attack(facts)) for name, facts in attacks.items()]
     logged = {get_key(name).glossary for name in logged_keys(parts, list(attacks))}

@@ -34,13 +34,13 @@ def close_table(trainer: Trainer, settings: MonitorSettings) -> None:
 
 
 def _columns(settings: MonitorSettings) -> list[str]:
-    logged = logged_keys(settings.parts, list(settings.attacks))
+    logged = logged_keys(settings.parts, list(settings.plan.attacks))
     return [tag(settings.prefix, name) for name in _COLUMNS if name in logged]
 
 
 def _describe(settings: MonitorSettings) -> dict[str, Any]:
     """Describe a run without hyperparameters: a table needs some."""
-    return {"eps": settings.eps, "attacks": ", ".join(settings.attacks) or "none"}
+    return {"eps": settings.describe()["eps"], "attacks": ", ".join(settings.plan.attacks) or "none"}
 
 
 def _tensorboards(trainer: Trainer) -> Iterator[Any]:

@@ -1,14 +1,13 @@
 import json
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
 
 from lightning_robustness._arguments import check_integer
-from lightning_robustness._lightning.run import MonitorRun
 from lightning_robustness._lightning.trainer import kinds_of, log_step, num_training_batches
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.statistics import Trust, measure_trust
@@ -81,7 +80,7 @@ class AttackSchedule:
 
     def due(self, trainer: Trainer) -> list[str]:
         """Return the names of the attacks that run in this validation epoch."""
-        if trainer.state.fn != "fit" or self._is_at_the_end(trainer):
+        if trainer.state.fn != "fit" or is_at_the_end(trainer):
             return list(self.every_n_epochs)
         last, epoch = self._last_epoch, trainer.current_epoch
         return [
@@ -114,31 +113,35 @@ class AttackSchedule:
         """Go on from a checkpoint."""
         self._last_epoch = dict(state_dict["last_epoch"])
 
-    @staticmethod
-    def _is_at_the_end(trainer: Trainer) -> bool:
-        if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
-            return True
-        is_last_epoch = trainer.max_epochs == trainer.current_epoch + 1
-        return is_last_epoch and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+
+def is_at_the_end(trainer: Trainer) -> bool:
+    """Return whether this validation epoch is the last one, as far as it is known."""
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return True
+    is_last_epoch = trainer.max_epochs == trainer.current_epoch + 1
+    return is_last_epoch and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
 
 
 # Evaluations from which on a negative coefficient deserves a warning
 _MIN_EVALUATIONS = 6
 
 
-def warn_of_distrust(trainer: Trainer, run: MonitorRun, trust: Mapping[str, Trust]) -> None:
-    """Warn if a callback stops training, or keeps checkpoints, by a value that contradicts the attacks of this run."""
-    names = {tag(run.prefix, name): name for name in trust}
+def find_distrust(trainer: Trainer, prefix: str, trust: Mapping[str, Trust]) -> Iterator[tuple[str, str]]:
+    """Find callbacks that stop training, or keep checkpoints, by a value that contradicts the attacks of this run.
+
+    Give a key and a warning for each.
+    """
+    names = {tag(prefix, name): name for name in trust}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if not kinds_of(callback) & {"EarlyStopping", "ModelCheckpoint"} or callback.monitor not in names:
             continue
         tau, number, reference = trust[names[callback.monitor]]
         if tau < 0 and number >= _MIN_EVALUATIONS:
-            run.faults.warn(
-                f"{type(callback).__name__} goes by {callback.monitor!r}, which contradicts the attacks of this run: "
-                f"its Kendall's tau with {tag(run.prefix, reference)!r} is {tau:.2f} over {number} evaluations. Use "
-                f"RobustModelCheckpoint and RobustEarlyStopping with {tag(run.prefix, reference)!r} instead.",
-                key=f"trust in {callback.monitor}",
+            yield (
+                f"trust in {callback.monitor}",
+                f"{type(callback).__name__} monitors {callback.monitor!r}, which contradicts the attacks of this run: "
+                f"its Kendall's tau with {tag(prefix, reference)!r} is {tau:.2f} over {number} evaluations. Use "
+                f"RobustModelCheckpoint and RobustEarlyStopping with {tag(prefix, reference)!r} instead.",
             )
 
 
@@ -148,6 +151,7 @@ class RunRecord:
     def __init__(self, attacks: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
         self.history = History()
         self.schedule = AttackSchedule(attacks, every_n_epochs)
+        self.trust: dict[str, Trust] = {}
 
     def begin(self, trainer: Trainer) -> None:
         """Begin a run; one that is resumed goes on with what there is."""
@@ -157,29 +161,24 @@ class RunRecord:
             self.schedule.reset()
 
     def add(
-        self, run: MonitorRun, trainer: Trainer, values: dict[str, float], attacks: Sequence[str]
+        self, trainer: Trainer, epoch: int, values: Mapping[str, float], attacks: Sequence[str]
     ) -> dict[str, float]:
         """Add the values of an evaluation, and return them together with what the history then says about trust."""
         if trainer.state.fn != "fit":
-            return values
-        self.history.add(num_training_batches(trainer), run.epoch, log_step(trainer), values)
+            return dict(values)
+        self.history.add(num_training_batches(trainer), epoch, log_step(trainer), dict(values))
         if not attacks:
-            return values
-        self.schedule.record(trainer, run.epoch, attacks)
-        trust = measure_trust(self.history.entries)
-        warn_of_distrust(trainer, run, trust)
-        measured = {f"trust/{name}": agreement.tau for name, agreement in trust.items()}
+            return dict(values)
+        self.schedule.record(trainer, epoch, attacks)
+        self.trust = measure_trust(self.history.entries)
+        measured = {f"trust/{name}": agreement.tau for name, agreement in self.trust.items()}
         self.history.entries[-1] |= measured
-        return values | measured
+        return {**values, **measured}
 
-    def show(self, run: MonitorRun, trainer: Trainer, values: Mapping[str, float]) -> dict[str, float]:
-        """Show the run so far, and return the time that all figures of this evaluation took."""
-        if trainer.state.fn != "fit":
-            return {}
-        entries = self.history.entries
-        taken = run.board.show_history(entries)
-        entries[-1]["seconds/figures"] = entries[-1].get("seconds/figures", 0.0) + taken
-        return {"seconds/figures": values.get("seconds/figures", 0.0) + taken}
+    def add_seconds(self, seconds: float) -> None:
+        """Add the time that the picture of the run took to that of the other figures of the last evaluation."""
+        entry = self.history.entries[-1]
+        entry["seconds/figures"] = entry.get("seconds/figures", 0.0) + seconds
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on as it would have."""

@@ -1,21 +1,21 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from time import perf_counter
+from typing import cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_robustness._lightning.board import Board, EmbeddingPoints
+from lightning_robustness._lightning.board import DRAW_EVERY, Board
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.trainer import find_class_names, log_step
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-from lightning_robustness._measurement.meters.attack import AttackMeter, Examples
-from lightning_robustness._measurement.subject import Samples, Subject
+from lightning_robustness._measurement.findings import Findings
+from lightning_robustness._measurement.meters.attack import Examples
+from lightning_robustness._measurement.samples import FixedSample, Samples
+from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel
-from lightning_robustness._model.head import HeadTap
 from lightning_robustness._model.route import Route
 
 
@@ -31,35 +31,33 @@ class RunBoard:
         self._prefix = prefix
         self._faults = faults
         self._board: Board | None = None
+        self._num_evaluations = 0
+
+    def draws(self, is_last: bool) -> bool:
+        """Return whether pictures are due in this evaluation, in all processes alike."""
+        is_due = is_last or self._num_evaluations % DRAW_EVERY == 0
+        self._num_evaluations += 1
+        return is_due and self._settings.log_figures and bool(self._trainer.loggers)
 
     def show(
         self,
-        route: Route | None,
+        findings: Findings,
+        examples: Mapping[str, Examples],
         epoch: int,
         subject: Subject,
-        samples: Samples | None,
-        attacks: AttackMeter,
-        histograms: Mapping[str, Tensor],
-        curve: BoundaryCurve | None,
+        sample: FixedSample | None,
     ) -> None:
         """Hand everything that is not a scalar to the loggers."""
+        route = subject.route
         if not self._trainer.is_global_zero or not self._trainer.loggers or route is None:
             return
         step = log_step(self._trainer)
         try:
-            board = self._board or self._open(route, step, attacks.l2_budget)
-            board.show(
-                step,
-                epoch=epoch,
-                input_space=self._settings.input_space,
-                histograms=histograms,
-                examples=attacks.examples,
-                outcomes=attacks.outcomes,
-                signs=attacks.signs,
-                curve=curve,
-            )
-            if self._settings.log_embeddings and samples is not None and route.head is not None:
-                self._embed(board, route.tap(self._module), subject, samples, attacks.examples, step)
+            board = self._board or self._open(route, step, findings.l2_budget)
+            board.show(step, epoch, subject.input_space, findings, examples)
+            if self._settings.log_embeddings and sample is not None and route.head is not None:
+                samples = sample.take(self._settings.sample_size, subject.extra_names)
+                self._embed(board, subject, samples, step)
         except Exception as error:
             self._faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
 
@@ -67,17 +65,18 @@ class RunBoard:
         """Hand the picture of the run to the loggers; return the seconds that it took."""
         start = perf_counter()
         if self._board is not None:
-            show = partial(self._board.show_run, history, log_step(self._trainer))
-            self._faults.tolerate("the picture of the run could not be logged", show)
+            with self._faults.skipping("the picture of the run could not be logged", is_raised_early=True):
+                self._board.show_run(history, log_step(self._trainer))
         return perf_counter() - start
 
     def show_summary(self, lines: Iterable[tuple[str, str]]) -> None:
         """Hand the summary of the run, and pictures that wait, to the loggers that take them."""
         if self._board is not None:
             step = log_step(self._trainer)
-            self._faults.tolerate("pictures could not be logged", partial(self._board.draw_waiting, step))
-            show = partial(self._board.show_text, "summary", ("title", "text"), lines, step)
-            self._faults.tolerate("the summary could not be logged", show)
+            with self._faults.skipping("pictures could not be logged", is_raised_early=True):
+                self._board.draw_waiting(step)
+            with self._faults.skipping("the summary could not be logged", is_raised_early=True):
+                self._board.show_text("summary", ("title", "text"), lines, step)
 
     def _open(self, route: Route, step: int, l2_budget: float | None) -> Board:
         settings, names = self._settings, None
@@ -86,25 +85,17 @@ class RunBoard:
         board = self._board = Board(self._trainer.loggers, self._prefix, settings.log_figures, names)
         head = f"{route.head!r} of {type(self._module).__name__}"
         described = settings.describe() | {"head": f"{head}, {route.num_classes} classes"}
-        samples, space = settings.attack_samples, settings.input_space
-        threat = ThreatModel.of(settings.attacks, space, samples, l2_budget=l2_budget)
+        plan = settings.plan
+        threat = ThreatModel.of(plan.attacks, plan.input_space, plan.attack_samples, l2_budget=l2_budget)
         board.open(described, threat.attacks, step, settings.parts)
         return board
 
-    def _embed(
-        self,
-        board: Board,
-        tap: HeadTap,
-        subject: Subject,
-        samples: Samples,
-        examples: Mapping[str, Examples],
-        step: int,
-    ) -> None:
-        points = EmbeddingPoints.of(samples, {} if subject.extra is not None or subject.embed else examples)
-        x, y, *_ = points.samples
-        calls = [tap.run(subject.forward, batch.x) for batch in subject.batches(points.samples, "embeddings")]
+    def _embed(self, board: Board, subject: Subject, samples: Samples, step: int) -> None:
+        tap = cast(Route, subject.route).tap(subject.model)
+        calls = [tap.run(subject.logits_of(batch), batch.x) for batch in subject.batches(samples, "embeddings")]
         embedding = torch.cat([call.embedding for call in calls if call.embedding is not None]).cpu()
         preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
-        x = x if isinstance(x, Tensor) else torch.zeros(len(x), 1)  # without pictures, for inputs of several shapes
-        labels = preds if y is None else y
-        board.embed(step, embedding, labels, preds, x, subject.input_space, points.kinds, points.following)
+        # Inputs of several shapes have no pictures
+        x = samples.x if isinstance(samples.x, Tensor) else torch.zeros(len(samples.x), 1)
+        labels = preds if samples.y is None else samples.y
+        board.embed(step, embedding, labels, preds, x, subject.input_space)

@@ -2,95 +2,71 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import nn
-
-from lightning_robustness._arguments import check_functions, check_head, check_integer, check_name
-from lightning_robustness._measurement.feature_meter import FeatureMeter
-from lightning_robustness._measurement.keys import Part, logged_keys, tag
-from lightning_robustness._measurement.meters import SampleMeter
-from lightning_robustness._measurement.meters.attack import AttackMeter
-from lightning_robustness._measurement.plan import common_budget, describe_settings, make_sample_meters
+from lightning_robustness._arguments import check_integer, check_name
+from lightning_robustness._measurement.keys import logged_keys, tag
+from lightning_robustness._measurement.plan import Plan
+from lightning_robustness._model.access import Access
 from lightning_robustness._numbers import write_budget
 from lightning_robustness.attacks import budget_of
 from lightning_robustness.attacks.attack import check_budgets
-from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.input_space import InputSpace
-from lightning_robustness.metrics._base import Mode
 
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """The arguments of the monitor, checked; see there."""
+    """The arguments of the monitor, checked; see there. ``final`` is the attack at the end of training, by its name."""
 
-    attacks: Mapping[str, Callable[..., Any]]
+    access: Access
+    plan: Plan
     final: Mapping[str, Callable[..., Any]]
-    eps: float | None
-    input_space: InputSpace
-    num_classes: int | None
-    head: str | nn.Module | None
-    forward_fn: Callable[..., Any] | None
-    embed_fn: Callable[..., Any] | None
-    batch_fn: Callable[..., Any] | None
-    fim_samples: int
-    fim_method: FisherMethod
-    clever_samples: int
-    clever_radius: float
-    attack_samples: int
-    batch_size: int
     dataloader_idx: int
-    seed: int
     prefix: str
-    mode: Mode
     log_figures: bool
     log_embeddings: bool
     progress: bool | None
 
     def __post_init__(self) -> None:
-        for name in ("dataloader_idx", "seed"):
-            check_integer(name, getattr(self, name), minimum=0)
-        check_integer("batch_size", self.batch_size, minimum=1)
+        check_integer("dataloader_idx", self.dataloader_idx, minimum=0)
         check_name("prefix", self.prefix)
-        check_functions(self.forward_fn, self.batch_fn, self.embed_fn)
-        check_head(self.head)
-        check_budgets([*self.attacks.values(), *self.final.values()], self.input_space)
-        # These check the other arguments
-        self.make_meters()
-        FeatureMeter(2 if self.num_classes is None else self.num_classes, self.mode, torch.device("cpu"))
+        check_budgets(self.final.values(), self.plan.input_space)
 
     @property
-    def parts(self) -> list[Part]:
-        """The parts that are measured beside the attacks."""
-        trust: list[Part] = ["trust"] if self.attacks else []
-        return ["features", *(meter.name for meter in self.make_meters()), *trust]
+    def final_plan(self) -> Plan:
+        """The plan of the attack at the end of training."""
+        return replace(self.plan, attacks=self.final)
+
+    @property
+    def attacks(self) -> dict[str, Callable[..., Any]]:
+        """All attacks, by name."""
+        return {**self.plan.attacks, **self.final}
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether inputs will be perturbed or differentiated."""
+        return bool(self.attacks or self.plan.meters())
+
+    @property
+    def sample_size(self) -> int:
+        """Number of samples that meters need."""
+        attacked = self.plan.attack_samples if self.attacks else 0
+        return max([attacked, *(meter.size for meter in self.plan.meters())])
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of what is measured besides the attacks."""
+        return [*self.plan.parts, *(["trust"] if self.plan.attacks else [])]
 
     @property
     def keys(self) -> list[str]:
         """Keys of the values that say how robust the network is, as they are logged."""
-        return [tag(self.prefix, name) for name in logged_keys(self.parts, list(self.attacks))]
+        return [tag(self.prefix, name) for name in logged_keys(self.parts, list(self.plan.attacks))]
 
     def without_gradients(self) -> "MonitorSettings":
         """Leave out everything that needs passes or gradients of its own."""
-        return replace(
-            self, attacks={}, final={}, fim_samples=0, clever_samples=0, attack_samples=0, log_embeddings=False
-        )
-
-    def make_meters(self) -> list[SampleMeter]:
-        """Make the meters of the sample that are wanted."""
-        budget = common_budget(self.attacks.values(), self.eps, self.input_space)
-        options = (self.fim_samples, self.fim_method, self.clever_samples, self.clever_radius)
-        meters = make_sample_meters(self.input_space, self.seed, *options, budget)
-        return [meter for meter in meters if meter.size]
-
-    def make_attack_meter(self, attacks: Mapping[str, Callable[..., Any]]) -> AttackMeter:
-        """Make the meter of attacks, those of every epoch or the final one."""
-        budget = common_budget(self.attacks.values(), self.eps, self.input_space, first="l2")
-        return AttackMeter(attacks, self.input_space, budget)
+        plan = replace(self.plan, attacks={}, attack_samples=0, fim_samples=0, clever_samples=0)
+        return replace(self, plan=plan, final={}, log_embeddings=False)
 
     def describe(self) -> dict[str, str]:
         """Describe everything that values depend on besides the module and the data."""
-        budgets = [budget_of(attack, self.input_space) for attack in self.attacks.values()]
-        described = describe_settings(
-            self.attacks, self.attack_samples, self.make_meters(), self.mode, self.input_space, self.seed
-        )
-        return described | {"eps": ", ".join(dict.fromkeys(write_budget(budget.eps) for budget in budgets if budget))}
+        budgets = [budget_of(attack, self.plan.input_space) for attack in self.plan.attacks.values()]
+        texts = dict.fromkeys(write_budget(budget.eps) for budget in budgets if budget)
+        return self.plan.describe() | {"eps": ", ".join(texts)}

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_robustness._isolation.sandbox import is_compiled
+from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall, hookable_modules, is_same, read_embedding, read_logits
 from lightning_robustness._model.route import Call, Route, copy_output, is_layer, name_of, trace_logits
 
@@ -114,14 +115,14 @@ class StepRoute:
     The logits are those of the outermost module that takes the inputs of the batch.
     """
 
-    def __init__(self, model: nn.Module, x: Tensor, head: str | nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module, batch: Batch, head: str | nn.Module | None = None) -> None:
         if is_compiled(model.modules()):
             raise ValueError(
                 "Expected a network that is not compiled but got one with `torch.compile`. The parameters are sharded, "
                 "so values come from hooks alone, which do not reach compiled code. Leave `torch.compile` out."
             )
+        self.batch = batch
         self._model = model
-        self._x = x
         self._given = None if head is None else name_of(model, head)
         self._calls: list[Call] = []
         self._root: nn.Module | None = None  # outermost module that is processing the inputs
@@ -140,12 +141,13 @@ class StepRoute:
         while self._handles:
             self._handles.pop().remove()
 
-    def find(self, y: Tensor | None) -> tuple[Route, HeadCall]:
+    def find(self) -> tuple[Route, HeadCall]:
         """Return the route after the step has run, and the embedding and logits of its batch."""
         if self._output is None:
             raise ValueError(NOT_SEEN)
+        x, y = self.batch.x, self.batch.y
         highest = -1 if y is None or len(y) == 0 else int(y.max())
-        route, call = trace_logits(self._model, self._calls, self._output, self._x, self._given, highest)
+        route, call = trace_logits(self._model, self._calls, self._output, x, self._given, highest)
         for name, shape in self._later:
             if shape == call.logits.shape and name not in route.modules:
                 raise ValueError(
@@ -158,7 +160,7 @@ class StepRoute:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._root is None and self._output is None:
             values = (*args, *kwargs.values())
-            if any(isinstance(value, Tensor) and is_same(value, self._x) for value in values):
+            if any(isinstance(value, Tensor) and is_same(value, self.batch.x) for value in values):
                 self._root = module
 
     def _leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

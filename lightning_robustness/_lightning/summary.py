@@ -9,7 +9,7 @@ from lightning_robustness._display.page import Page
 from lightning_robustness._display.provenance import describe_run
 from lightning_robustness._display.table import Table, glossary
 from lightning_robustness._lightning.settings import MonitorSettings
-from lightning_robustness._measurement.keys import KEYS, attack_free_metrics, find_key, get_key
+from lightning_robustness._measurement.keys import KEYS, PARTS, attack_free_metrics, find_key, get_key
 from lightning_robustness._measurement.statistics import (
     Evaluation,
     accuracy_interval,
@@ -125,20 +125,13 @@ def _describe(choice: Choice) -> str:
     )
 
 
-_PARTS = (
-    ("attacks", "Attacks, by epoch"),
-    ("features", "RDI, ROBY and accuracy, by epoch"),
-    ("fim", "Fisher information and distance to the boundary, by epoch"),
-    ("clever", "CLEVER, by epoch"),
-)
-
-
 def run_page(history: Sequence[Evaluation], settings: MonitorSettings, figure: "Figure") -> Page:
     """Make the page of a training run."""
     summary = RunSummary.of(history)
-    samples = summary.num_samples or settings.attack_samples
+    plan = settings.plan
+    samples = summary.num_samples or plan.attack_samples
     l2_budget = next((entry["l2_budget"] for entry in reversed(history) if "l2_budget" in entry), None)
-    threat = ThreatModel.of(settings.attacks, settings.input_space, samples, l2_budget=l2_budget)
+    threat = ThreatModel.of(plan.attacks, plan.input_space, samples, l2_budget=l2_budget)
     names = list(dict.fromkeys(name for entry in history for name in entry))
     return Page(
         title=f"Training run, {settings.prefix}",
@@ -147,7 +140,7 @@ def run_page(history: Sequence[Evaluation], settings: MonitorSettings, figure: "
         figures={"The run": figure} if history else {},
         tables=[table for table in _tables(history, summary, settings, names) if table.rows],
         glossary=glossary(names),
-        provenance=describe_run() | {"seed": str(settings.seed)},
+        provenance=describe_run() | {"seed": str(plan.seed)},
     )
 
 
@@ -189,7 +182,10 @@ def _tables(
             note="Points lost: accuracy under attack below that of the most robust epoch. Guarded: only epochs within "
             "two points of the best clean accuracy count. Trust: Kendall's tau-b with accuracy under attack.",
         ),
-        *(_history_table(title, history, [name for name in names if _part(name) == part]) for part, title in _PARTS),
+        *(
+            _history_table(title, history, [name for name in names if _part(name) == part])
+            for part, title in PARTS.items()
+        ),
         Table("Time", ["part", "seconds"], [[name, value] for name, value in summary.seconds.items()], folded=True),
         Table("Settings", ["setting", "value"], list(settings.describe().items()), folded=True),
     ]

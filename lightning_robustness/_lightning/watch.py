@@ -1,85 +1,85 @@
 """One pass over a validation loader, watched from outside."""
 
-from collections.abc import Callable, Mapping
-from time import perf_counter
-from typing import Any
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_robustness._isolation.sandbox import is_compiled
 from lightning_robustness._lightning.step import NOT_SEEN, StepCheck
-from lightning_robustness._measurement.feature_meter import FeatureMeter
-from lightning_robustness._measurement.samples import LoaderShare, SpreadSample
+from lightning_robustness._measurement.feature_pass import FeaturePass
+from lightning_robustness._measurement.samples import FixedSample, LoaderShare
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall
 from lightning_robustness._model.route import Route
 
 
-class ValidationWatch:
-    """Feed the features of every batch to a meter and its inputs to a sample, while somebody else runs the network."""
+class Watch:
+    """Feed the features of every batch to a pass and its inputs to a sample, while somebody else runs the network.
+
+    Batches that validation does not run through the head take a forward pass of our own, unless there can be none. The
+    first batch is compared with such a pass, unless validation is known to compute the same logits. A process whose
+    samples do not count takes part with none.
+    """
 
     def __init__(
         self,
-        model: nn.Module,
-        forward: Callable[..., Any] | None,
+        subject: Subject,
         route: Route,
-        meter: FeatureMeter,
+        features: FeaturePass,
         share: LoaderShare,
-        sample: SpreadSample | None,
+        sample: FixedSample | None = None,
         is_checked: bool = True,
         is_counted: bool = True,
+        has_passes: bool = True,
     ) -> None:
-        self.meter = meter
+        self.features = features
         self.sample = sample
-        self._forward = forward
-        self._model = model
-        self._route = route
-        self._tap = route.tap(model)
-        self._share = share
-        self._check: StepCheck | None = None
-        self._is_counted = is_counted
-        self._num_seen = 0
-        self._batch: tuple[Tensor, Tensor | None, int] | None = None
         # Hooks would become part of compiled code, or would not be called by it
-        self.uses_hooks = not is_compiled(model.modules())
+        self.uses_hooks = not is_compiled(subject.model.modules())
         self.is_checked = is_checked or not self.uses_hooks
+        self._subject = subject
+        self._route = route
+        self._tap = route.tap(subject.model)
+        self._share = share
+        self._flags = is_counted, has_passes
+        self._num_seen = 0
+        self._check: StepCheck | None = None
+        self._batch: tuple[Batch, int] | None = None
 
-    def before(self, x: Tensor, y: Tensor | None, extras: Mapping[str, Tensor] | None = None) -> None:
-        """See a batch, with its other entries, before validation does."""
-        indices = self._share.indices(self._num_seen, len(x))
-        number = len(indices) if self._is_counted else 0
-        self._num_seen += len(x)
+    def before(self, batch: Batch) -> None:
+        """See a batch before validation does."""
+        positions = self._share.positions(self._num_seen, len(batch.x))
+        number = len(positions) if self._flags[0] else 0
+        self._num_seen += len(batch.x)
+        batch = batch._replace(positions=positions)
         if self.sample is not None:
-            others = {name: value[:number] for name, value in (extras or {}).items()}
-            self.sample.add(indices[:number], x[:number], None if y is None else y[:number], others)
-        self._batch = x, y, number
+            self.sample.add(batch.first(number))
+        self._batch = batch, number
         if self.uses_hooks:
             self._tap.attach()
-            self._tap.listen(x)
+            self._tap.listen(batch.x)
         if not self.is_checked:
-            self._check = StepCheck(self._model, self._route, x)
+            self._check = StepCheck(self._subject.model, self._route, batch.x)
 
     def after(self, call: HeadCall | None = None) -> bool:
         """See what validation made of the batch; return whether it took a forward pass of our own."""
         if self._batch is None:
             return False
-        (x, y, number), self._batch = self._batch, None
+        (batch, number), self._batch = self._batch, None
         call, check = call or self._tap.take(), self._check
         self._close_check()
         is_ours = call is None
         if call is None:
-            if self._forward is None:
+            if not self._flags[1]:
                 raise ValueError(NOT_SEEN)
-            start = perf_counter()
-            call = self._tap.run(self._forward, x)
-            self.meter.seconds += perf_counter() - start
+            with self.features.timed():
+                call = self._tap.run(self._subject.logits_of_loaded(batch), batch.x)
         if check is not None:
-            check.compare(call.logits, is_ours, y)
+            check.compare(call.logits, is_ours, batch.y)
             self.is_checked = True
-        embedding, logits = call
-        call = HeadCall(None if embedding is None else embedding[:number], logits[:number])
+        call = HeadCall(_first(call.embedding, number), call.logits[:number])
         if not all(features.isfinite().all() for features in call if features is not None):
             raise FloatingPointError("the logits or the embedding of some samples are NaN or infinite")
-        self.meter.update(call, None if y is None else y[:number])
+        self.features.add(batch.first(number), call)
         return is_ours
 
     def close(self) -> None:
@@ -92,3 +92,7 @@ class ValidationWatch:
         if self._check is not None:
             self._check.close()
         self._check = None
+
+
+def _first(values: Tensor | None, number: int) -> Tensor | None:
+    return None if values is None else values[:number]

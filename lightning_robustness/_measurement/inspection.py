@@ -1,44 +1,63 @@
+"""Find out about a model on the first batch, and try what may fail before the work begins."""
+
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._measurement.meters import SampleMeter
-from lightning_robustness._measurement.subject import Samples, Subject
+from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._measurement.threat_model import is_image
 from lightning_robustness._model.access import are_probabilities, compute_logits, pick_entry
-from lightning_robustness._model.batch import check_classes
+from lightning_robustness._model.batch import Batch, check_classes
 from lightning_robustness._model.route import Route, find_route
-from lightning_robustness._processes import rank_zero_warn
+from lightning_robustness._processes import Processes, rank_zero_warn
 from lightning_robustness.attacks import Attack, run_attack
 
 
-def inspect_model(
-    model: nn.Module,
-    subject: Subject,
-    x: Tensor,
-    y: Tensor | None = None,
-    head: str | nn.Module | None = None,
-    num_classes: int | None = None,
-) -> Route:
-    """Find out how the logits of a model come about, on the first samples of a batch, and whether labels fit."""
-    few = x[:2]
-    highest_label = -1 if y is None or len(y) == 0 else int(y.max())
+class Found(NamedTuple):
+    """Facts about a model and its inputs, which processes without samples learn from the others."""
+
+    route: Route
+    is_discrete: bool = False
+    is_image: bool = False
+
+
+def inspect(subject: Subject, batch: Batch, needs_gradients: bool) -> tuple[Subject, Found]:
+    """Find out how the logits of a model come about, and check that inputs and labels fit."""
+    model, access = subject.model, subject.access
+    subject = replace(subject, extra=access.find_extras(model, batch))
+    few = batch.first(2)
+    forward = subject.logits_of_loaded(few)
     try:
-        with sandbox(subject.forward, few) as (copies,), torch.no_grad():
-            subject.forward(copies)
+        with sandbox(forward, few.x) as (copies,), torch.no_grad():
+            forward(copies)
     except Exception as error:
         raise ValueError(
-            f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {tuple(few.shape)} but it "
+            f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {tuple(few.x.shape)} but it "
             f"failed: {error} Let `forward` return logits, or pass `forward_fn=`, a callable that takes the module and "
             f"inputs and returns logits{_example(model)}."
         ) from error
-    route = find_route(model, few, subject.forward, head, highest_label)
-    with sandbox(subject.forward, few) as (few,), torch.no_grad():
-        logits = compute_logits(pick_entry(subject.forward, route.entry), few)
-    check_route(model, route, logits, y, num_classes)
-    return route
+    highest_label = -1 if batch.y is None or len(batch.y) == 0 else int(batch.y.max())
+    route = find_route(model, few.x, forward, access.head, highest_label)
+    with sandbox(forward, few.x) as (copies,), torch.no_grad():
+        logits = compute_logits(pick_entry(forward, route.entry), copies)
+    check_route(model, route, logits, batch.y, access.num_classes)
+    subject = replace(subject, route=route)
+    is_discrete = needs_gradients and not _can_be_perturbed(subject, batch)
+    return subject, Found(route, is_discrete, is_image(batch.x) and access.embed_fn is None)
+
+
+def agree(processes: Processes, found: Found | None) -> Found | None:
+    """Tell the facts to processes without samples; None if no process has any."""
+    everywhere = [other for other in processes.gather(found) if other is not None]
+    if not everywhere:
+        return None
+    own = found or everywhere[0]
+    return own._replace(is_discrete=any(other.is_discrete for other in everywhere))
 
 
 def check_route(
@@ -70,12 +89,6 @@ def check_route(
         )
 
 
-def _example(model: nn.Module) -> str:
-    """Return a function to pass, where one child of a module without a forward of its own has all parameters."""
-    children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
-    return f": `lambda module, x: module.{children[0]}(x)`" if len(children) == 1 else ""
-
-
 def warn_of_unused_layers(model: nn.Module, route: Route) -> None:
     """Warn of a layer that could follow ``forward``, where no validation step shows whether it does."""
     for name, module in model.named_modules():
@@ -87,35 +100,40 @@ def warn_of_unused_layers(model: nn.Module, route: Route) -> None:
             )
 
 
-def open_inputs(subject: Subject, x: Tensor, extras: Mapping[str, Tensor]) -> Tensor | None:
-    """Check the inputs of a batch, and get the first samples for ``rehearse``."""
-    if not x.is_floating_point() and subject.embed is None:
+def rehearse(
+    subject: Subject, batch: Batch, meters: Iterable[Meter], attacks: Mapping[str, Callable[..., Any]]
+) -> None:
+    """Try everything that may fail on one or two samples; built-in attacks are known to work and are not tried."""
+    few = batch.first(1 if subject.extra_names else 2)
+    few = few._replace(x=subject.embedded(few.x), y=None, positions=torch.arange(len(few.x)))
+    for meter in meters:
+        meter.rehearse(subject, few)
+    foreign = [attack for attack in attacks.values() if not isinstance(attack, Attack)]
+    if foreign:
+        forward = subject.logits_of(few)
+        with sandbox(forward, few.x) as (copies,), torch.no_grad():
+            preds = compute_logits(forward, copies).argmax(dim=1)
+        for attack in foreign:
+            run_attack(forward, attack, few.x, preds, subject.input_space, subject.seed)
+
+
+def _can_be_perturbed(subject: Subject, batch: Batch) -> bool:
+    """Check the inputs of a batch; return whether they are not integers, which cannot be perturbed."""
+    if not batch.x.is_floating_point() and subject.access.embed_fn is None:
         rank_zero_warn(
-            f"Inputs are integers ({x.dtype}), which cannot be perturbed by small amounts: attacks, the Fisher "
+            f"Inputs are integers ({batch.x.dtype}), which cannot be perturbed by small amounts: attacks, the Fisher "
             "information and all else that needs gradients are left out. For tokens, pass `embed_fn=`, a callable that "
             "takes the module and tokens and returns their embeddings; for pixels that the module converts itself, "
             "`embed_fn=lambda module, x: x.float()` and `input_space=InputSpace(high=255)`."
         )
-        return None
-    whole = subject.embedded(x)
+        return False
+    whole = subject.embedded(batch.x)
     subject.input_space.check(whole)
     subject.input_space.check_normalized(whole)
-    if subject.extra is None or not extras:
-        return whole[:2]
-    subject.extra.values = {name: value[:1] for name, value in extras.items()}
-    return whole[:1]
+    return True
 
 
-def rehearse(
-    subject: Subject, x: Tensor, meters: Iterable[SampleMeter], attacks: Mapping[str, Callable[..., Any]]
-) -> None:
-    """Try everything that may fail on the first samples of a batch, so that it fails before the work begins."""
-    few = x[:2]
-    for meter in meters:
-        meter.rehearse(subject, Samples(few, None, torch.arange(len(few))))
-    foreign = [attack for attack in attacks.values() if not isinstance(attack, Attack)]
-    if foreign:
-        with sandbox(subject.forward, few) as (copies,), torch.no_grad():
-            preds = compute_logits(subject.forward, copies).argmax(dim=1)
-        for attack in foreign:
-            run_attack(subject.forward, attack, few, preds, subject.input_space, subject.seed)
+def _example(model: nn.Module) -> str:
+    """Return a function to pass, where one child of a module without a forward of its own has all parameters."""
+    children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
+    return f": `lambda module, x: module.{children[0]}(x)`" if len(children) == 1 else ""

@@ -5,7 +5,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-Part = Literal["features", "fim", "clever", "attacks", "trust", "run"]
+# Parts of a measurement, and the titles of their tables on the page of a run; the others have none
+PARTS = {
+    "attacks": "Attacks, by epoch",
+    "features": "RDI, ROBY and accuracy, by epoch",
+    "fim": "Fisher information and distance to the boundary, by epoch",
+    "clever": "CLEVER, by epoch",
+}
 Role = Literal["metric", "context", "warning", "bookkeeping"]
 
 
@@ -14,7 +20,7 @@ class Key:
     """One measured value, or a family of values such as ``asr/<attack>``."""
 
     name: str
-    part: Part
+    part: str
     label: str
     unit: str
     higher_is_better: bool | None
@@ -149,7 +155,7 @@ def attack_free_metrics() -> dict[str, Key]:
     return {key.name: key for key in KEYS if key.role == "metric" and key.part != "attacks"}
 
 
-def logged_keys(parts: Collection[Part], attacks: Sequence[str]) -> list[str]:
+def logged_keys(parts: Collection[str], attacks: Sequence[str]) -> list[str]:
     """Return the names of the metrics, and of the values that help to read them, which a measurement produces.
 
     Example:
@@ -190,7 +196,7 @@ def is_tag(prefix: str, text: str) -> bool:
     return name != text and any(re.fullmatch(re.sub("<.*>", ".+", key.logged_name), name) for key in KEYS)
 
 
-def charts(parts: Collection[Part], attacks: Sequence[str], unbounded: Collection[str] = ()) -> list[Chart]:
+def charts(parts: Collection[str], attacks: Sequence[str], unbounded: Collection[str] = ()) -> list[Chart]:
     """Return the charts of a measurement, those of attacks first.
 
     Example:
@@ -237,6 +243,6 @@ def _chart(names: list[str], has_interval: bool = False, group: str = "other val
     return Chart(get_key(names[0]).chart or "", names, has_interval, group)
 
 
-def _produced(parts: Collection[Part], attacks: Sequence[str]) -> list[Key]:
+def _produced(parts: Collection[str], attacks: Sequence[str]) -> list[Key]:
     produced = {*parts, "run", *(["attacks"] if attacks else [])}
     return [key for key in KEYS if key.part in produced]

@@ -1,15 +1,20 @@
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import Self
+
 from lightning_robustness._arguments import check_integer, check_name, check_number, check_option
-from lightning_robustness._measurement.meters import SampleMeter
+from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.meters.attack import AttackMeter
 from lightning_robustness._measurement.meters.clever import CleverMeter
 from lightning_robustness._measurement.meters.fisher import FisherMeter
 from lightning_robustness.attacks import Attack, Budget, budget_of, get_attack
+from lightning_robustness.attacks.attack import check_budgets
 from lightning_robustness.functional.boundary_distance import BoundaryNorm
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
-from lightning_robustness.metrics._base import Mode
+from lightning_robustness.metrics._base import Storage
 
 AttackLike = str | Attack | Callable[..., Any]
 DEFAULT_ATTACKS = ("pgd", "cw", "square")
@@ -106,26 +111,87 @@ def _default_name(attack: AttackLike) -> str:
     return str(getattr(attack, "name", getattr(attack, "__name__", type(attack).__name__))).lower()
 
 
-def make_sample_meters(
-    input_space: InputSpace,
-    seed: int = 0,
-    fim_samples: int = 256,
-    fim_method: FisherMethod = "auto",
-    clever_samples: int = 0,
-    clever_radius: float = 2.0,
-    budget: Budget | None = None,
-) -> list[SampleMeter]:
-    """Make the meters of a fixed sample, in the order in which they run; those of size 0 are not to be used."""
-    for name, value in {"fim_samples": fim_samples, "clever_samples": clever_samples, "seed": seed}.items():
-        check_integer(name, value, minimum=0)
-    check_option("fim_method", fim_method, FisherMethod)
-    check_number("clever_radius", clever_radius, exclusive=True)
-    norm: BoundaryNorm = "l2" if budget is not None and budget.norm == "l2" else "linf"
-    eps = None if budget is None else budget.eps
-    return [
-        FisherMeter(fim_samples, fim_method, input_space, seed, norm, eps),
-        CleverMeter(clever_samples, clever_radius, input_space, seed),
-    ]
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, and on how many samples: settings that monitor and ``evaluate`` share, checked.
+
+    ``budget`` is that of values without attacks, ``minimum_norm_budget`` that within which success of attacks without a
+    budget of their own counts.
+    """
+
+    attacks: Mapping[str, Callable[..., Any]]
+    input_space: InputSpace
+    attack_samples: int
+    fim_samples: int
+    fim_method: FisherMethod
+    clever_samples: int
+    clever_radius: float
+    budget: Budget | None
+    minimum_norm_budget: Budget | None
+    storage: Storage
+    batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("attack_samples", "fim_samples", "clever_samples", "seed"):
+            check_integer(name, getattr(self, name), minimum=0)
+        check_integer("batch_size", self.batch_size, minimum=1)
+        check_option("fim_method", self.fim_method, FisherMethod)
+        check_number("clever_radius", self.clever_radius, exclusive=True)
+        check_option("storage", self.storage, Storage)
+        check_budgets(self.attacks.values(), self.input_space)
+
+    @classmethod
+    def of(
+        cls,
+        attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
+        eps: float | None,
+        input_space: InputSpace,
+        attack_samples: int,
+        boundary_eps: float | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Make a plan of attacks by name, with a budget; values without attacks may have another one."""
+        check_integer("attack_samples", attack_samples, minimum=0)
+        named = name_attacks(attacks, eps) if attack_samples else {}
+        budget = common_budget(named.values(), eps if boundary_eps is None else boundary_eps, input_space)
+        l2_budget = common_budget(named.values(), eps, input_space, first="l2")
+        return cls(named, input_space, attack_samples, budget=budget, minimum_norm_budget=l2_budget, **settings)
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of what is measured besides the attacks."""
+        return ["features", *(meter.name for meter in self.meters())]
+
+    def meters(self) -> list[Meter]:
+        """Return the meters of the sample, without attacks, in the order in which they run."""
+        return [meter for meter in self._all_meters() if meter.size]
+
+    def attack_meters(self, names: Iterable[str] | None = None) -> list[AttackMeter]:
+        """Return the meters of some of the attacks, by default of all."""
+        return [
+            AttackMeter(name, self.attacks[name], self.attack_samples, self.minimum_norm_budget)
+            for name in (self.attacks if names is None else names)
+        ]
+
+    def describe(self) -> dict[str, str]:
+        """Describe the settings that values depend on besides the model and the data."""
+        return {
+            "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in self.attacks.items()) or "none",
+            "attacked": f"at most {self.attack_samples} samples" if self.attacks else "none",
+            **{meter.title: meter.describe() if meter.size else "none" for meter in self._all_meters()},
+            "RDI and ROBY": f"all samples, storage {self.storage!r}",
+            "input space": repr(self.input_space),
+            "seed": str(self.seed),
+        }
+
+    def _all_meters(self) -> list[Meter]:
+        norm: BoundaryNorm = "l2" if self.budget is not None and self.budget.norm == "l2" else "linf"
+        eps = None if self.budget is None else self.budget.eps
+        return [
+            FisherMeter(self.fim_samples, self.fim_method, norm, eps),
+            CleverMeter(self.clever_samples, self.clever_radius),
+        ]
 
 
 def common_budget(
@@ -153,22 +219,3 @@ def common_budget(
         if sizes:
             return Budget(norm, max(sizes))
     return None if eps is None else Budget("linf", eps)
-
-
-def describe_settings(
-    attacks: Mapping[str, Callable[..., Any]],
-    attack_samples: int,
-    meters: Iterable[SampleMeter],
-    mode: Mode,
-    input_space: InputSpace,
-    seed: int,
-) -> dict[str, str]:
-    """Describe the settings that values depend on besides the model and the data."""
-    return {
-        "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in attacks.items()) or "none",
-        "attacked": f"at most {attack_samples} samples" if attacks else "none",
-        **{meter.title: meter.describe() if meter.size else "none" for meter in meters},
-        "RDI and ROBY": f"all samples, mode {mode!r}",
-        "input space": repr(input_space),
-        "seed": str(seed),
-    }

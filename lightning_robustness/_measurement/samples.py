@@ -1,12 +1,92 @@
+"""Samples to measure: which ones a process has, and a fixed sample that is spread over the whole data set."""
+
 import math
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler
+
+from lightning_robustness._model.batch import Batch
+
+
+class Samples(NamedTuple):
+    """Samples on the CPU: inputs, a list of tensors if their shapes differ; labels; positions; other entries."""
+
+    x: Any
+    y: Tensor | None
+    positions: Tensor
+    extras: Sequence[Mapping[str, Tensor]] | None = None
+
+    def only(self, names: Iterable[str]) -> "Samples":
+        """Leave out the other entries that a model does not take, and put samples together that can be measured so."""
+        names = tuple(names)
+        extras = None
+        if names and self.extras is not None:
+            extras = [{name: row[name] for name in names if name in row} for row in self.extras]
+        samples = self._replace(extras=extras)
+        return samples if samples._are_alike else samples.select(sorted(range(len(self.x)), key=samples._kind))
+
+    def select(self, rows: Sequence[int] | Tensor) -> "Samples":
+        """Return some of the samples, by their rows."""
+        rows = torch.as_tensor(rows, dtype=torch.long)
+        return Samples(
+            self.x[rows] if isinstance(self.x, Tensor) else [self.x[row] for row in rows],
+            None if self.y is None else self.y[rows],
+            self.positions[rows],
+            None if self.extras is None else [self.extras[row] for row in rows],
+        )
+
+    def at(self, positions: Tensor) -> "Samples":
+        """Return those of the samples that have one of these positions."""
+        return self.select(torch.isin(self.positions, positions).nonzero().squeeze(1))
+
+    def without(self, positions: Tensor) -> "Samples":
+        """Return those of the samples that have none of these positions."""
+        return self.select((~torch.isin(self.positions, positions)).nonzero().squeeze(1))
+
+    def batches(self, size: int) -> list[Batch]:
+        """Split samples into batches, each of one shape and with the same other entries, in a single row."""
+        rows = torch.arange(len(self.x))
+        groups = [rows] if len(rows) else []
+        if not self._are_alike:
+            groups = [torch.tensor(list(group)) for _, group in groupby(rows.tolist(), key=self._kind)]
+        return [self._batch(part) for group in groups for part in group.split(size)]
+
+    @staticmethod
+    def join(shares: Iterable["Samples"]) -> "Samples":
+        """Put the samples of all processes in the order of their positions."""
+        shares = [share for share in shares if len(share.positions)]
+        joined = Samples(
+            [row for share in shares for row in share.x],
+            None if shares[0].y is None else torch.cat([share.y for share in shares if share.y is not None]),
+            torch.cat([share.positions for share in shares]),
+            None if shares[0].extras is None else [row for share in shares for row in share.extras or ()],
+        )
+        return joined.select(joined.positions.argsort())
+
+    @property
+    def _are_alike(self) -> bool:
+        return self.extras is None and isinstance(self.x, Tensor)
+
+    def _kind(self, row: int) -> tuple[Any, ...]:
+        """Return what a sample has in common with those that it can be measured together with."""
+        extras = {} if self.extras is None else self.extras[row]
+        entries = (
+            (name, tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().tobytes())
+            for name, value in sorted(extras.items())
+        )
+        return tuple(self.x[row].shape), *entries
+
+    def _batch(self, rows: Tensor) -> Batch:
+        x = self.x[rows] if isinstance(self.x, Tensor) else torch.stack([self.x[row] for row in rows])
+        extras = {} if self.extras is None else self.extras[int(rows[0])]
+        shared = {name: value.unsqueeze(0) for name, value in extras.items()}
+        return Batch(x, None if self.y is None else self.y[rows], None, shared, self.positions[rows])
 
 
 def spread_indices(size: int, total: int, seed: int = 0) -> np.ndarray:
@@ -26,24 +106,24 @@ def spread_indices(size: int, total: int, seed: int = 0) -> np.ndarray:
     return edges[:-1] + (np.random.default_rng(seed).random(size) * np.diff(edges)).astype(np.int64)
 
 
-class SpreadSample:
-    """Collect a fixed sample from a stream of batches.
+class FixedSample:
+    """A sample that is collected once from a stream of batches, and then the same in every evaluation.
 
-    If the number of samples is known, the sample is that of ``spread_indices``. Otherwise each index is hashed to a
+    If the number of samples is known, the sample is that of ``spread_indices``. Otherwise each position is hashed to a
     pseudo-random key, and the samples with the smallest keys are kept.
 
     Example:
-        >>> import numpy as np
         >>> import torch
-        >>> from lightning_robustness._measurement.samples import SpreadSample
-        >>> sample = SpreadSample(size=4, total=100)
-        >>> for indices in np.arange(100).reshape(5, 20):
-        ...     sample.add(indices, x=torch.tensor(indices).unsqueeze(1), y=torch.tensor(indices % 10))
-        >>> x, y = sample.collect()
-        >>> x.flatten(), y
+        >>> from lightning_robustness._measurement.samples import FixedSample
+        >>> from lightning_robustness._model.batch import Batch
+        >>> sample = FixedSample(size=4, total=100)
+        >>> for positions in torch.arange(100).split(20):
+        ...     sample.add(Batch(positions.unsqueeze(1), positions % 10, positions=positions))
+        >>> samples = sample.take(4)
+        >>> samples.x.flatten(), samples.y
         (tensor([15, 31, 51, 75]), tensor([5, 1, 1, 5]))
-        >>> sample.rows(2)
-        array([1, 2])
+        >>> sample.take(2).positions
+        tensor([31, 51])
 
     """
 
@@ -51,102 +131,108 @@ class SpreadSample:
         self._size = size
         self._seed = seed
         self._chosen = None if total is None else spread_indices(size, total, seed)
-        self._indices = np.zeros(0, dtype=np.int64)
         self._limit = np.uint64(2**64 - 1)
-        self._x: list[Tensor] = []
-        self._y: list[Tensor] = []
-        self._extras: list[dict[str, Tensor]] = []
+        self._rows: list[_Row] = []
         self._has_labels: bool | None = None
         self._everywhere: np.ndarray | None = None
-        self._nothing: tuple[Tensor, Tensor | None] = torch.zeros(0, 0), None
+        self._nothing = torch.zeros(0, 0)
 
-    def add(self, indices: np.ndarray, x: Tensor, y: Tensor | None, extras: Mapping[str, Tensor] | None = None) -> None:
-        """Keep the rows that belong to the sample, on the CPU."""
-        if self._has_labels not in (None, y is not None):
+    @property
+    def needs_sharing(self) -> bool:
+        """Whether the size of the sample over all processes is known only once they share their positions."""
+        return self._chosen is None
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Positions of the samples kept so far."""
+        return np.array([row.position for row in self._rows], dtype=np.int64)
+
+    def add(self, batch: Batch) -> None:
+        """Keep the samples of a batch that belong here, on the CPU; positions must rise from batch to batch."""
+        if self._has_labels not in (None, batch.y is not None):
             raise ValueError("Expected labels in all batches or in none but only some have them.")
-        self._has_labels = y is not None
-        chosen = self._chosen
-        wanted = _key(indices, self._seed) <= self._limit if chosen is None else np.isin(indices, chosen)
-        rows = np.flatnonzero(wanted)
-        self._indices = np.concatenate([self._indices, indices[rows]])
-        self._x += _rows(x, rows)
-        self._y += [] if y is None else _rows(y, rows)
-        columns = {name: _rows(value, rows) for name, value in (extras or {}).items()}
-        self._extras += [{name: column[i] for name, column in columns.items()} for i in range(len(rows))]
-        self._nothing = x[:0].detach().cpu(), None if y is None else y[:0].detach().cpu()
-        if len(self._x) > 2 * self._size:
-            self._keep(self.rows(self._size))
-            self._limit = _key(self._indices, self._seed).max(initial=0)
+        self._has_labels = batch.y is not None
+        self._nothing = batch.x[:0].detach().cpu()
+        positions = batch.positions.numpy()
+        is_wanted = self._key(positions) <= self._limit if self._chosen is None else np.isin(positions, self._chosen)
+        rows = np.flatnonzero(is_wanted)
+        labels = [None] * len(rows) if batch.y is None else _copy(batch.y, rows)
+        extras = {name: _copy(value, rows) for name, value in batch.extras.items()}
+        for number, x in enumerate(_copy(batch.x, rows)):
+            others = {name: values[number] for name, values in extras.items()}
+            self._rows.append(_Row(int(positions[rows[number]]), x, labels[number], others))
+        if len(self._rows) > 2 * self._size:
+            self._keep()
+            self._limit = self._key(self.positions).max(initial=0)
 
-    @property
-    def indices(self) -> np.ndarray:
-        """Indices in the data set of the rows kept so far."""
-        return self._indices
+    def share_with(self, positions: np.ndarray) -> None:
+        """Make this the share of a sample over several processes, given the positions that all of them kept."""
+        self._everywhere = positions
 
-    def share_with(self, indices: np.ndarray) -> None:
-        """Make this the share of a sample over several processes, given the indices that all of them kept.
+    def take(self, size: int, names: Iterable[str] = ()) -> Samples:
+        """Return a part of the sample, spread as evenly, with the other entries of these names."""
+        self._keep()
+        rows = [self._rows[row] for row in self._indices(size)]
+        x: Any = [row.x for row in rows]
+        if len({row.shape for row in x}) <= 1:
+            x = torch.stack(x) if x else self._nothing
+        # A process without batches does not know whether there are labels
+        y = None if self._has_labels is False else _stack_labels([row.y for row in rows if row.y is not None])
+        positions = torch.tensor([row.position for row in rows], dtype=torch.long)
+        return Samples(x, y, positions, [row.extras for row in rows]).only(names)
 
-        Only then do the shares have the size of the sample together, if the number of samples was unknown.
-        """
-        self._everywhere = indices
+    def _keep(self) -> None:
+        self._rows = [self._rows[row] for row in self._indices(self._size)]
 
-    def rows(self, size: int) -> np.ndarray:
+    def _indices(self, size: int) -> np.ndarray:
         """Select a smaller sample, as evenly spread, from the rows kept so far."""
+        own = self.positions
         if self._chosen is None:
-            everywhere = self._indices if self._everywhere is None else self._everywhere
-            smallest = everywhere[np.argsort(_key(everywhere, self._seed), kind="stable")[:size]]
-            return np.flatnonzero(np.isin(self._indices, smallest))
+            everywhere = own if self._everywhere is None else self._everywhere
+            smallest = everywhere[np.argsort(self._key(everywhere), kind="stable")[:size]]
+            return np.flatnonzero(np.isin(own, smallest))
         chosen = self._chosen[spread_indices(size, len(self._chosen), self._seed)]
-        return np.flatnonzero(np.isin(self._indices, chosen))
+        return np.flatnonzero(np.isin(own, chosen))
 
-    @property
-    def extras(self) -> list[dict[str, Tensor]]:
-        """Other entries of the rows kept so far, by name."""
-        return self._extras
-
-    def collect(self) -> tuple[Tensor | list[Tensor], Tensor | None]:
-        """Return inputs and labels in the order of the data set; empty tensors if there are none.
-
-        Inputs of different shapes come as a list.
-        """
-        self._keep(self.rows(self._size))
-        if not self._x:
-            return self._nothing
-        y = torch.stack(self._y) if self._y else None
-        return (self._x if len({row.shape for row in self._x}) > 1 else torch.stack(self._x)), y
-
-    def _keep(self, rows: np.ndarray) -> None:
-        self._indices = self._indices[rows]
-        self._x = [self._x[row] for row in rows]
-        self._y = [self._y[row] for row in rows] if self._y else []
-        self._extras = [self._extras[row] for row in rows]
+    def _key(self, positions: np.ndarray) -> np.ndarray:
+        """Hash each position to a pseudo-random 64-bit key (SplitMix64); the smallest are kept."""
+        z = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(self._seed)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
 
 
-def _rows(tensor: Tensor, rows: np.ndarray) -> list[Tensor]:
+class _Row(NamedTuple):
+    position: int
+    x: Tensor
+    y: Tensor | None
+    extras: dict[str, Tensor]
+
+
+def _copy(tensor: Tensor, rows: np.ndarray) -> list[Tensor]:
     """Copy rows to the CPU one by one: a view would keep the whole batch in memory."""
     return [row.clone() for row in tensor[torch.as_tensor(rows, device=tensor.device)].detach().cpu()]
 
 
-def _key(indices: np.ndarray, seed: int) -> np.ndarray:
-    """Hash each index to a pseudo-random 64-bit key (SplitMix64); the smallest are kept."""
-    z = (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+def _stack_labels(labels: list[Tensor]) -> Tensor:
+    return torch.stack(labels) if labels else torch.zeros(0, dtype=torch.long)
 
 
 class LoaderShare(NamedTuple):
-    """Share of a data set that a loader gives to this process."""
+    """Share of a data set that a loader gives to this process: its own positions, of those that all processes see.
+
+    The total does not count samples that a distributed sampler repeats; it is None where it is not known in advance.
+    """
 
     total: int | None
     num_replicas: int = 1
     rank: int = 0
     first: int = 0
 
-    def indices(self, start: int, number: int) -> np.ndarray:
-        """Return the indices in the data set of this process's samples from ``start`` on, without repeats."""
-        indices = self.first + (start + np.arange(number)) * self.num_replicas + self.rank
-        return indices if self.total is None or self.num_replicas == 1 else indices[indices < self.total]
+    def positions(self, start: int, number: int) -> Tensor:
+        """Return the positions in the data set of this process's samples from ``start`` on, without repeats."""
+        positions = self.first + (start + torch.arange(number)) * self.num_replicas + self.rank
+        return positions if self.total is None or self.num_replicas == 1 else positions[positions < self.total]
 
 
 def loader_share(loader: Any, num_batches: float | None = None) -> LoaderShare:

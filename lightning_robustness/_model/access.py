@@ -1,13 +1,18 @@
+"""How a model is called on a batch: what it takes, and where its logits are."""
+
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness._arguments import check_model
+from lightning_robustness._arguments import check_functions, check_head, check_integer, check_model
+from lightning_robustness._model.batch import Batch, read_batch, read_extras
 from lightning_robustness._processes import rank_zero_warn
+from lightning_robustness.input_space import InputSpace, check_input_space
 
 _REMEDY = "If they are elsewhere, pass a function that returns them alone, with `forward_fn=` where there is one."
 
@@ -109,28 +114,67 @@ def are_probabilities(logits: Tensor) -> bool:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
+@dataclass(frozen=True)
+class Access:
+    """How a model and its batches are read: arguments that all who measure or train a model share, checked.
+
+    Embeddings, which ``embed_fn`` returns, have no bounds unless the space that is given has some.
+    """
+
+    given_space: InitVar[InputSpace | None] = None
+    head: str | nn.Module | None = None
+    num_classes: int | None = None
+    forward_fn: Callable[..., Any] | None = None
+    embed_fn: Callable[..., Any] | None = None
+    batch_fn: Callable[..., Any] | None = None
+    input_space: InputSpace = field(init=False)
+
+    def __post_init__(self, given_space: InputSpace | None) -> None:
+        check_functions(self.forward_fn, self.batch_fn, self.embed_fn)
+        check_head(self.head)
+        if self.num_classes is not None:
+            check_integer("num_classes", self.num_classes, minimum=2)
+        object.__setattr__(self, "input_space", check_input_space(given_space, bounded=self.embed_fn is None))
+
+    def read(self, batch: Any) -> Batch:
+        """Read a batch as a loader gives it."""
+        x, y = read_batch(batch, self.batch_fn)
+        return Batch(x, y, *read_extras(batch, self.batch_fn, len(x)))
+
+    def forward(self, model: nn.Module) -> Callable[..., Any]:
+        """Return the callable from inputs to outputs."""
+        return model if self.forward_fn is None else partial(self.forward_fn, model)
+
+    def find_extras(self, model: nn.Module, batch: Batch) -> "ExtraInputs | None":
+        """Find out what else the model takes from a batch."""
+        name = batch.name if self.embed_fn is None else "inputs_embeds"
+        return find_extra_inputs(self.forward(model), name, batch.extras)
+
+    def describe(self) -> dict[str, Any]:
+        """Return everything that results depend on, by name."""
+        return {name: getattr(self, name) for name in ("head", "num_classes", "forward_fn", "embed_fn", "batch_fn")}
+
+
+@dataclass(frozen=True)
 class ExtraInputs:
-    """Calls of a model with the entries that belong to its inputs."""
+    """Names of the entries that a model takes beside its inputs, and the keyword for these; None if they come first."""
 
-    def __init__(self, names: Iterable[str], keyword: str | None = None) -> None:
-        self.names = tuple(names)
-        self.keyword = keyword
-        self.values: Mapping[str, Tensor] = {}
+    names: tuple[str, ...]
+    keyword: str | None = None
 
-    def call(self, forward: Callable[..., Any], x: Tensor) -> Any:
-        """Run a model on inputs."""
-        values = {name: self.values[name].to(x.device) for name in self.names if name in self.values}
+    def bind(self, forward: Callable[..., Any], values: Mapping[str, Tensor]) -> Callable[..., Any]:
+        """Make a callable that takes the inputs alone, with the entries of their batch."""
+        return partial(self._call, forward, values)
+
+    def _call(self, forward: Callable[..., Any], values: Mapping[str, Tensor], x: Tensor) -> Any:
+        values = {name: values[name].to(x.device) for name in self.names if name in values}
         if any(len(value) not in (1, len(x)) for value in values.values()):
             raise ValueError(
-                f"Expected as many inputs as {', '.join(values)} have rows but got {len(x)}: an attack that drops "
-                "samples cannot take them along. Pass `all_steps=True`, or an attack that keeps all samples."
+                f"Expected as many inputs as {', '.join(values)} have rows but got {len(x)}: this attack drops "
+                "samples, so they no longer line up. Pass `all_steps=True`, or an attack that keeps all samples."
             )
         rows = {name: v.expand(len(x), *v.shape[1:]) if len(v) == 1 else v for name, v in values.items()}
         return forward(x, **rows) if self.keyword is None else forward(**{self.keyword: x}, **rows)
-
-    def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a callable that takes the inputs alone."""
-        return partial(self.call, forward)
 
 
 def embed_and_call(forward: Callable[..., Any], embed: Callable[..., Any], x: Tensor) -> Any:
@@ -139,7 +183,7 @@ def embed_and_call(forward: Callable[..., Any], embed: Callable[..., Any], x: Te
 
 
 def find_extra_inputs(forward: Callable[..., Any], name: str | None, extras: Iterable[str]) -> ExtraInputs | None:
-    """Find out how a model takes inputs, from the names of its arguments."""
+    """Find out how a model takes inputs, from the names of its arguments; None if they come first and alone."""
     try:
         parameters = inspect.signature(forward.forward if isinstance(forward, nn.Module) else forward).parameters
     except (TypeError, ValueError):  # compiled or built-in functions have none
@@ -147,5 +191,5 @@ def find_extra_inputs(forward: Callable[..., Any], name: str | None, extras: Ite
     positional = [p.name for p in parameters.values() if p.kind in _POSITIONAL]
     takes_all = not positional and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     keyword = name if name is not None and (takes_all or name in positional[1:]) else None
-    taken = [extra for extra in extras if takes_all or extra in positional[0 if keyword else 1 :]]
+    taken = tuple(extra for extra in extras if takes_all or extra in positional[0 if keyword else 1 :])
     return ExtraInputs(taken, keyword) if taken or keyword is not None else None

@@ -3,7 +3,8 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,37 @@ _ONE_HOT = (
     "One-hot or soft labels, and those of other forms, can be turned into class indices by `batch_fn=`, a callable "
     "that takes the batch and returns inputs and labels: `lambda batch: (batch[0], batch[1].argmax(dim=1))`."
 )
+
+
+class Batch(NamedTuple):
+    """Inputs, labels if there are any, and positions in the data set once they are known.
+
+    ``name`` is the key of the inputs in the batch. ``extras`` are its other entries, such as a mask, with one row per
+    sample, or a single row that all samples share.
+    """
+
+    x: Tensor
+    y: Tensor | None
+    name: str | None = None
+    extras: Mapping[str, Tensor] = MappingProxyType({})
+    positions: Tensor = torch.zeros(0, dtype=torch.long)
+
+    def labels(self) -> Tensor:
+        """Return the labels, which attacks need."""
+        return require_labels(self.y, "attacks")
+
+    def first(self, number: int) -> "Batch":
+        """Return the first samples."""
+        return self._replace(
+            x=self.x[:number],
+            y=None if self.y is None else self.y[:number],
+            extras={name: value[:number] for name, value in self.extras.items()},
+            positions=self.positions[:number],
+        )
+
+    def to(self, device: torch.device) -> "Batch":
+        """Move inputs and labels to a device; the other entries follow where they are used."""
+        return self._replace(x=self.x.to(device), y=None if self.y is None else self.y.to(device))
 
 
 def read_batch(

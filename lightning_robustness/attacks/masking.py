@@ -1,6 +1,6 @@
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_robustness._arguments import check_number
 from lightning_robustness.attacks.attack import Budget, budget_of
 from lightning_robustness.attacks.run_attack import AttackResult
+from lightning_robustness.input_space import InputSpace
 
 # Probability of a false alarm of each test
 LEVEL = 0.01
@@ -67,18 +68,29 @@ class MaskingSign(NamedTuple):
     remedy: str
 
 
-@dataclass(eq=False)
-class AttackTally:
-    """Results of one attack over all batches: per sample whether it could succeed and whether it did, and counts."""
+@dataclass(frozen=True, eq=False)
+class _Tally:
+    """Results of one attack over all batches: its budget, and columns as ``AttackResult.columns`` has them."""
 
     attack: Any
     budget: Budget | None
-    success: Tensor
-    eligible: Tensor
-    zero_gradients: int = 0
-    samples_with_gradients: int = 0
-    probabilities: bool = False
-    deterministic: bool = True
+    columns: Mapping[str, Tensor]
+
+    @property
+    def success(self) -> Tensor:
+        """Samples on which the attack succeeded."""
+        return self.columns["success"]
+
+    @property
+    def eligible(self) -> Tensor:
+        """Samples on which it could succeed."""
+        return self.columns["eligible"]
+
+    @property
+    def gradients(self) -> tuple[int, int]:
+        """Number of samples whose first gradient was zero, and of those for which the attack tells."""
+        told = self.columns["tells_gradients"] & self.eligible
+        return int((told & self.columns["zero_gradients"]).sum()), int(told.sum())
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -90,11 +102,11 @@ class AttackTally:
         """Success rate."""
         return self.counts[0] / max(self.counts[1], 1)
 
-    def is_paired(self, other: "AttackTally") -> bool:
+    def is_paired(self, other: "_Tally") -> bool:
         """Whether both attacks seem to have seen the same samples, in the same order."""
         return torch.equal(self.eligible, other.eligible)
 
-    def beats(self, other: "AttackTally", tolerance: float) -> bool:
+    def beats(self, other: "_Tally", tolerance: float) -> bool:
         """Whether this attack succeeds more often than another, by more than a tolerance and the level of a test."""
         if not self.is_paired(other):
             return is_higher_rate(self.counts, other.counts, tolerance)
@@ -110,7 +122,7 @@ class AttackTally:
         """Tell whether the attack has these attributes."""
         return all(getattr(self.attack, name, None) == value for name, value in attributes.items())
 
-    def is_rival(self, other: "AttackTally") -> bool:
+    def is_rival(self, other: "_Tally") -> bool:
         """Whether this is a white-box attack with the goal and the budget of another attack."""
         targeted = getattr(other.attack, "targeted", None)
         return self.has(white_box=True, targeted=targeted) and self.budget == other.budget
@@ -151,11 +163,29 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
     """
     if isinstance(results, AttackResult) or not isinstance(results, Iterable):
         raise TypeError(f"Expected argument `results` to be a list of results of `run_attack` but got {results!r}.")
-    return signs_of(_tally(results), check_number("tolerance", tolerance))
+    check_number("tolerance", tolerance)
+    groups: list[tuple[Any, list[Mapping[str, Tensor]]]] = []
+    for result in results:
+        if not isinstance(result, AttackResult):
+            raise TypeError(f"Expected argument `results` to hold results of `run_attack` but got {result!r}.")
+        parts = next((own for attack, own in groups if attack is result.attack or attack == result.attack), None)
+        if parts is None:
+            groups.append((result.attack, parts := []))
+        parts.append(result.columns())
+    columns = [{name: torch.cat([part[name] for part in parts]) for name in parts[0]} for _, parts in groups]
+    return find_signs([attack for attack, _ in groups], columns, None, tolerance)
 
 
-def signs_of(tallies: list[AttackTally], tolerance: float) -> list[MaskingSign]:
-    """Look for signs in the sums over all batches, one tally per attack."""
+def find_signs(
+    attacks: Iterable[Callable[..., Any]],
+    columns: Iterable[Mapping[str, Tensor]],
+    input_space: InputSpace | None,
+    tolerance: float = 0.01,
+) -> list[MaskingSign]:
+    """Look for signs in the columns of each attack, over all batches."""
+    tallies = [
+        _Tally(attack, budget_of(attack, input_space), own) for attack, own in zip(attacks, columns, strict=True)
+    ]
     return [
         *_black_box_beats_white_box(tallies, tolerance),
         *_zero_gradients(tallies, tolerance),
@@ -165,26 +195,7 @@ def signs_of(tallies: list[AttackTally], tolerance: float) -> list[MaskingSign]:
     ]
 
 
-def _tally(results: Iterable[AttackResult]) -> list[AttackTally]:
-    tallies: list[AttackTally] = []
-    for result in results:
-        if not isinstance(result, AttackResult):
-            raise TypeError(f"Expected argument `results` to hold results of `run_attack` but got {result!r}.")
-        tally = next((t for t in tallies if t.attack is result.attack or t.attack == result.attack), None)
-        if tally is None:
-            nothing = torch.zeros_like(result.success[:0])
-            tallies.append(tally := AttackTally(result.attack, budget_of(result.attack), nothing, nothing))
-        tally.success = torch.cat([tally.success, result.success])
-        tally.eligible = torch.cat([tally.eligible, result.eligible])
-        if result.zero_gradients is not None:
-            tally.zero_gradients += int((result.zero_gradients & result.eligible).sum())
-            tally.samples_with_gradients += int(result.eligible.sum())
-        tally.probabilities |= result.probabilities
-        tally.deterministic &= result.deterministic
-    return tallies
-
-
-def _black_box_beats_white_box(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
+def _black_box_beats_white_box(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
     for black in tallies:
         rivals = [t for t in tallies if t.is_rival(black)]
         if not black.has(white_box=False) or black.budget is None or not rivals:
@@ -208,10 +219,11 @@ def _black_box_beats_white_box(tallies: list[AttackTally], tolerance: float) -> 
             )
 
 
-def _zero_gradients(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
+def _zero_gradients(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
     for tally in tallies:
-        share = tally.zero_gradients / max(tally.samples_with_gradients, 1)
-        if is_more_than(tally.zero_gradients, tally.samples_with_gradients, tolerance):
+        number, told = tally.gradients
+        share = number / max(told, 1)
+        if is_more_than(number, told, tolerance):
             yield MaskingSign(
                 "zero_gradients",
                 f"{_name(tally)} finds a gradient of zero for {share:.1%} of the samples.",
@@ -221,7 +233,7 @@ def _zero_gradients(tallies: list[AttackTally], tolerance: float) -> Iterator[Ma
             )
 
 
-def _one_step_beats_many(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
+def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
     for one in tallies:
         rivals = [t for t in tallies if t.is_rival(one) and getattr(t.attack, "steps", 1) > 1]
         if not one.has(white_box=True, steps=1) or not rivals:
@@ -238,8 +250,8 @@ def _one_step_beats_many(tallies: list[AttackTally], tolerance: float) -> Iterat
             )
 
 
-def _not_rising_with_eps(tallies: list[AttackTally], tolerance: float) -> Iterator[MaskingSign]:
-    groups: dict[tuple[Any, ...], list[tuple[float, AttackTally]]] = {}
+def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
+    groups: dict[tuple[Any, ...], list[tuple[float, _Tally]]] = {}
     for tally in tallies:
         if tally.budget is not None and is_dataclass(tally.attack):
             groups.setdefault(tally.setting("eps", "alpha", "options"), []).append((tally.budget.eps, tally))
@@ -256,7 +268,7 @@ def _not_rising_with_eps(tallies: list[AttackTally], tolerance: float) -> Iterat
                 )
 
 
-def _has_stopped(small: AttackTally, large: AttackTally) -> bool:
+def _has_stopped(small: _Tally, large: _Tally) -> bool:
     """Whether a budget of twice the size or more gives no more success.
 
     At least half as many samples again should be broken, or half of those that are left. That none is, although a
@@ -266,15 +278,15 @@ def _has_stopped(small: AttackTally, large: AttackTally) -> bool:
     return large.rate <= small.rate and math.exp(-min(broken, number - broken) / 2) < LEVEL
 
 
-def _outputs(tallies: list[AttackTally]) -> Iterator[MaskingSign]:
-    if any(tally.probabilities for tally in tallies):
+def _outputs(tallies: list[_Tally]) -> Iterator[MaskingSign]:
+    if any(tally.columns["probabilities"].any() for tally in tallies):
         yield MaskingSign(
             "probabilities",
             "All outputs are non-negative and add up to 1 for each sample.",
             "Attacks expect logits: a softmax on top flattens the loss, and hides gradients of confident samples.",
             "Let the model return logits, what enters the softmax, and repeat the attacks.",
         )
-    if not all(tally.deterministic for tally in tallies):
+    if not all(tally.columns["deterministic"].all() for tally in tallies):
         yield MaskingSign(
             "random_outputs",
             "Two forward passes of the same inputs gave different outputs.",
@@ -284,6 +296,6 @@ def _outputs(tallies: list[AttackTally]) -> Iterator[MaskingSign]:
         )
 
 
-def _name(tally: AttackTally) -> str:
+def _name(tally: _Tally) -> str:
     default = getattr(tally.attack, "__name__", type(tally.attack).__name__)
     return str(getattr(tally.attack, "name", default))

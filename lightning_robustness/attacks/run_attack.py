@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_robustness._model.access import are_probabilities, check_finite
+from lightning_robustness._numbers import accumulation_dtype
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
 from lightning_robustness.attacks.attack import Attack, check_budgets, craft
 from lightning_robustness.attacks.registry import get_attack
@@ -50,6 +51,24 @@ class AttackResult:
     def success_rate(self) -> float:
         """Share of the eligible samples on which the attack succeeded; 0 without any."""
         return self.success.sum().item() / max(self.eligible.sum().item(), 1)
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return everything there is per sample but the inputs; flags of the batch are repeated for each sample."""
+        wide = accumulation_dtype(self.l2.device)
+        none = torch.zeros_like(self.success)
+        return {
+            "preds": self.preds,
+            "adv_preds": self.adv_preds,
+            "eligible": self.eligible,
+            "success": self.success,
+            "l2": self.l2.to(wide),
+            "linf": self.linf.to(wide),
+            "queries": self.queries.long(),
+            "tells_gradients": none | (self.zero_gradients is not None),
+            "zero_gradients": none if self.zero_gradients is None else self.zero_gradients,
+            "probabilities": none | self.probabilities,
+            "deterministic": none | self.deterministic,
+        }
 
     def __repr__(self) -> str:
         return (

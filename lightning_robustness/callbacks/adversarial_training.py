@@ -169,6 +169,7 @@ class AdversarialTraining(TrainingStepCallback):
         self._means = EpochMeans()
         self._is_measured = False
         self._extra: ExtraInputs | None = None
+        self._extras: dict[str, Tensor] = {}
         # How the network takes the entries of a batch, by their names
         self._ways: dict[tuple[str | None, tuple[str, ...]], ExtraInputs | None] = {}
         self._is_first = True
@@ -252,12 +253,11 @@ class AdversarialTraining(TrainingStepCallback):
             function = pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
             self._ways[names] = find_extra_inputs(function, name, extras)
         self._extra = self._ways[names]
-        if self._extra is not None:
-            self._extra.values = extras if rows is None else {key: value[rows] for key, value in extras.items()}
+        self._extras = extras if rows is None else {key: value[rows] for key, value in extras.items()}
 
     def _forward(self, pl_module: LightningModule) -> Callable[..., Any]:
         forward = forward_of(pl_module, self.forward_fn)
-        return forward if self._extra is None else self._extra.bind(forward)
+        return forward if self._extra is None else self._extra.bind(forward, self._extras)
 
     def _choose_attack(self, trainer: Trainer) -> None:
         epoch = max(trainer.current_epoch - self.warmup_epochs, 0)

@@ -1,5 +1,4 @@
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +8,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 from typing_extensions import override
 
-from lightning_robustness._arguments import check_integer
 from lightning_robustness._display.run_figures import history_figure
 from lightning_robustness._lightning.faults import warn_of_sharding
 from lightning_robustness._lightning.hparams import announce_values, close_table
-from lightning_robustness._lightning.record import RunRecord
-from lightning_robustness._lightning.run import MonitorRun
+from lightning_robustness._lightning.record import RunRecord, find_distrust, is_at_the_end
+from lightning_robustness._lightning.run import Run
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.summary import RunSummary, run_page
 from lightning_robustness._lightning.trainer import (
@@ -25,12 +23,13 @@ from lightning_robustness._lightning.trainer import (
     log_to_all,
 )
 from lightning_robustness._measurement.keys import tag
-from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, name_attacks, name_final_attack
+from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_final_attack
 from lightning_robustness._measurement.statistics import interval_values
+from lightning_robustness._model.access import Access
 from lightning_robustness.attacks import Attack
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.input_space import InputSpace, check_input_space
-from lightning_robustness.metrics._base import Mode
+from lightning_robustness.input_space import InputSpace
+from lightning_robustness.metrics._base import Storage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +64,7 @@ class RobustnessMonitor(Callback):
         attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
             passed, and at the end of training. A mapping has a number for each attack. By default the attack called
             ``pgd`` runs in every validation epoch, the others in every fifth.
-        final_attacks: Attack for one strong verdict at the end of training, logged as ``adv_acc/final``: ``"worst"``,
+        final_attack: Attack for one strong verdict at the end of training, logged as ``adv_acc/final``: ``"worst"``,
             ``"autoattack"``, or an attack.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
@@ -86,7 +85,7 @@ class RobustnessMonitor(Callback):
         dataloader_idx: Which of several validation loaders to watch.
         seed: Seed of the sample, of random starts and directions: the same in every epoch.
         prefix: What keys start with.
-        mode: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
+        storage: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
         log_figures: Whether to log pictures and histograms, where a logger takes them.
         log_embeddings: Whether to log the embeddings of the sample to TensorBoard's projector.
@@ -108,7 +107,7 @@ class RobustnessMonitor(Callback):
         | Mapping[str, str | Attack | Callable[..., Any]] = DEFAULT_ATTACKS,
         eps: float | None = 8 / 255,
         attack_every_n_epochs: int | Mapping[str, int] | None = None,
-        final_attacks: str | Attack | Callable[..., Any] | None = None,
+        final_attack: str | Attack | Callable[..., Any] | None = None,
         input_space: InputSpace | None = None,
         num_classes: int | None = None,
         head: str | nn.Module | None = None,
@@ -124,42 +123,32 @@ class RobustnessMonitor(Callback):
         dataloader_idx: int = 0,
         seed: int = 0,
         prefix: str = "robustness",
-        mode: Mode = "auto",
+        storage: Storage = "auto",
         log_figures: bool = True,
         log_embeddings: bool = False,
         progress: bool | None = None,
     ) -> None:
-        check_integer("attack_samples", attack_samples, minimum=0)
-        named = name_attacks(attacks, eps) if attack_samples else {}
-        space = check_input_space(input_space, bounded=embed_fn is None)
-        final = {} if final_attacks is None or not attack_samples else name_final_attack(final_attacks, eps)
-        self.settings = MonitorSettings(
-            attacks=named,
-            final=final,
-            eps=eps,
-            input_space=space,
-            num_classes=num_classes,
-            head=head,
-            forward_fn=forward_fn,
-            embed_fn=embed_fn,
-            batch_fn=batch_fn,
+        access = Access(input_space, head, num_classes, forward_fn, embed_fn, batch_fn)
+        plan = Plan.of(
+            attacks,
+            eps,
+            access.input_space,
+            attack_samples,
             fim_samples=fim_samples,
             fim_method=fim_method,
             clever_samples=clever_samples,
             clever_radius=clever_radius,
-            attack_samples=attack_samples if named or final else 0,
+            storage=storage,
             batch_size=batch_size,
-            dataloader_idx=dataloader_idx,
             seed=seed,
-            prefix=prefix,
-            mode=mode,
-            log_figures=log_figures,
-            log_embeddings=log_embeddings,
-            progress=progress,
+        )
+        final = {} if final_attack is None or not attack_samples else name_final_attack(final_attack, eps)
+        self.settings = MonitorSettings(
+            access, plan, final, dataloader_idx, prefix, log_figures, log_embeddings, progress
         )
         self.late_keys: set[str] = set()
-        self._record = RunRecord(named, attack_every_n_epochs)
-        self._run: MonitorRun | None = None
+        self._record = RunRecord(plan.attacks, attack_every_n_epochs)
+        self._run: Run | None = None
         self._is_fitting = True
 
     @property
@@ -178,12 +167,10 @@ class RobustnessMonitor(Callback):
 
     @override
     def __repr__(self) -> str:
-        settings = self.settings
-        samples = f"attack_samples={settings.attack_samples}, fim_samples={settings.fim_samples}"
-        space = f"input_space={settings.input_space!r}, prefix={settings.prefix!r}"
-        return (
-            f"RobustnessMonitor(attacks={list(settings.attacks)}, {samples}, {space}, {len(self.history)} evaluations)"
-        )
+        plan = self.settings.plan
+        samples = f"attack_samples={plan.attack_samples}, fim_samples={plan.fim_samples}"
+        space = f"input_space={plan.input_space!r}, prefix={self.settings.prefix!r}"
+        return f"RobustnessMonitor(attacks={list(plan.attacks)}, {samples}, {space}, {len(self.history)} evaluations)"
 
     @property
     def keys(self) -> list[str]:
@@ -212,7 +199,7 @@ class RobustnessMonitor(Callback):
 
     def summary(self) -> RunSummary:
         """Summarise ``history``: the most robust epoch, and those that the attack-free values would have picked."""
-        return RunSummary.of(self.history, self.settings.input_space)
+        return RunSummary.of(self.history, self.settings.plan.input_space)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -232,10 +219,10 @@ class RobustnessMonitor(Callback):
             self._record.begin(trainer)
         warn_of_sharding(trainer, self.settings)
         settings = self._settings_for(trainer)
-        self._run = MonitorRun(settings, trainer, pl_module)
+        self._run = Run(settings, trainer, pl_module)
         if self._is_fitting:
-            announce = partial(announce_values, trainer, pl_module, settings)
-            self._run.faults.tolerate("the HParams tab lacks the values", announce)
+            with self._run.faults.skipping("the HParams tab lacks the values", is_raised_early=True):
+                announce_values(trainer, pl_module, settings)
 
     @override
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -303,20 +290,21 @@ class RobustnessMonitor(Callback):
             summary = self.summary()
             rank_zero_info(f"RobustnessMonitor:\n{summary}")
             run.board.show_summary(summary.lines())
-            run.faults.tolerate("the HParams tab lacks the values", partial(close_table, trainer, run.settings))
+            with run.faults.skipping("the HParams tab lacks the values", is_raised_early=True):
+                close_table(trainer, run.settings)
 
-    def _attack_at_the_end(self, run: MonitorRun, trainer: Trainer) -> None:
-        missing = [name for name in self._record.schedule.missing(trainer) if name in run.settings.attacks]
+    def _attack_at_the_end(self, run: Run, trainer: Trainer) -> None:
+        missing = [name for name in self._record.schedule.missing(trainer) if name in run.settings.plan.attacks]
         if not (missing or run.settings.final) or not run.has_sample:
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
-        values = run.faults.compute(f"left epoch {run.epoch} out", partial(run.attack_at_the_end, missing))
+        values = run.attack_at_the_end(missing)
         if not values:
             return
-        values = self._record.add(run, trainer, values, missing)
-        values |= self._record.show(run, trainer, values)
+        values = self._add(run, trainer, values, missing)
         logged = {tag(run.prefix, key): value for key, value in (values | interval_values(values)).items()}
-        run.faults.tolerate("the last values could not be logged", partial(log_to_all, trainer, logged))
+        with run.faults.skipping("the last values could not be logged", is_raised_early=True):
+            log_to_all(trainer, logged)
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
         self.late_keys = set(logged)
 
@@ -336,10 +324,20 @@ class RobustnessMonitor(Callback):
     def _settings_for(self, trainer: Trainer) -> MonitorSettings:
         return self.settings.without_gradients() if is_sharded(trainer) else self.settings
 
-    def _evaluate(self, run: MonitorRun, trainer: Trainer) -> dict[str, float]:
-        attacks = [name for name in self._record.schedule.due(trainer) if name in run.settings.attacks]
-        values = run.end_epoch(attacks)
-        if values is None:
+    def _evaluate(self, run: Run, trainer: Trainer) -> dict[str, float]:
+        due = [name for name in self._record.schedule.due(trainer) if name in run.settings.plan.attacks]
+        findings = run.end_epoch(due, is_at_the_end(trainer))
+        if findings is None:
             return {"skipped": 1.0}
-        values = self._record.add(run, trainer, values, attacks)
-        return values | self._record.show(run, trainer, values)
+        return self._add(run, trainer, {**findings.values, "skipped": 0.0}, due)
+
+    def _add(self, run: Run, trainer: Trainer, values: Mapping[str, float], attacks: list[str]) -> dict[str, float]:
+        """Add the values of an evaluation to the record, and show the run so far."""
+        added = self._record.add(trainer, run.epoch, values, attacks)
+        if trainer.state.fn != "fit":
+            return added
+        for key, message in find_distrust(trainer, run.prefix, self._record.trust) if attacks else ():
+            run.faults.warn(message, key)
+        taken = run.board.show_history(self.history)
+        self._record.add_seconds(taken)
+        return added | {"seconds/figures": added.get("seconds/figures", 0.0) + taken}

@@ -19,6 +19,7 @@ from pathlib import Path
 from lightning_robustness._arguments import check_device, check_integer, check_number
 from lightning_robustness._display.drawing import new_figure
 from lightning_robustness._display.provenance import describe_checkpoint
+from lightning_robustness._measurement.meters.sweep import plan_sweep
 from lightning_robustness._measurement.plan import name_attacks
 from lightning_robustness.attacks.attack import check_budgets
 from lightning_robustness.cli.class_path import Target, load_object
@@ -27,7 +28,6 @@ from lightning_robustness.cli.parser import OWN_OPTIONS
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
 from lightning_robustness.evaluation.reports.comparison_checks import check_budget, check_prior
 from lightning_robustness.evaluation.reports.report import Report, read_json
-from lightning_robustness.evaluation.sweep_samples import plan_sweep
 
 _OPTIONS = ("accelerator", "strategy", "devices", "num_nodes", "precision")
 

@@ -66,8 +66,8 @@ class _ListAttacks(argparse.Action):
 
 
 def _add_evaluate(parser: Any) -> None:
+    from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS
     from lightning_robustness.evaluation.evaluate import evaluate
-    from lightning_robustness.evaluation.sweep_samples import SWEEP_ATTACKS
 
     _add_model(parser)
     _add_data(parser, required=True)
@@ -164,7 +164,7 @@ def _add_data(parser: Any, required: bool) -> None:
 
 
 def _add_sweep_attacks(parser: Any) -> None:
-    from lightning_robustness.evaluation.sweep_samples import SWEEP_ATTACKS, SWEEP_EPS
+    from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_EPS
 
     parser.add_argument("--attacks", nargs="+", default=list(SWEEP_ATTACKS), help="Names of the attacks.")
     parser.add_argument("--eps", nargs="+", type=_BUDGET, default=list(SWEEP_EPS), help="Budgets, increasing.")

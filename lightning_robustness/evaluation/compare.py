@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from lightning_robustness._display.provenance import describe_data, describe_run
+from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
 from lightning_robustness._measurement.plan import AttackLike, list_attacks
 from lightning_robustness._processes import Processes, ProcessesLostError, describe_error, rank_zero_warn
 from lightning_robustness.evaluation.evaluate import evaluate
@@ -17,7 +18,6 @@ from lightning_robustness.evaluation.reports.comparison_checks import (
 from lightning_robustness.evaluation.reports.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.resume import check_folder, subfolder
-from lightning_robustness.evaluation.sweep_samples import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
 
 
 def compare(

@@ -1,15 +1,19 @@
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lightning_robustness._display import report_figures as figures
-from lightning_robustness._measurement.subject import Samples, Subject
+from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadTap
+from lightning_robustness._model.route import Route
 from lightning_robustness._numbers import accumulation_dtype
 from lightning_robustness.attacks import budget_of, run_attack
 
@@ -43,26 +47,36 @@ class DecisionSpace:
         return cls(**fields)
 
 
-def embed_batch(subject: Subject, tap: HeadTap, attack: Callable[..., Any], batch: Samples) -> dict[str, Tensor]:
-    """Attack a batch and return its labels and the inputs of the classifier head, before and after."""
-    x, y, positions = batch.x, batch.labels(), batch.positions
-    x_adv = run_attack(subject.forward, attack, x, y, subject.input_space, subject.seed, positions=positions).x_adv
-    clean, adversarial = (_embedding(tap, subject.forward, inputs) for inputs in (x, x_adv))
-    return {"labels": y, "clean": clean, "adversarial": adversarial}
+@dataclass(frozen=True)
+class DecisionSpaceMeter(Meter):
+    """Embeddings before and after an attack; logits where the model has no head."""
+
+    size: int
+    key: str
+    attack: Callable[..., Any]
+    method: Projection = "pca"
+
+    name = "decision space"
+    title = "decision space"
+    label = "the decision space"
+    keeps_partial = False
+
+    @override
+    def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
+        forward, route = subject.logits_of(batch), cast(Route, subject.route)
+        x, y, space, positions = batch.x, batch.labels(), subject.input_space, batch.positions
+        x_adv = run_attack(forward, self.attack, x, y, space, subject.seed, positions=positions).x_adv
+        tap = route.tap(subject.model)
+        return {"labels": y, "clean": _embedding(tap, forward, x), "adversarial": _embedding(tap, forward, x_adv)}
 
 
-def project(
-    rows: Mapping[str, Tensor], subject: Subject, attack: Callable[..., Any], name: str, method: Projection = "pca"
-) -> DecisionSpace:
-    """Project the inputs of the classifier head, before and after an attack, to the plane.
-
-    Both are projected together: by PCA, or by scikit-learn's t-SNE, which the ROBY paper uses.
-    """
-    reduce = get_projection(method, subject.seed)
-    points, number = reduce(torch.cat([rows["clean"], rows["adversarial"]])), len(rows["labels"])
-    budget = budget_of(attack, subject.input_space)
-    title = name if budget is None else f"{name}, $\\epsilon$ = {budget.eps:.3g}"
-    label = {"pca": "PCA", "tsne": "t-SNE"}[method]
+def project(meter: DecisionSpaceMeter, rows: Rows, subject: Subject) -> DecisionSpace:
+    """Project embeddings to the plane, before and after an attack together: by PCA, or by scikit-learn's t-SNE."""
+    reduce = get_projection(meter.method, subject.seed)
+    points, number = reduce(torch.cat([rows["clean"], rows["adversarial"]])), len(rows)
+    budget = budget_of(meter.attack, subject.input_space)
+    title = meter.key if budget is None else f"{meter.key}, $\\epsilon$ = {budget.eps:.3g}"
+    label = {"pca": "PCA", "tsne": "t-SNE"}[meter.method]
     return DecisionSpace(label, title, rows["labels"].tolist(), points[:number].tolist(), points[number:].tolist())
 
 

@@ -1,35 +1,36 @@
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import check_device, check_functions, check_head, check_integer, check_module
+from lightning_robustness._arguments import check_device, check_integer, check_module
+from lightning_robustness._display.pictures import AdversarialExample, make_examples
 from lightning_robustness._display.provenance import describe_data, describe_run
-from lightning_robustness._measurement.meters import SampleMeter
-from lightning_robustness._measurement.plan import (
-    DEFAULT_ATTACKS,
-    AttackLike,
-    common_budget,
-    describe_settings,
-    make_sample_meters,
-    name_attacks,
-)
+from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude
+from lightning_robustness._measurement.inspection import Found, inspect, warn_of_unused_layers
+from lightning_robustness._measurement.measure import Interrupted, measure
+from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.meters.attack import attack_again
+from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SweepMeter, plan_sweep, read_budgets
+from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, AttackLike, Plan, name_attacks
+from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
-from lightning_robustness._processes import Processes
+from lightning_robustness._measurement.threat_model import ThreatModel
+from lightning_robustness._model.access import Access
+from lightning_robustness._model.batch import Batch, require_labels
+from lightning_robustness._processes import Processes, rank_zero_warn
 from lightning_robustness.attacks.attack import check_budgets
-from lightning_robustness.evaluation.decision_space import Projection, get_projection
-from lightning_robustness.evaluation.evaluation_run import EvaluationRun, Part
-from lightning_robustness.evaluation.feature_pass import FeaturePass, FeatureSettings
-from lightning_robustness.evaluation.loading import check_loader, on_device
+from lightning_robustness.evaluation.decision_space import DecisionSpaceMeter, Projection, get_projection, project
+from lightning_robustness.evaluation.loading import Passed, check_loader, on_device, pass_over
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.resume import Records, check_folder, open_setting, unwrap
-from lightning_robustness.evaluation.sweep_samples import SWEEP_ATTACKS, plan_sweep, read_budgets
+from lightning_robustness.evaluation.resume import ResumeFolder, check_folder, open_folder, unwrap
+from lightning_robustness.evaluation.sweep import sweep_report
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.input_space import InputSpace, check_input_space
-from lightning_robustness.metrics._base import Mode
+from lightning_robustness.input_space import InputSpace
+from lightning_robustness.metrics._base import Storage
 
 
 def evaluate(
@@ -43,7 +44,6 @@ def evaluate(
     forward_fn: Callable[..., Any] | None = None,
     embed_fn: Callable[..., Any] | None = None,
     batch_fn: Callable[..., Any] | None = None,
-    samples: int | None = None,
     fim_samples: int = 256,
     fim_method: FisherMethod = "auto",
     attack_samples: int = 512,
@@ -55,7 +55,7 @@ def evaluate(
     batch_size: int = 128,
     device: str | torch.device | None = None,
     seed: int = 0,
-    mode: Mode = "auto",
+    storage: Storage = "auto",
     per_sample: bool = False,
     num_examples: int = 8,
     progress: bool = True,
@@ -92,7 +92,6 @@ def evaluate(
             takes them to logits; by default ``model(inputs_embeds=...)`` if it has such an argument.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form; as a third
             value a dictionary of what else ``forward`` takes from a batch, with one row per sample.
-        samples: Number of samples for the Fisher information and for attacks alike, instead of the next ones.
         fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
             comes with it; 0 for none.
         fim_method: How it is computed; see ``functional.fisher_spectral_norm``.
@@ -106,7 +105,7 @@ def evaluate(
         batch_size: Number of samples of the sample that are worked on at a time.
         device: Where to run; by default where the model is. It is moved back in the end.
         seed: Seed of the sample, of random starts and directions.
-        mode: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
+        storage: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
         per_sample: Whether to keep the results of each sample.
         num_examples: Number of adversarial examples to keep in the report as small pictures, if the inputs are images.
@@ -138,66 +137,202 @@ def evaluate(
     check_module(model, "in which the head can be found")
     check_loader(dataloader)
     check_folder(resume)
-    check_functions(forward_fn, batch_fn, embed_fn)
-    check_head(head)
     check_device(device)
-    check_integer("seed", seed, minimum=0)
-    space, budgets = check_input_space(input_space, bounded=embed_fn is None), read_budgets(sweep_eps)
-    needs_attacks = bool(budgets or decision_space)
-    if samples is not None:
-        fim_samples = attack_samples = check_integer("samples", samples, minimum=1 if needs_attacks else 0)
-    check_integer("attack_samples", attack_samples, minimum=1 if needs_attacks else 0)
-    check_integer("batch_size", batch_size, minimum=1)
     check_integer("num_examples", num_examples, minimum=0)
+    access = Access(input_space, head, num_classes, forward_fn, embed_fn, batch_fn)
+    budgets = read_budgets(sweep_eps)
     # Everything is made before the data is touched, so that a wrong argument is found here
-    named = name_attacks(attacks, eps) if attack_samples else {}
-    budget = common_budget(named.values(), budgets[len(budgets) // 2] if budgets else eps, space)
-    l2_budget = common_budget(named.values(), eps, space, first="l2")
-    meters = make_sample_meters(space, seed, fim_samples, fim_method, clever_samples, clever_radius, budget)
-    if decision_space is not None:
-        get_projection(decision_space, seed)
-        check_budgets(name_attacks(["pgd"], eps).values(), space)
-    check_budgets(named.values(), space)
-    plan = plan_sweep(sweep_attacks, budgets, space) if budgets else []
-    settings = describe_settings(named, attack_samples, meters, mode, space, seed) | {"torch": torch.__version__}
+    plan = Plan.of(
+        attacks,
+        eps,
+        access.input_space,
+        attack_samples,
+        boundary_eps=budgets[len(budgets) // 2] if budgets else None,
+        fim_samples=fim_samples,
+        fim_method=fim_method,
+        clever_samples=clever_samples,
+        clever_radius=clever_radius,
+        storage=storage,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    extra = _extra_meters(plan, budgets, sweep_attacks, decision_space, eps)
     processes, model = Processes(), unwrap(model)
-    records = Records(resume, processes)
-    facts = {"function": "evaluate", "attack_samples": attack_samples, "num_classes": num_classes, "head": head}
-    facts |= {"forward_fn": forward_fn, "embed_fn": embed_fn, "batch_fn": batch_fn, "sweep_eps": budgets}
-    facts |= {"sweep_attacks": plan[:1], "decision_space": decision_space and (decision_space, eps)}
-    facts |= {"budget of minimum-norm attacks": l2_budget}
-    open_setting(model, processes, records, settings | facts)
-    forward = model if forward_fn is None else partial(forward_fn, model)
+    settings = plan.describe() | {"torch": torch.__version__}
+    facts = {"function": "evaluate", "attack_samples": attack_samples, "sweep_eps": budgets, **access.describe()}
+    facts |= {"budget of minimum-norm attacks": plan.minimum_norm_budget, "other meters": extra}
+    folder = open_folder(resume, model, processes, settings | facts)
     with processes.together(on_device(model, device)) as place:
-        embed = None if embed_fn is None else partial(embed_fn, model)
         shown = progress and processes.rank == 0
-        subject = Subject(forward, space, place, batch_size, seed, shown, embed=embed)
-        attacked = attack_samples if named or needs_attacks else 0
-        sizes = [attacked, *(meter.size for meter in meters)]
-        wanted = FeatureSettings(batch_fn, head, num_classes, mode, max(1, *sizes), bool(attacked), any(sizes))
-        features = FeaturePass(model, subject, wanted, processes, records)
-        run = EvaluationRun(model, features, named, attacked, space, processes, records, l2_budget)
-        parts = [Part("the features", partial(run.measure_features, dataloader))]
-        parts += _list_parts(run, meters, named, num_examples, plan, budgets)
-        if decision_space is not None:
-            project = partial(run.project, name_attacks(["pgd"], eps, as_published=True), decision_space)
-            parts.append(Part("the decision space", project))
-        run.measure(parts)
+        subject = Subject(model, access, access.forward(model), place, batch_size, seed, shown)
+        meters = [*plan.meters(), *plan.attack_meters(), *extra]
+        look = partial(_look, bool(plan.attacks or extra), bool(meters))
+        size = max([1, *(meter.size for meter in meters)])
+        passed = pass_over(dataloader, subject, size, look, processes, folder, storage)
+        measured = _measure(meters, passed, processes, folder)
+        findings = conclude(plan, passed.features, measured.rows)
+        pictures, interrupted = list[AdversarialExample](), measured.interrupted
+        if interrupted is None:
+            try:
+                pictures = _draw_pictures(findings, plan, passed, processes, num_examples)
+            except KeyboardInterrupt:
+                interrupted = "the adversarial examples"
+        if interrupted is not None:
+            rank_zero_warn(
+                f"The evaluation was interrupted while it measured {interrupted}: its report has what was finished."
+            )
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
-        return run.report(settings, per_sample, origin)
+        report = _report(findings, plan, passed, settings)
+        report.interrupted, report.adversarial_examples = interrupted, pictures
+        report.metrics |= _seconds(findings, _add_extra(report, extra, measured, budgets, passed, processes))
+        report.provenance |= processes.gather(origin)[0]
+        if per_sample:
+            report.per_sample = _per_sample(plan, findings)
+        elif report.sweep is not None:
+            report.sweep = report.sweep.without_samples()
+        return report
 
 
-def _list_parts(
-    run: EvaluationRun,
-    meters: Iterable[SampleMeter],
-    attacks: Collection[str],
-    num_examples: int,
-    plan: Sequence[Mapping[str, Callable[..., Any]]],
+class _Measured(NamedTuple):
+    """Rows of the meters, and what was being measured when the user interrupted."""
+
+    rows: dict[str, Rows]
+    interrupted: str | None = None
+
+
+def _look(needs_labels: bool, needs_gradients: bool, subject: Subject, batch: Batch) -> tuple[Subject, Found]:
+    """Find out about the model on the first batch."""
+    if needs_labels:
+        require_labels(batch.y, "attacks", otherwise="measure without them: `attacks=()`")
+    subject, found = inspect(subject, batch, needs_gradients)
+    if subject.access.forward_fn is None:
+        warn_of_unused_layers(subject.model, found.route)
+    return subject, found
+
+
+def _extra_meters(
+    plan: Plan,
     budgets: Sequence[float],
-) -> list[Part]:
-    """List the parts that need the sample."""
-    parts = [Part(meter.label, partial(run.measure_sample, meter)) for meter in meters if meter.size]
-    parts += [Part(f"the attack {name}", partial(run.attack, name)) for name in attacks]
-    if attacks and num_examples:
-        parts.append(Part("the adversarial examples", partial(run.show_examples, num_examples)))
-    return [*parts, Part("the sweep", partial(run.sweep, plan, budgets))] if plan else parts
+    sweep_attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
+    decision_space: Projection | None,
+    eps: float | None,
+) -> list[Meter]:
+    """Return the meters of a sweep and of the decision space, which only reports have."""
+    meters: list[Meter] = []
+    if budgets or decision_space is not None:
+        check_integer("attack_samples", plan.attack_samples, minimum=1)
+    if budgets:
+        meters.append(SweepMeter(plan.attack_samples, plan_sweep(sweep_attacks, budgets, plan.input_space)))
+    if decision_space is not None:
+        get_projection(decision_space, plan.seed)
+        ((name, attack),) = name_attacks(["pgd"], eps, as_published=True).items()
+        check_budgets([attack], plan.input_space)
+        meters.append(DecisionSpaceMeter(plan.attack_samples, name, attack, decision_space))
+    return meters
+
+
+def _measure(meters: Iterable[Meter], passed: Passed, processes: Processes, folder: ResumeFolder) -> _Measured:
+    """Measure one part after the other, until the user interrupts."""
+    rows: dict[str, Rows] = {}
+    if passed.is_interrupted:
+        return _Measured(rows, "the features")
+    if passed.found is None or passed.found.is_discrete:
+        return _Measured(rows)
+    for meter in meters:
+        if isinstance(meter, DecisionSpaceMeter) and passed.found.route.head is None:
+            continue  # a warning has said that there are no embeddings
+        try:
+            rows[meter.name] = measure(meter, passed.subject, passed.take(meter.size), processes, folder)
+        except Interrupted as stop:
+            return _Measured(rows if stop.rows is None else rows | {meter.name: stop.rows}, stop.label)
+    return _Measured(rows)
+
+
+def _draw_pictures(
+    findings: Findings, plan: Plan, passed: Passed, processes: Processes, number: int
+) -> list[AdversarialExample]:
+    """Draw samples that the first attack with a budget broke or, without such an attack, the first one."""
+    if not number or passed.found is None or not passed.found.is_image:
+        return []
+    threat = _threat_model(findings, plan, passed)
+    successful = [name for name, rows in findings.attacks.items() if rows["success"].any()]
+    bounded = [name for name in successful if threat.attacks[name].budgets]
+    for name in [*bounded, *successful][:1]:
+        rows = findings.attacks[name]
+        positions = rows.positions[rows["success"]][:number]
+        (meter,) = plan.attack_meters([name])
+        examples = attack_again(meter, passed.subject, passed.take(meter.size), positions, processes)
+        return [] if examples is None else make_examples(name, examples, plan.input_space)
+    return []
+
+
+def _threat_model(findings: Findings, plan: Plan, passed: Passed) -> ThreatModel:
+    """Describe the attacks that were finished."""
+    attacks = {name: plan.attacks[name] for name in findings.attacks}
+    queries = {name: rows["queries"].double().mean().item() for name, rows in findings.attacks.items()}
+    number = max((len(rows) for rows in findings.attacks.values()), default=0)
+    has_images = passed.found is not None and passed.found.is_image
+    return ThreatModel.of(attacks, plan.input_space, number, has_images, queries, findings.l2_budget)
+
+
+def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[str, str]) -> RobustnessReport:
+    found = passed.found
+    head = {} if found is None else {"head": found.route.head or "none"}
+    return RobustnessReport(
+        model=type(passed.subject.model).__name__,
+        num_classes=0 if found is None else found.route.num_classes,
+        metrics={name: value for name, value in findings.values.items() if not name.startswith("seconds/")},
+        rates=findings.rates,
+        signs=findings.signs,
+        settings={**head, **settings},
+        boundary=findings.curve,
+        threat_model=_threat_model(findings, plan, passed),
+        classes=[] if findings.worst is None else class_accuracies(findings.worst),
+    )
+
+
+def _add_extra(
+    report: RobustnessReport,
+    meters: Iterable[Meter],
+    measured: _Measured,
+    budgets: Sequence[float],
+    passed: Passed,
+    processes: Processes,
+) -> dict[str, float]:
+    """Add the sweep and the decision space to a report; return the seconds that they took."""
+    seconds: dict[str, float] = {}
+    for meter in meters:
+        rows = measured.rows.get(meter.name)
+        if isinstance(meter, SweepMeter) and rows is not None:
+            is_interrupted = measured.interrupted == meter.label
+            sweep = sweep_report(meter, budgets, rows, is_interrupted, passed, processes)
+            report.sweep = sweep if sweep.samples else None
+            seconds["sweep"] = sum(sweep.seconds.values())
+        elif isinstance(meter, DecisionSpaceMeter) and rows is not None:
+            with processes.step():
+                report.decision_space = project(meter, rows, passed.subject)
+            seconds["decision_space"] = rows.seconds
+    return seconds
+
+
+def _seconds(findings: Findings, extra: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of all parts, those of attacks last."""
+    own = {name: value for name, value in findings.values.items() if name.startswith("seconds/")}
+    attacks = {name: own.pop(name) for name in [f"seconds/{key}" for key in findings.attacks]}
+    return own | {f"seconds/{name}": value for name, value in extra.items()} | attacks
+
+
+def _per_sample(plan: Plan, findings: Findings) -> dict[str, list[Any]]:
+    """List the results of each sample."""
+    columns: dict[str, list[Any]] = {}
+    for meter in plan.meters():
+        rows = findings.rows.get(meter.name)
+        for name, column in meter.per_sample.items():
+            if rows is not None and column in rows.columns:
+                columns |= {f"{name}_index": rows.positions.tolist(), name: rows[column].float().tolist()}
+    if findings.attacks:
+        first = next(iter(findings.attacks.values()))
+        columns |= {"index": first.positions.tolist(), "y": first["y"].tolist(), "preds": first["preds"].tolist()}
+    for name, rows in findings.attacks.items():
+        columns |= {f"{part}/{name}": rows[part].tolist() for part in ("adv_preds", "l2", "linf")}
+    return columns

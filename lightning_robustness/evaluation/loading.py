@@ -1,18 +1,27 @@
+"""The share of a loader that each process takes, and the pass over it."""
+
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._measurement.samples import LoaderShare, SpreadSample, kept_generators, loader_share
-from lightning_robustness._model.batch import read_batch, read_extras
+from lightning_robustness._measurement.feature_pass import FeaturePass, Features
+from lightning_robustness._measurement.inspection import Found, agree
+from lightning_robustness._measurement.samples import FixedSample, LoaderShare, Samples, kept_generators, loader_share
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.batch import Batch
+from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
+from lightning_robustness.evaluation.resume import DataFingerprint, ResumeFolder, hash_tensor
+from lightning_robustness.metrics._base import Storage
 
 _SETTINGS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
@@ -99,44 +108,138 @@ def check_loader(dataloader: Any) -> None:
     raise TypeError(f"Expected `dataloader` to be an iterable of batches but got {found}")
 
 
-class LoadedBatch(NamedTuple):
-    """A batch of a loader."""
+class Passed(NamedTuple):
+    """A pass over a loader: what was found out about the model, the features of all samples, and the sample."""
 
-    x: Tensor
-    y: Tensor | None
-    name: str | None
-    extras: dict[str, Tensor]
-    positions: np.ndarray
+    subject: Subject
+    found: Found | None
+    features: Features | None
+    sample: FixedSample
+    is_interrupted: bool
+
+    def take(self, size: int) -> Samples:
+        """Return a part of the sample."""
+        return self.sample.take(size, self.subject.extra_names)
 
 
-def iterate(
-    model: nn.Module,
-    own: OwnShare,
-    batch_fn: Callable[..., Any] | None,
-    sample: SpreadSample,
-    seed: int,
-    progress: bool,
-) -> Generator[LoadedBatch, None, None]:
-    """Go through the share of a loader, with a random state of its own, and let a sample pick from what comes.
+def pass_over(
+    dataloader: Iterable[Any],
+    subject: Subject,
+    size: int | None,
+    look: Callable[[Subject, Batch], tuple[Subject, Found | None]],
+    processes: Processes,
+    folder: ResumeFolder,
+    storage: Storage = "auto",
+) -> Passed:
+    """Go through a loader in all processes, and collect a sample of it; all of it without a size.
+
+    ``look`` finds out about the model on the first batch. The features of all samples are measured if it finds a route.
+    """
+    own = take_share(subject.model, dataloader, processes, subject.seed)
+    saved = folder.features()
+    sample = FixedSample(2**62 if size is None else size, own.share.total, subject.seed)
+    under_way = _Pass(subject, sample, storage, look)
+    is_interrupted = False
+    try:
+        with processes.step(), closing(_batches(own, subject)) as batches:
+            for batch in batches:
+                processes.poll()
+                under_way.add(batch, is_measured=saved is not None, is_hashed=folder.is_kept)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    _check_shares(own, processes.gather(under_way.checksum))
+    found = agree(processes, under_way.found)
+    features = saved if found is None or saved is not None else under_way.compute(found, processes)
+    subject = under_way.subject if found is None else replace(under_way.subject, route=found.route)
+    passed = Passed(subject, found, features, sample, is_interrupted)
+    if is_interrupted:
+        return passed
+    if sample.needs_sharing and processes.number > 1:
+        sample.share_with(np.concatenate(processes.gather(sample.positions)))
+    if not sum(processes.gather(len(sample.positions))):
+        raise ValueError(EMPTY)
+    _check_data(passed, under_way.fingerprint, processes, folder)
+    if features is not None and saved is None:
+        folder.save_features(features)
+    return passed
+
+
+class _Pass:
+    """A pass under way in this process."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        sample: FixedSample,
+        storage: Storage,
+        look: Callable[[Subject, Batch], tuple[Subject, Found | None]],
+    ) -> None:
+        self.subject = subject
+        self.found: Found | None = None
+        self.fingerprint = DataFingerprint()
+        self.checksum: int | None = None
+        self._look = look
+        self._sample = sample
+        self._storage = storage
+        self._features: FeaturePass | None = None
+
+    def add(self, batch: Batch, is_measured: bool, is_hashed: bool) -> None:
+        """Add a batch; its features, unless they are measured, and its fingerprint, if it is wanted."""
+        if self.checksum is None:
+            self.checksum = hash_tensor(batch.x)
+            self.subject, self.found = self._look(self.subject, batch.to(self.subject.device))
+        self._sample.add(batch)
+        if is_hashed:
+            self.fingerprint.add_labels(batch)
+        if self.found is not None and not is_measured:
+            self._measure(batch.to(self.subject.device), self.found.route)
+
+    def compute(self, found: Found, processes: Processes) -> Features:
+        """Compute the features of all processes; one without samples takes part with none."""
+        return (self._features or self._open(found.route)).compute(processes)
+
+    def _measure(self, batch: Batch, route: Route) -> None:
+        if self._features is None:
+            self._features = self._open(route)
+            self._tap = route.tap(self.subject.model)
+        self._features.add(batch, self._tap.run(self.subject.logits_of_loaded(batch), batch.x))
+
+    def _open(self, route: Route) -> FeaturePass:
+        return FeaturePass(route.num_classes, self._storage, self.subject.device, route.head is not None)
+
+
+def _batches(own: OwnShare, subject: Subject) -> Generator[Batch, None, None]:
+    """Go through the share of a loader, with a random state of its own.
 
     A caller that stops early must close the iterator: until then, the model stays in the sandbox.
     """
     number = 0
     # A loader that shuffles gives every model the same order, and the caller's random state is left alone
-    with sandbox(model, seed=seed), kept_generators(own.loader):
-        for batch in tqdm(own.loader, desc="data", leave=False, disable=not progress):
-            x, y = read_batch(batch, batch_fn)
-            if len(x) == 0:
-                continue
-            name, extras = read_extras(batch, batch_fn, len(x))
-            positions = own.share.indices(number, len(x))
-            number += len(x)
-            if len(positions) < len(x):  # a distributed sampler repeats samples at the end
-                x, y = x[: len(positions)], None if y is None else y[: len(positions)]
-                extras = {key: value[: len(positions)] for key, value in extras.items()}
-            if len(positions):
-                sample.add(positions, x, y, extras)
-                yield LoadedBatch(x, y, name, extras, positions)
+    with sandbox(subject.model, seed=subject.seed), kept_generators(own.loader):
+        for loaded in tqdm(own.loader, desc="data", leave=False, disable=not subject.progress):
+            batch = subject.access.read(loaded)
+            positions = own.share.positions(number, len(batch.x))
+            number += len(batch.x)
+            if len(positions):  # a distributed sampler repeats samples at the end
+                yield batch.first(len(positions))._replace(positions=positions)
+
+
+def _check_data(passed: Passed, fingerprint: DataFingerprint, processes: Processes, folder: ResumeFolder) -> None:
+    """Check that earlier results in a folder are of the same data."""
+    if folder.is_kept:
+        fingerprint.add_inputs(passed.take(2**62))
+        folder.check(DataFingerprint.describe(processes.gather(fingerprint)))
+
+
+def _check_shares(own: OwnShare, checksums: Iterable[int | None]) -> None:
+    """Check that processes have different samples, where nothing says so: first batches have different checksums."""
+    found = [checksum for checksum in checksums if checksum is not None]
+    if own.is_assumed and len(found) > 1 and len(set(found)) == 1:
+        raise ValueError(
+            "Expected a share of the data in each process but all of them start with the same batch. Pass a DataLoader "
+            "over a map-style data set, of which each process takes its share, or an iterable that gives each process "
+            "its own."
+        )
 
 
 @contextmanager

@@ -1,3 +1,5 @@
+"""Results in a folder, from which an interrupted evaluation resumes, and fingerprints of what they depend on."""
+
 import hashlib
 import json
 import os
@@ -5,15 +7,18 @@ import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_robustness._measurement.subject import Samples
+from lightning_robustness._measurement.feature_pass import Features
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.samples import Samples
+from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import Processes, rank_zero_warn
 
 _SIZE = 8  # bytes
@@ -36,11 +41,11 @@ class DataFingerprint:
     def __init__(self) -> None:
         self.count = self.labels = self.inputs = 0
 
-    def add_labels(self, positions: np.ndarray, y: Tensor | None) -> None:
+    def add_labels(self, batch: Batch) -> None:
         """Add the labels of a batch."""
-        self.count += len(positions)
-        if y is not None:
-            pairs = np.stack([positions, y.cpu().numpy().astype(np.int64)], axis=1)
+        self.count += len(batch.positions)
+        if batch.y is not None:
+            pairs = torch.stack([batch.positions, batch.y.cpu().long()], dim=1).numpy()
             self.labels += sum(_hash(pair.tobytes()) for pair in pairs)
 
     def add_inputs(self, samples: Samples) -> None:
@@ -77,17 +82,12 @@ def _bytes(tensor: Tensor) -> bytes:
 
 _UNFINISHED = ".unfinished"
 _VALUES = ".values.json"
+_FEATURES, _MARGINS = "features", "margins"
+# Layout of the files, which changes with what rows hold
+_FORMAT = "2"
 
 
-class Chunk(NamedTuple):
-    """Results of a part for some samples."""
-
-    positions: Tensor
-    seconds: float
-    values: dict[str, Tensor]
-
-
-class Records:
+class ResumeFolder:
     """Finished results, of this run and of those before it.
 
     Every file is written completely or not at all, and holds numbers and text only, no pickled objects. The first
@@ -97,7 +97,7 @@ class Records:
     def __init__(self, folder: str | Path | None, processes: Processes) -> None:
         self._folder = None if folder is None else Path(folder)
         self._processes = processes
-        self._chunks: dict[str, list[Chunk]] = {}
+        self._rows: dict[str, list[Rows]] = {}
         self._positions: dict[str, Tensor] = {}
         self._values: dict[str, Any] = {}
 
@@ -117,7 +117,7 @@ class Records:
                     path.unlink()
                 _compare(self._folder, "settings", facts)
                 self._read(self._folder)
-        found = {part: torch.cat([chunk.positions for chunk in chunks]) for part, chunks in self._chunks.items()}
+        found = {name: torch.cat([part.positions for part in parts]) for name, parts in self._rows.items()}
         self._positions, self._values = self._processes.gather((found, self._values))[0]
 
     def check(self, facts: Mapping[str, str]) -> None:
@@ -126,46 +126,52 @@ class Records:
             if self._folder is not None and self._processes.rank == 0:
                 _compare(self._folder, "data", facts)
 
-    def values(self, part: str) -> Any:
-        """Return the finished values of a part, or None."""
-        return self._values.get(part)
+    def features(self) -> Features | None:
+        """Return the features of all samples, if they are finished, in all processes at once."""
+        saved = self._values.get(_FEATURES)
+        if saved is None:
+            return None
+        margins = Rows.join(self._processes.gather(self.rows(_MARGINS)))
+        return Features(saved["values"], {}, margins, saved["seconds"])
 
-    def save_values(self, part: str, values: Any) -> None:
-        """Keep the values of a part, which are the same in all processes, in all of them at once."""
+    def save_features(self, features: Features) -> None:
+        """Keep the features of all samples, which are the same in all processes, in all of them at once."""
         with self._processes.step():
             if self._folder is not None and self._processes.rank == 0:
-                text = json.dumps(values)
-                _write(self._folder / f"{part}{_VALUES}", lambda file: file.write(text.encode()))
+                if len(features.margins):
+                    self.save(_MARGINS, features.margins)
+                text = json.dumps({"values": features.values, "seconds": features.seconds})
+                _write(self._folder / f"{_FEATURES}{_VALUES}", lambda file: file.write(text.encode()))
 
-    def positions(self, part: str) -> Tensor:
-        """Return the positions of the samples for which a part is finished."""
-        return self._positions.get(_slug(part), torch.zeros(0, dtype=torch.long))
+    def positions(self, name: str) -> Tensor:
+        """Return the positions of the samples that a meter has finished."""
+        return self._positions.get(_slug(name), torch.zeros(0, dtype=torch.long))
 
-    def chunks(self, part: str) -> list[Chunk]:
-        """Return the finished results of a part in the first process, and nothing in the others."""
-        return list(self._chunks.get(_slug(part), ()))
+    def rows(self, name: str) -> list[Rows]:
+        """Return what a meter has finished in earlier runs, in the first process alone."""
+        return list(self._rows.get(_slug(name), ()))
 
-    def save_chunk(self, part: str, chunk: Chunk) -> None:
-        """Keep the results of a part for some samples."""
+    def save(self, name: str, rows: Rows) -> None:
+        """Keep rows of a meter."""
         if self._folder is not None:
-            path = self._folder / f"{_slug(part)}.{int(chunk.positions.min()):012d}.pt"
-            _write(path, lambda file: torch.save(chunk._asdict(), file))
+            path = self._folder / f"{_slug(name)}.{int(rows.positions.min()):012d}.pt"
+            _write(path, lambda file: torch.save(asdict(rows), file))
 
     def _read(self, folder: Path) -> None:
         for path in sorted(folder.glob(f"*{_VALUES}")) + sorted(folder.glob("*.pt")):
             try:
                 if path.suffix == ".pt":
-                    self._add(path.name.rsplit(".", 2)[0], Chunk(**torch.load(path, weights_only=True)))
+                    self._add(path.name.rsplit(".", 2)[0], Rows(**torch.load(path, weights_only=True)))
                 else:
                     self._values[path.name.removesuffix(_VALUES)] = json.loads(path.read_text(encoding="utf-8"))
             except Exception as error:  # a damaged file can fail in any way
                 rank_zero_warn(f"{path} cannot be read, so its results are computed again: {error}")
 
-    def _add(self, part: str, chunk: Chunk) -> None:
-        """Add a chunk, unless it has samples of another: a process of a killed run may have gone on for a while."""
-        chunks = self._chunks.setdefault(part, [])
-        if not any(torch.isin(chunk.positions, other.positions).any() for other in chunks):
-            chunks.append(chunk)
+    def _add(self, name: str, rows: Rows) -> None:
+        """Add rows, unless others have samples of theirs: a process of a killed run may have gone on for a while."""
+        parts = self._rows.setdefault(name, [])
+        if not any(torch.isin(rows.positions, other.positions).any() for other in parts):
+            parts.append(rows)
 
 
 def check_folder(resume: Any) -> None:
@@ -233,13 +239,15 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def open_setting(model: nn.Module, processes: Processes, records: Records, facts: Mapping[str, Any]) -> None:
+def open_folder(
+    resume: str | Path | None, model: nn.Module, processes: Processes, facts: Mapping[str, Any]
+) -> ResumeFolder:
     """Check that all processes have the same whole model, and that earlier results are of this evaluation."""
-    weights = ""
+    folder, weights = ResumeFolder(resume, processes), ""
     with processes.step():
         if processes.number > 1:
             _check_whole(model)
-        if processes.number > 1 or records.is_kept:
+        if processes.number > 1 or folder.is_kept:
             weights = fingerprint_weights(model)
     if len(set(processes.gather(weights))) > 1:
         raise ValueError(
@@ -248,7 +256,8 @@ def open_setting(model: nn.Module, processes: Processes, records: Records, facts
         )
     described = {name: _describe(value) for name, value in facts.items()}
     own = {"model": type(model).__name__, "forward": _describe(model.forward), "weights": weights}
-    records.open({**own, "torch": torch.__version__, **described})
+    folder.open({"format": _FORMAT, **own, "torch": torch.__version__, **described})
+    return folder
 
 
 def _check_whole(model: nn.Module) -> None:

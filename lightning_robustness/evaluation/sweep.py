@@ -1,28 +1,36 @@
+import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_robustness._arguments import check_device, check_functions, check_integer, check_module
+from lightning_robustness._arguments import check_device, check_integer, check_module
 from lightning_robustness._display.provenance import describe_data, describe_run
-from lightning_robustness._measurement.plan import AttackLike
-from lightning_robustness._measurement.subject import Subject
-from lightning_robustness._processes import Processes
-from lightning_robustness.evaluation.collecting import collect
-from lightning_robustness.evaluation.loading import check_loader, on_device
-from lightning_robustness.evaluation.reports.sweep_report import SweepReport
-from lightning_robustness.evaluation.resume import Records, check_folder, open_setting, unwrap
-from lightning_robustness.evaluation.sweep_samples import (
+from lightning_robustness._measurement.measure import Interrupted, measure
+from lightning_robustness._measurement.meters.sweep import (
     SWEEP_ATTACKS,
     SWEEP_EPS,
+    SweepMeter,
+    describe_sweep,
     plan_sweep,
     read_budgets,
-    sweep_samples,
 )
-from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness._measurement.plan import AttackLike
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._measurement.threat_model import ThreatModel, is_image
+from lightning_robustness._model.access import Access
+from lightning_robustness._model.batch import Batch
+from lightning_robustness._processes import Processes, rank_zero_warn
+from lightning_robustness.evaluation.loading import Passed, check_loader, on_device, pass_over
+from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
+from lightning_robustness.evaluation.resume import check_folder, open_folder, unwrap
+from lightning_robustness.functional._image_quality import ImageQuality
+from lightning_robustness.input_space import InputSpace
 
 
 def sweep(
@@ -101,35 +109,89 @@ def sweep(
     check_module(model, "which can be moved to a device")
     check_loader(dataloader)
     check_folder(resume)
-    check_functions(forward_fn, batch_fn, embed_fn)
     check_device(device)
     check_integer("seed", seed, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
     if samples is not None:
         check_integer("samples", samples, minimum=1)
-    space, eps = check_input_space(input_space, bounded=embed_fn is None), read_budgets(eps)
-    plan = plan_sweep(attacks, eps, space)
+    access = Access(input_space, forward_fn=forward_fn, embed_fn=embed_fn, batch_fn=batch_fn)
+    eps = read_budgets(eps)
+    plan = plan_sweep(attacks, eps, access.input_space)
     processes, model = Processes(), unwrap(model)
-    records = Records(resume, processes)
-    facts: dict[str, Any] = {
-        "function": "sweep",
-        "attacks": plan[0],
-        "eps": eps,
-        "samples": samples,
-        "input space": space,
-        "seed": seed,
-    }
-    facts |= {"forward_fn": forward_fn, "embed_fn": embed_fn, "batch_fn": batch_fn}
-    open_setting(model, processes, records, facts)
+    facts: dict[str, Any] = {"function": "sweep", "attacks": plan[0], "eps": eps, "samples": samples, "seed": seed}
+    facts |= {"input space": access.input_space, **access.describe()}
+    folder = open_folder(resume, model, processes, facts)
     shown = progress and processes.rank == 0
-    forward: Callable[..., Any] = model if forward_fn is None else partial(forward_fn, model)
-    name = None if embed_fn is None else "inputs_embeds"
-    own, extra = collect(model, dataloader, batch_fn, samples, seed, shown, forward, name, processes, records)
-    forward = forward if extra is None else extra.bind(forward)
-    embed = None if embed_fn is None else partial(embed_fn, model)
     with processes.together(on_device(model, device)) as place:
-        subject = Subject(forward, space, place, batch_size, seed, shown, extra, embed)
-        report = sweep_samples(subject, own, plan, eps, processes, records)
+        subject = Subject(model, access, access.forward(model), place, batch_size, seed, shown)
+        passed = pass_over(dataloader, subject, samples, _look, processes, folder)
+        if passed.is_interrupted:
+            raise KeyboardInterrupt
+        meter, is_interrupted = SweepMeter(sys.maxsize if samples is None else samples, plan), False
+        try:
+            rows = measure(meter, passed.subject, passed.take(meter.size), processes, folder)
+        except Interrupted as stop:
+            rows, is_interrupted = cast(Rows, stop.rows), True
+        report = sweep_report(meter, eps, rows, is_interrupted, passed, processes)
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
         report.provenance |= processes.gather(origin)[0]
     return report if per_sample else report.without_samples()
+
+
+def sweep_report(
+    meter: SweepMeter, eps: Sequence[float], rows: Rows, is_interrupted: bool, passed: Passed, processes: Processes
+) -> SweepReport:
+    """Report a sweep of the sample of a pass, as far as it was finished."""
+    subject, samples = passed.subject, passed.take(meter.size)
+    if is_interrupted:
+        total = sum(processes.gather(len(samples.positions)))
+        rank_zero_warn(f"The sweep was interrupted: its report covers {len(rows)} of {total} samples.")
+    has_images = len(samples.positions) > 0 and is_image(samples.x[:1]) and subject.access.embed_fn is None
+    are_images = any(processes.gather(has_images))
+    rows = rows if len(rows) else _no_rows(len(meter.plan[0]), len(eps))
+    report = _report(list(meter.plan[0]), rows, eps, is_interrupted)
+    settings = describe_sweep(meter.plan, eps, rows["y"], subject.input_space, subject.seed)
+    threat = ThreatModel.of(meter.plan[0], subject.input_space, len(rows), are_images)
+    return replace(report, settings=settings, threat_model=threat)
+
+
+def _look(subject: Subject, batch: Batch) -> tuple[Subject, None]:
+    """Find out what the model takes from a batch; the attacks find out the rest."""
+    batch.labels()
+    return replace(subject, extra=subject.access.find_extras(subject.model, batch)), None
+
+
+def _no_rows(num_attacks: int, num_budgets: int) -> Rows:
+    columns = {
+        "y": torch.zeros(0, dtype=torch.long),
+        "first": torch.zeros(0, num_attacks, dtype=torch.long),
+        "quality": torch.zeros(0, num_attacks, num_budgets, len(ImageQuality._fields), dtype=torch.float64),
+        "seconds": torch.zeros(0, num_attacks, dtype=torch.float64),
+    }
+    return Rows(torch.zeros(0, dtype=torch.long), columns)
+
+
+def _survivors(first: Tensor, num_budgets: int) -> Tensor:
+    """Share of samples that are right at each budget."""
+    return (first.unsqueeze(-1) > torch.arange(num_budgets)).double().mean(dim=0)
+
+
+def _report(names: list[str], rows: Rows, eps: Sequence[float], is_interrupted: bool) -> SweepReport:
+    first, quality = rows["first"], rows["quality"]
+    # Shape: attacks, budgets, metrics
+    values = torch.cat([_survivors(first, len(eps)).unsqueeze(2), quality.mean(dim=0)], dim=2)
+    budgets = torch.tensor([0.0, *eps, math.inf], dtype=torch.float64)
+    seconds = rows["seconds"].sum(dim=0)
+    share = rows.seconds / seconds.sum().item() if len(first) else 1.0  # of the slowest process
+    return SweepReport(
+        attacks=names,
+        eps=list(eps),
+        values={name: values[..., number].tolist() for number, name in enumerate(SWEEP_METRICS)},
+        worst=_survivors(first.amin(dim=1), len(eps)).tolist(),
+        clean_accuracy=(first[:, 0] >= 0).double().mean().item(),
+        samples=len(first),
+        seconds=dict(zip(names, (share * seconds).tolist(), strict=True)),
+        interrupted=is_interrupted,
+        breaking_eps={name: budgets[column + 1].tolist() for name, column in zip(names, first.T, strict=True)},
+        index=rows.positions.tolist(),
+    )

@@ -40,6 +40,19 @@ def _median_distortion(distortions: Tensor) -> Tensor:
     return distortions.median() if len(distortions) else distortions.new_tensor(torch.nan)
 
 
+def success_rates(
+    preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor, confidence: float = 0.95
+) -> dict[str, Tensor]:
+    """Compute all rates of an attack, the median distortion, and the numbers of samples behind them."""
+    correct, wrong = _attack_success_rate_update(preds, adv_preds, target)
+    flipped = correct & wrong
+    counts = {"flipped": flipped.sum(), "correct": correct.sum(), "wrong": wrong.sum()}
+    counts["count"] = torch.full_like(counts["correct"], len(preds))
+    rates = _attack_success_rate_compute(**counts, confidence=confidence)
+    distortions = torch.where(flipped, distortion, torch.inf)[correct].float()
+    return {**rates._asdict(), "distortion": _median_distortion(distortions), **counts}
+
+
 def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
     r"""Compute the Wilson score interval of a rate.
 

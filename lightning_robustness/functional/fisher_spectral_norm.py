@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
 import torch
@@ -13,7 +13,7 @@ from lightning_robustness._arguments import (
 )
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.access import compute_logits
-from lightning_robustness._numbers import at_least_float32
+from lightning_robustness._numbers import accumulation_dtype, at_least_float32
 from lightning_robustness.functional._fisher_estimators import (
     FisherComponents,
     blackbox,
@@ -29,6 +29,10 @@ from lightning_robustness.input_space import InputSpace, check_input_space
 FisherMethod = Literal["auto", "exact", "lanczos", "power", "rayleigh", "blackbox"]
 Distribution = Literal["gaussian", "rademacher"]
 
+# Components that only some methods have
+FISHER_PARTS = ("trace", "jacobian_norm", "lipschitz")
+# Smallest norm that counts in the inverse and the geometric mean
+FLOOR = 1e-12
 # Entries of Jacobians that are held in memory at a time
 _JACOBIAN_NUMBERS = 2**25
 
@@ -38,7 +42,7 @@ def _check_arguments(
     tolerance: float,
     counts: dict[str, int | None],
     distribution: str,
-    boundary: BoundaryNorm | None,
+    boundary: BoundaryNorm | None = None,
 ) -> None:
     check_option("method", method, FisherMethod)
     if boundary is not None:
@@ -85,9 +89,6 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
     rayleigh_ritz: bool = True,
     chunk_size: int | None = None,
     seed: int = 0,
-    boundary: BoundaryNorm | None = None,
-    y: Tensor | None = None,
-    num_rivals: int | None = None,
     return_components: bool = False,
 ) -> Tensor | FisherComponents:
     r"""Compute the spectral norm of the Fisher information of each input, lower is more robust.
@@ -123,11 +124,6 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         chunk_size: Number of samples to process at a time, which bounds memory. By default, all for the matrix-free
             methods, and for ``"exact"`` as many as have Jacobians of at most 2^25 entries together.
         seed: Seed of the random vectors, which are the same for all samples.
-        boundary: Norm of perturbations, ``"linf"`` or ``"l2"``, for which the components also hold the distance to the
-            decision boundary, from the same Jacobian; not with ``"blackbox"``. See
-            :func:`~lightning_robustness.functional.boundary_distance`, also for the next two.
-        y: True labels for this distance; by default the predicted ones.
-        num_rivals: Number of rival classes for it; by default all with ``"exact"``.
         return_components: Whether to also return the error bound, the number of products and the by-products of the
             method: with ``"exact"``, the trace of G, the norm of J and the local Lipschitz constant.
 
@@ -153,6 +149,40 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         tensor([2.])
 
     """
+    components = fisher_and_boundary(
+        model,
+        x,
+        method,
+        input_space=input_space,
+        tolerance=tolerance,
+        max_steps=max_steps,
+        num_directions=num_directions,
+        distribution=distribution,
+        rayleigh_ritz=rayleigh_ritz,
+        chunk_size=chunk_size,
+        seed=seed,
+    )
+    return components if return_components else components.spectral_norm
+
+
+def fisher_and_boundary(
+    model: Callable[..., Any],
+    x: Tensor,
+    method: FisherMethod = "auto",
+    *,
+    input_space: InputSpace | None = None,
+    tolerance: float = 1e-6,
+    max_steps: int = 100,
+    num_directions: int = 20,
+    distribution: Distribution = "gaussian",
+    rayleigh_ritz: bool = True,
+    chunk_size: int | None = None,
+    seed: int = 0,
+    boundary: BoundaryNorm | None = None,
+    y: Tensor | None = None,
+    num_rivals: int | None = None,
+) -> FisherComponents:
+    """Compute the spectral norm and, from the same Jacobian, the distance to the decision boundary in a norm."""
     counts = {
         "max_steps": max_steps,
         "num_directions": num_directions,
@@ -196,7 +226,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
     dtype = at_least_float32(x.dtype)
     components = FisherComponents(*(_join(values, dtype) for values in zip(*chunks, strict=True)))
     check_overflow(components.spectral_norm)
-    return components if return_components else components.spectral_norm
+    return components
 
 
 def _join(values: tuple[Any, ...], dtype: torch.dtype) -> Any:
@@ -205,3 +235,41 @@ def _join(values: tuple[Any, ...], dtype: torch.dtype) -> Any:
         return None
     joined = torch.cat(values)
     return joined.to(dtype) if joined.is_floating_point() else joined
+
+
+def _fisher_update(components: FisherComponents, floor: float) -> dict[str, Tensor]:
+    """Return sums over samples, in the widest precision of the device; ``largest`` is a maximum."""
+    values = components.spectral_norm.to(accumulation_dtype(components.spectral_norm.device))
+    floored = values.clamp(min=floor)
+    parts = {name: getattr(components, name) for name in FISHER_PARTS}
+    zero = values.new_zeros(())
+    return {
+        "total": values.sum(),
+        "inverse_total": floored.reciprocal().sum(),
+        "log_total": floored.log().sum(),
+        "largest": values.amax() if len(values) else zero,
+        "saturated": (values < floor).sum(),
+        "count": torch.tensor(len(values), device=values.device),
+        "products": components.products.sum(),
+        "part_totals": torch.stack([zero if part is None else part.to(zero).sum() for part in parts.values()]),
+        "part_counts": torch.tensor(
+            [0 if part is None else len(part) for part in parts.values()], device=values.device
+        ),
+    }
+
+
+def _fisher_compute(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Compute means from sums over all samples."""
+    count = sums["count"].clamp(min=1)
+    means = {
+        "mean": sums["total"] / count,
+        "inverse": sums["inverse_total"] / count,
+        "geometric": (sums["log_total"] / count).exp() if sums["count"] else sums["log_total"],
+        "max": sums["largest"],
+        "saturated": sums["saturated"] / count,
+        "products": sums["products"] / count,
+    }
+    for name, total, number in zip(FISHER_PARTS, sums["part_totals"], sums["part_counts"], strict=True):
+        if number:
+            means[name] = total / number
+    return {name: value.float() for name, value in means.items()} | {"count": sums["count"].clone()}

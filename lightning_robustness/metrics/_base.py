@@ -76,18 +76,19 @@ class RobustnessMetric(Metric):
             self.add_state(name, default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
 
-Mode = Literal["auto", "exact", "streaming"]
+Storage = Literal["auto", "exact", "streaming"]
 
-# Features that a metric may keep until the mode "auto" turns to streaming and "exact" warns
+# Features that a metric may keep until the storage "auto" turns to streaming and "exact" warns
 EXACT_BYTES = 2**30
 
 
 class ClassStatisticsMetric(RobustnessMetric):
     """Base of the metrics that need centres of classes and mean distances to them.
 
-    A mean distance to a centre is known only when the centre is, after the last sample. The exact mode therefore keeps
-    all features. The streaming mode collects features until there are enough for a block, then adds the block to a
-    :class:`ClassSketch`; at compute, features that are not in the sketch yet count exactly. The mode "auto" is exact until the features take 1 GiB, then streaming.
+    A mean distance to a centre is known only when the centre is, after the last sample. Exact storage therefore keeps
+    all features. Streaming storage collects features until there are enough for a block, then adds the block to a
+    :class:`ClassSketch`; at compute, features that are not in the sketch yet count exactly. "auto" is exact until the
+    features take 1 GiB, then streaming.
 
     Several processes reduce the counts and sums of classes first. Each then sums the distances of its own samples to
     the common centres, and these sums are reduced: no features are gathered, and each process may be in another state.
@@ -95,7 +96,7 @@ class ClassStatisticsMetric(RobustnessMetric):
     Args:
         num_classes: Number of classes.
         p: Order of the Minkowski distance.
-        mode: ``"auto"``, ``"exact"`` or ``"streaming"``.
+        storage: ``"auto"``, ``"exact"`` or ``"streaming"``.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     """
@@ -108,17 +109,17 @@ class ClassStatisticsMetric(RobustnessMetric):
     sketch_samples: Tensor
     sketch_preds: Tensor
 
-    def __init__(self, num_classes: int, p: float, mode: Mode, **kwargs: Any) -> None:
+    def __init__(self, num_classes: int, p: float, storage: Storage, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         num_classes = check_integer("num_classes", num_classes, minimum=2)
-        check_option("mode", mode, Mode)
+        check_option("storage", storage, Storage)
         check_p(p)
         self.num_classes = num_classes
         self.p = float(p)
-        self.mode = mode
+        self.storage = storage
         self._warned = False
         # A MetricCollection shares states that are equal after a batch, which metrics with other settings must not do
-        settings = torch.tensor([self.p, get_args(Mode).index(mode)])
+        settings = torch.tensor([self.p, get_args(Storage).index(storage)])
         self.add_state("settings", default=settings, dist_reduce_fx=None)
         self.add_state("features", default=[], dist_reduce_fx="cat")
         self.add_state("preds", default=[], dist_reduce_fx="cat")
@@ -209,11 +210,11 @@ class ClassStatisticsMetric(RobustnessMetric):
         return min(max(32768, 64 * self.num_classes), max(affordable, 16 * self.num_classes))
 
     def _bound_memory(self) -> None:
-        """Move what was collected into the sketch, if the mode says so and it is enough for a block."""
+        """Move what was collected into the sketch, if the storage says so and it is enough for a block."""
         count, capacity = int(self.num_features), self._capacity()
-        streaming = self.mode == "streaming" or self._has_sketch()
+        streaming = self.storage == "streaming" or self._has_sketch()
         if not streaming and self._exceeds_limit(count):
-            streaming = self.mode == "auto"
+            streaming = self.storage == "auto"
         if streaming and count > capacity // 4:
             sketch = self._sketch()
             for features, preds in self._take_blocks(capacity // 4):
@@ -230,11 +231,11 @@ class ClassStatisticsMetric(RobustnessMetric):
             self._warned = True
             size = f"{type(self).__name__} has collected {count * row_bytes / 1e9:.2g} GB of features"
             rank_zero_warn(
-                f'{size}, more than mode="auto" keeps. It goes on in streaming mode, an approximation in memory of '
-                'bounded size. For the exact value, pass mode="exact".'
-                if self.mode == "auto"
+                f'{size}, more than storage="auto" keeps. Switching to streaming: approximate, with bounded memory.'
+                ' For the exact value, pass storage="exact".'
+                if self.storage == "auto"
                 else f"{size}, and each 10,000 samples to come take another {row_bytes / 1e5:.2g} GB. "
-                'Pass mode="auto" to bound the memory, or compute_on_cpu=True to keep features off the device.',
+                'Pass storage="auto" to bound the memory, or compute_on_cpu=True to keep features off the device.',
                 stacklevel=5,
             )
         return True

@@ -6,18 +6,18 @@ from torch import Tensor
 
 from lightning_robustness._arguments import check_integer, check_number
 from lightning_robustness.functional._fisher_estimators import FisherComponents
-from lightning_robustness.functional.boundary_distance import BoundaryNorm
 from lightning_robustness.functional.fisher_spectral_norm import (
+    FISHER_PARTS,
+    FLOOR,
     Distribution,
     FisherMethod,
     _check_arguments,
+    _fisher_compute,
+    _fisher_update,
     fisher_spectral_norm,
 )
 from lightning_robustness.input_space import InputSpace, check_input_space
 from lightning_robustness.metrics._base import RobustnessMetric
-
-# Components that only some methods have
-_PARTS = ("trace", "jacobian_norm", "lipschitz")
 
 
 class FisherSpectralNorm(RobustnessMetric):
@@ -35,8 +35,6 @@ class FisherSpectralNorm(RobustnessMetric):
     - ``model``: A callable from inputs to logits of shape ``(N, K)``. It is used in eval mode, left as it was, and
       never stored.
     - ``x`` (:class:`~torch.Tensor`): A floating point tensor of inputs, of any shape ``(N, ...)``.
-    - ``y`` (:class:`~torch.Tensor`, optional): An integer tensor of shape ``(N,)`` with the true labels, for the
-      distance to the decision boundary alone.
 
     As output of ``forward`` and ``compute`` the metric returns the following output:
 
@@ -51,10 +49,6 @@ class FisherSpectralNorm(RobustnessMetric):
     - with the method ``"exact"``, means of ``trace``, ``jacobian_norm`` and ``lipschitz``, the local Lipschitz
       constant, all lower when more robust.
 
-    ``last_values`` holds lambda of each sample of the last update and ``last_boundary``, with the argument
-    ``boundary``, their distances to the decision boundary, from the same Jacobian; see
-    :func:`~lightning_robustness.functional.boundary_distance`.
-
     Args:
         method: ``"exact"``, ``"lanczos"``, ``"power"``, ``"rayleigh"``, ``"blackbox"`` or ``"auto"``.
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
@@ -67,9 +61,6 @@ class FisherSpectralNorm(RobustnessMetric):
         chunk_size: Number of samples to process at a time, which bounds memory.
         seed: Seed of the random vectors.
         floor: Smallest lambda that counts in the inverse and the geometric mean.
-        boundary: Norm of perturbations, ``"linf"`` or ``"l2"``, for the distance to the decision boundary; None to
-            leave it out.
-        num_rivals: Number of rival classes for this distance; by default all with ``"exact"``.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -116,9 +107,7 @@ class FisherSpectralNorm(RobustnessMetric):
         rayleigh_ritz: bool = True,
         chunk_size: int | None = None,
         seed: int = 0,
-        floor: float = 1e-12,
-        boundary: BoundaryNorm | None = None,
-        num_rivals: int | None = None,
+        floor: float = FLOOR,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -126,64 +115,37 @@ class FisherSpectralNorm(RobustnessMetric):
             "max_steps": max_steps,
             "num_directions": num_directions,
             "chunk_size": chunk_size,
-            "num_rivals": num_rivals,
         }
-        _check_arguments(method, tolerance, counts, distribution, boundary)
+        _check_arguments(method, tolerance, counts, distribution)
         check_number("floor", floor, exclusive=True)
         self.method: FisherMethod = method
         self.floor = floor
-        self.last_values = torch.zeros(0)
-        self.last_boundary: Tensor | None = None
         self.options = {
             "input_space": check_input_space(input_space),
             "tolerance": tolerance,
             "distribution": distribution,
             "rayleigh_ritz": rayleigh_ritz,
             "seed": check_integer("seed", seed, minimum=0),
-            "boundary": boundary,
             **counts,
         }
         for name in ("total", "inverse_total", "log_total"):
             self._add_float_state(name, torch.zeros(()))
         self._add_float_state("largest", torch.zeros(()), "max")
         self._add_counts("saturated", "count", "products")
-        self._add_float_state("part_totals", torch.zeros(len(_PARTS)))
-        self.add_state("part_counts", default=torch.zeros(len(_PARTS), dtype=torch.long), dist_reduce_fx="sum")
+        self._add_float_state("part_totals", torch.zeros(len(FISHER_PARTS)))
+        self.add_state("part_counts", default=torch.zeros(len(FISHER_PARTS), dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, model: Callable[..., Any], x: Tensor, y: Tensor | None = None) -> None:
+    def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""
         components: FisherComponents = fisher_spectral_norm(
-            model, x, self.method, return_components=True, y=y, **self.options
+            model, x, self.method, return_components=True, **self.options
         )
-        self.last_values = components.spectral_norm
-        self.last_boundary = components.boundary
-        values = self.last_values.to(self.total)
-        floored = values.clamp(min=self.floor)
-        self.total = self.total + values.sum()
-        self.inverse_total = self.inverse_total + floored.reciprocal().sum()
-        self.log_total = self.log_total + floored.log().sum()
-        self.largest = torch.cat([values, self.largest.unsqueeze(0)]).max()
-        self.saturated = self.saturated + (values < self.floor).sum()
-        self.count = self.count + len(values)
-        self.products = self.products + components.products.sum()
-        parts = [getattr(components, name) for name in _PARTS]
-        zero = self.total.new_zeros(())
-        self.part_totals = self.part_totals + torch.stack([zero if p is None else p.to(zero).sum() for p in parts])
-        self.part_counts = self.part_counts + self.part_counts.new_tensor([0 if p is None else len(p) for p in parts])
+        sums = _fisher_update(components, self.floor)
+        self.largest = torch.maximum(self.largest, sums.pop("largest").to(self.largest))
+        for name, value in sums.items():
+            setattr(self, name, getattr(self, name) + value.to(getattr(self, name)))
 
     def compute(self) -> Tensor:
         """Compute the mean over all batches."""
-        count = self.count.clamp(min=1)
-        means = {
-            "mean": self.total / count,
-            "inverse": self.inverse_total / count,
-            "geometric": (self.log_total / count).exp() if self.count else self.log_total,
-            "max": self.largest,
-            "saturated": self.saturated / count,
-            "products": self.products / count,
-        }
-        for name, total, number in zip(_PARTS, self.part_totals, self.part_counts, strict=True):
-            if number:
-                means[name] = total / number
-        self._components = {name: value.float() for name, value in means.items()} | {"count": self.count.clone()}
+        self._components = _fisher_compute({name: getattr(self, name) for name in self._defaults})
         return self._components["mean"]

@@ -3,7 +3,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_robustness.functional.robustness_difference_index import _robustness_difference_index_compute
-from lightning_robustness.metrics._base import ClassStatisticsMetric, Mode
+from lightning_robustness.metrics._base import ClassStatisticsMetric, Storage
 
 
 class RobustnessDifferenceIndex(ClassStatisticsMetric):
@@ -33,13 +33,13 @@ class RobustnessDifferenceIndex(ClassStatisticsMetric):
 
     Args:
         num_classes: Number of classes.
-        mode: ``"exact"`` keeps all features until ``compute`` (with ``compute_on_cpu=True``, on the CPU);
+        storage: ``"exact"`` keeps all features until ``compute`` (with ``compute_on_cpu=True``, on the CPU);
             ``"streaming"`` bounds its memory and is within 1e-3 of that, unless features drift by far more than the
             spread of a class; ``"auto"`` is exact up to 1 GiB of features and streaming beyond, with a warning.
         kwargs: Further arguments of ``torchmetrics.Metric``.
 
     Raises:
-        ValueError: If ``num_classes`` is not an integer of at least 2 or ``mode`` is unknown.
+        ValueError: If ``num_classes`` is not an integer of at least 2 or ``storage`` is unknown.
 
     Example:
         >>> import torch
@@ -60,8 +60,8 @@ class RobustnessDifferenceIndex(ClassStatisticsMetric):
     plot_lower_bound: float = -1.0
     plot_upper_bound: float = 1.0
 
-    def __init__(self, num_classes: int, mode: Mode = "auto", **kwargs: Any) -> None:
-        super().__init__(num_classes, p=2.0, mode=mode, **kwargs)
+    def __init__(self, num_classes: int, storage: Storage = "auto", **kwargs: Any) -> None:
+        super().__init__(num_classes, p=2.0, storage=storage, **kwargs)
 
     def compute(self) -> Tensor:
         """Compute RDI over all batches."""

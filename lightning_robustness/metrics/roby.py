@@ -7,7 +7,7 @@ from typing_extensions import override
 from lightning_robustness._arguments import check_option
 from lightning_robustness.functional._class_statistics import Normalization, min_max
 from lightning_robustness.functional.roby import _roby_compute
-from lightning_robustness.metrics._base import ClassStatisticsMetric, Mode
+from lightning_robustness.metrics._base import ClassStatisticsMetric, Storage
 
 
 class ROBY(ClassStatisticsMetric):
@@ -41,7 +41,7 @@ class ROBY(ClassStatisticsMetric):
         p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
         normalization: ``"pairs"`` normalises the values of the pairs, as Algorithm 1 of the ROBY paper does; ``"all"``
             first normalises FSD and the sums of distances in FSA, as the RDI paper does; ``"none"`` normalises nothing.
-        mode: ``"exact"`` keeps all features until ``compute`` (with ``compute_on_cpu=True``, on the CPU);
+        storage: ``"exact"`` keeps all features until ``compute`` (with ``compute_on_cpu=True``, on the CPU);
             ``"streaming"`` bounds its memory and is within 5e-3 of that, unless features drift by far more than the
             spread of a class; ``"auto"`` is exact up to 1 GiB of features and streaming beyond, with a warning.
         kwargs: Further arguments of ``torchmetrics.Metric``.
@@ -71,10 +71,10 @@ class ROBY(ClassStatisticsMetric):
         num_classes: int,
         p: float = 2.0,
         normalization: Normalization = "pairs",
-        mode: Mode = "auto",
+        storage: Storage = "auto",
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_classes, p=p, mode=mode, **kwargs)
+        super().__init__(num_classes, p=p, storage=storage, **kwargs)
         check_option("normalization", normalization, Normalization)
         self.normalization: Normalization = normalization
 

@@ -1,50 +1,39 @@
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness._measurement.keys import Part
-from lightning_robustness._measurement.meters import SampleMeter
-from lightning_robustness._measurement.subject import Samples, Subject
-from lightning_robustness.input_space import InputSpace
-from lightning_robustness.metrics import CleverScore
+from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.batch import Batch
+from lightning_robustness.functional import clever_score
 
 
-class CleverMeter(SampleMeter):
+@dataclass(frozen=True)
+class CleverMeter(Meter):
     """Measure CLEVER, which takes thousands of gradients per sample."""
 
-    name: Part = "clever"
+    size: int
+    radius: float = 2.0
+
+    name = "clever"
     title = "CLEVER"
     label = "CLEVER"
     batch_size = 1  # so that the progress bar moves
 
-    def __init__(self, size: int, radius: float, input_space: InputSpace, seed: int) -> None:
-        super().__init__(size)
-        self._metric = CleverScore(radius, input_space=input_space, seed=seed)
+    @override
+    def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
+        forward, space = subject.logits_of(batch), subject.input_space
+        return {"score": clever_score(forward, batch.x, self.radius, input_space=space, seed=subject.seed)}
 
     @override
-    def to(self, device: torch.device) -> None:
-        self._metric.to(device)
-
-    @override
-    def measure(self, subject: Subject, batch: Samples) -> None:
-        self._metric.update(subject.forward, batch.x)
-
-    @override
-    def state(self) -> dict[str, Tensor]:
-        return dict(self._metric.metric_state)  # type: ignore[arg-type]
-
-    @override
-    def add(self, state: Mapping[str, Tensor]) -> None:
-        self._metric.merge_state({name: value.to(self._metric.device) for name, value in state.items()})
-
-    @override
-    def compute(self) -> dict[str, float]:
-        with self.running():
-            parts = self._metric.compute_components()
-            return {"clever": parts["mean"].item(), "samples_clever": parts["count"].item()} if parts["count"] else {}
+    def values(self, rows: Rows) -> dict[str, float]:
+        if not len(rows):
+            return {}
+        return {"clever": rows["score"].double().mean().float().item(), "samples_clever": len(rows)}
 
     @override
     def describe(self) -> str:
-        return f"at most {self.size} samples, radius {self._metric.radius:g}"
+        return f"at most {self.size} samples, radius {self.radius:g}"

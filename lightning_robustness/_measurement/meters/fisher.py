@@ -1,120 +1,94 @@
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness._arguments import check_number
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-from lightning_robustness._measurement.keys import Part
-from lightning_robustness._measurement.meters import SampleMeter, gather
-from lightning_robustness._measurement.subject import Samples, Subject
-from lightning_robustness._numbers import accumulation_dtype
+from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.batch import Batch
+from lightning_robustness.functional._fisher_estimators import FisherComponents
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, quantile, share_beyond
-from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
-from lightning_robustness.input_space import InputSpace
-from lightning_robustness.metrics import FisherSpectralNorm
+from lightning_robustness.functional.fisher_spectral_norm import (
+    FLOOR,
+    FisherMethod,
+    _fisher_compute,
+    _fisher_update,
+    fisher_and_boundary,
+)
 
 # The norms of saturated samples are so small that they would stretch the axis of a histogram
 _SMALLEST_LAMBDA = 1e-12
-_NOT_MEASURED = torch.nan  # a distance, which may be infinite but is never NaN
-_ROWS = "rows"
 _COMPONENTS = {"fim": "mean", "fim_inverse": "inverse", "fim_geometric": "geometric", "lipschitz": "lipschitz"}
 
 
-class FisherMeter(SampleMeter):
-    """Fisher information, Lipschitz constant and distance to the boundary, from one Jacobian per sample.
+@dataclass(frozen=True)
+class FisherMeter(Meter):
+    """Measure Fisher information, Lipschitz constant and distance to the boundary, from one Jacobian per sample.
 
     The Lipschitz constant needs all rows of the Jacobian, so it is measured where there are few classes. The distance
-    to the decision boundary, to first order, needs gradients, so the method ``"blackbox"`` leaves it out.
+    to the decision boundary needs gradients, so the method ``"blackbox"`` leaves it out. Robust accuracy to first order
+    needs a budget and labels.
     """
 
-    name: Part = "fim"
+    size: int
+    method: FisherMethod = "auto"
+    norm: BoundaryNorm = "linf"
+    eps: float | None = None
+
+    name = "fim"
     title = "Fisher information"
     label = "the Fisher information"
-
-    def __init__(
-        self,
-        size: int,
-        method: FisherMethod,
-        input_space: InputSpace,
-        seed: int,
-        norm: BoundaryNorm = "linf",
-        eps: float | None = None,
-    ) -> None:
-        super().__init__(size)
-        self._metric = FisherSpectralNorm(method=method, input_space=input_space, seed=seed, boundary=norm)
-        self._norm, self._eps = norm, None if eps is None else check_number("eps", eps)
-        self._rows: list[Tensor] = []
-        self._curve: BoundaryCurve | None = None
-        self.values = self.distances = torch.zeros(0)
+    per_sample = {"fim": "spectral_norm", "boundary": "boundary"}  # noqa: RUF012
 
     @override
-    def to(self, device: torch.device) -> None:
-        self._metric.to(device)
+    def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
+        forward, space = subject.logits_of(batch), subject.input_space
+        components = fisher_and_boundary(
+            forward, batch.x, self.method, input_space=space, seed=subject.seed, boundary=self.norm, y=batch.y
+        )
+        columns = {name: column for name, column in components._asdict().items() if column is not None}
+        return columns | {"has_label": torch.full((len(batch.x),), batch.y is not None)}
 
     @override
-    def measure(self, subject: Subject, batch: Samples) -> None:
-        self._metric.update(subject.forward, batch.x, batch.y)
-        values, distances = self._metric.last_values, self._metric.last_boundary
-        distances = torch.full_like(values, _NOT_MEASURED) if distances is None else distances
-        has_label = torch.full_like(values, float(batch.y is not None))
-        self._rows.append(torch.stack([values, distances, has_label], dim=1))
+    def values(self, rows: Rows) -> dict[str, float]:
+        if not len(rows):
+            return {}
+        components = FisherComponents(**{name: rows[name] for name in FisherComponents._fields if name in rows.columns})
+        means = _fisher_compute(_fisher_update(components, FLOOR))
+        values = {name: means[part].item() for name, part in _COMPONENTS.items() if part in means}
+        if "boundary" in rows.columns:
+            distances = rows["boundary"].double()
+            values["boundary"] = quantile(distances, 0.5).item()
+            if self.eps is not None and rows["has_label"].all():
+                values["boundary_acc"] = share_beyond(distances, [self.eps])[0].item()
+        return values | {"samples_fim": means["count"].item()}
 
     @override
-    def state(self) -> dict[str, Tensor]:
-        return {_ROWS: torch.cat(self._rows), **self._metric.metric_state}  # type: ignore[dict-item]
+    def histograms(self, rows: Rows) -> dict[str, Tensor]:
+        if not len(rows):
+            return {}
+        histograms = {"lambda_log10": rows["spectral_norm"].float().clamp(min=_SMALLEST_LAMBDA).log10()}
+        return histograms | ({"boundary_distance": rows["boundary"].float()} if "boundary" in rows.columns else {})
 
     @override
-    def add(self, state: Mapping[str, Tensor]) -> None:
-        state = {name: value.to(self._metric.device) for name, value in state.items()}
-        self._rows.append(state.pop(_ROWS))
-        self._metric.merge_state(state)
-
-    @override
-    def compute(self) -> dict[str, float]:
-        with self.running():
-            device = self._metric.device
-            # A process without samples does not know in which dtype the others have theirs
-            none = torch.zeros(0, 3, dtype=accumulation_dtype(device), device=device)
-            self.values, distances, has_label = gather(torch.cat([none, *self._rows])).unbind(dim=1)
-            self.distances = distances[~distances.isnan()]
-            parts = self._metric.compute_components()
-            if not parts["count"]:
-                return {}
-            values = {name: parts[part].item() for name, part in _COMPONENTS.items() if part in parts}
-            if len(self.distances):
-                values["boundary"] = quantile(self.distances, 0.5).item()
-                if self._eps is not None and has_label.all():
-                    values["boundary_acc"] = share_beyond(self.distances, [self._eps])[0].item()
-                    self._curve = BoundaryCurve.of(self.distances, self._norm, self._eps)
-            return values | {"samples_fim": parts["count"].item()}
+    def curve(self, rows: Rows) -> BoundaryCurve | None:
+        if self.eps is None or "boundary" not in rows.columns or not rows["has_label"].all():
+            return None
+        return BoundaryCurve.of(rows["boundary"].double(), self.norm, self.eps)
 
     @override
     def describe(self) -> str:
-        budget = "" if self._eps is None else f", eps {self._eps:.4g}"
-        return f"at most {self.size} samples, method {self._metric.method!r}, boundary in {self._norm}{budget}"
+        budget = "" if self.eps is None else f", eps {self.eps:.4g}"
+        return f"at most {self.size} samples, method {self.method!r}, boundary in {self.norm}{budget}"
 
     @override
-    def per_sample(self) -> dict[str, list[float]]:
-        distances = {"boundary": self.distances.tolist()} if len(self.distances) else {}
-        return {"fim": self.values.tolist(), **distances}
-
-    @override
-    def histograms(self) -> dict[str, Tensor]:
-        return {
-            "lambda_log10": self.values.float().clamp(min=_SMALLEST_LAMBDA).log10(),
-            "boundary_distance": self.distances.float(),
-        }
-
-    @override
-    def curve(self) -> BoundaryCurve | None:
-        return self._curve
-
-    @override
-    def rehearse(self, subject: Subject, samples: Samples) -> None:
+    def rehearse(self, subject: Subject, batch: Batch) -> None:
         try:
-            self.update(subject, samples)
+            self.measure(subject, batch)
         except Exception as error:
             raise ValueError(
                 f"The Fisher information cannot be computed: {error} Leave it out with `fim_samples=0`, or pass "

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self, override
 
 from lightning_robustness._display import report_figures as figures
-from lightning_robustness._display.class_accuracy import ClassAccuracy, class_table
+from lightning_robustness._display.class_accuracy import class_table
 from lightning_robustness._display.page import Picture
 from lightning_robustness._display.pictures import AdversarialExample
 from lightning_robustness._display.table import Cell, NumberText, Table
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.findings import ClassAccuracy
 from lightning_robustness._measurement.keys import attack_free_metrics, get_key
 from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness._numbers import write_budget, write_distance

@@ -4,9 +4,10 @@ import torch
 from torch import nn
 
 from lightning_robustness._measurement.meters.fisher import FisherMeter
+from lightning_robustness._measurement.rows import Rows
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
 from lightning_robustness.input_space import InputSpace
-from tests._measurement.subjects import samples, subject
+from tests._measurement.subjects import rows_of
 
 
 def network(num_classes=4, dtype=torch.float32):
@@ -32,8 +33,8 @@ def inputs(number=31, dtype=torch.float32):
 def test_fisher_information(batch_size, method, num_classes, dtype):
     model, x, space = network(num_classes, dtype), inputs(dtype=dtype), InputSpace(mean=0.5, std=0.25)
     x = space.normalize(x)
-    meter = FisherMeter(31, method, space, seed=3)
-    meter.update(subject(model, space, batch_size=batch_size), samples(x))
+    meter = FisherMeter(31, method)
+    rows = rows_of(meter, model, x, space=space, batch_size=batch_size, seed=3)
     distances = boundary_distance(model, x, input_space=space).double().numpy()
     parts = fisher_spectral_norm(model, x, method, input_space=space, seed=3, return_components=True)
     lambdas = parts.spectral_norm.double().numpy()
@@ -46,10 +47,9 @@ def test_fisher_information(batch_size, method, num_classes, dtype):
     }
     if method == "auto":
         expected["lipschitz"] = parts.lipschitz.mean().item()
-    assert meter.compute() == pytest.approx(expected, rel=1e-4)
-    assert meter.values.numpy() == pytest.approx(lambdas, rel=1e-4)
-    assert meter.distances.numpy() == pytest.approx(distances, rel=1e-4)
-    assert meter.per_sample() == {"fim": meter.values.tolist(), "boundary": meter.distances.tolist()}
+    assert meter.values(rows) == pytest.approx(expected, rel=1e-4)
+    assert rows[meter.per_sample["fim"]].numpy() == pytest.approx(lambdas, rel=1e-4)
+    assert rows[meter.per_sample["boundary"]].numpy() == pytest.approx(distances, rel=1e-4)
 
 
 @pytest.mark.parametrize("batch_size", [7, 31])
@@ -60,12 +60,12 @@ def test_robust_accuracy_to_first_order(batch_size, norm):
     distances = boundary_distance(model, x, y, norm).numpy()
     eps = float(np.quantile(distances, 0.79))  # between two samples
     assert eps > 0
-    meter = FisherMeter(31, "exact", InputSpace(), 0, norm, eps)
-    meter.update(subject(model, batch_size=batch_size), samples(x, y))
-    values = meter.compute()
+    meter = FisherMeter(31, "exact", norm, eps)
+    rows = rows_of(meter, model, x, y, batch_size=batch_size)
+    values = meter.values(rows)
     assert values["boundary"] == pytest.approx(np.median(distances), rel=1e-4)
     assert values["boundary_acc"] == pytest.approx((distances > eps).mean())
-    curve = meter.curve()
+    curve = meter.curve(rows)
     assert (curve.norm, curve.eps[0], curve.eps[-1]) == (norm, 0.0, pytest.approx(4 * eps))
     assert curve.share == pytest.approx([(distances > budget).mean() for budget in curve.eps])
     assert all(low <= share <= high for low, share, high in zip(curve.low, curve.share, curve.high, strict=True))
@@ -76,68 +76,49 @@ def test_robust_accuracy_to_first_order(batch_size, norm):
 def test_no_robust_accuracy_without_labels_or_a_budget():
     model, x, y = network(), inputs(), torch.arange(31) % 4
     for eps, labels in ((None, y), (0.1, None)):
-        meter = FisherMeter(31, "exact", InputSpace(), 0, "linf", eps)
-        meter.update(subject(model), samples(x, labels))
-        values = meter.compute()
-        assert "boundary" in values
-        assert "boundary_acc" not in values
-        assert meter.curve() is None
+        meter = FisherMeter(31, "exact", "linf", eps)
+        rows = rows_of(meter, model, x, labels)
+        assert "boundary" in meter.values(rows)
+        assert "boundary_acc" not in meter.values(rows)
+        assert meter.curve(rows) is None
 
 
 def test_no_distance_without_gradients():
-    meter = FisherMeter(31, "blackbox", InputSpace(), 0, "linf", 0.1)
-    meter.update(subject(network()), samples(inputs(), torch.arange(31) % 4))
-    assert meter.compute().keys() == {"fim", "fim_inverse", "fim_geometric", "samples_fim"}
-    assert meter.per_sample().keys() == {"fim"}
-
-
-def test_bad_budget():
-    with pytest.raises(ValueError, match=r"`eps` to be a finite number of at least 0 but got -0\.1"):
-        FisherMeter(31, "exact", InputSpace(), 0, "linf", -0.1)
-
-
-def test_fisher_information_in_several_updates():
-    model, x = network(), inputs()
-    meter = FisherMeter(31, "exact", InputSpace(), seed=0)
-    meter.update(subject(model, batch_size=8), samples(x[:1]))
-    meter.update(subject(model, batch_size=8), samples(x[:0]))
-    meter.update(subject(model, batch_size=8), samples(x[1:]))
-    values = meter.compute()
-    assert values["samples_fim"] == 31
-    assert values["fim"] == pytest.approx(fisher_spectral_norm(model, x).mean().item(), rel=1e-4)
-    assert meter.values.tolist() == pytest.approx(fisher_spectral_norm(model, x).tolist(), rel=1e-4)
+    meter = FisherMeter(31, "blackbox", "linf", 0.1)
+    rows = rows_of(meter, network(), inputs(), torch.arange(31) % 4)
+    assert meter.values(rows).keys() == {"fim", "fim_inverse", "fim_geometric", "samples_fim"}
+    assert meter.curve(rows) is None
+    assert meter.histograms(rows).keys() == {"lambda_log10"}
 
 
 def test_the_histogram_spans_decades_but_not_those_of_saturated_samples():
-    meter = FisherMeter(4, "exact", InputSpace(), seed=0)
-    meter.values = torch.tensor([1e-3, 1.0, 100.0, 1e-30])
-    assert meter.histograms()["lambda_log10"].tolist() == pytest.approx([-3, 0, 2, -12])
+    rows = Rows(torch.arange(4), {"spectral_norm": torch.tensor([1e-3, 1.0, 100.0, 1e-30])})
+    assert FisherMeter(4).histograms(rows)["lambda_log10"].tolist() == pytest.approx([-3, 0, 2, -12])
 
 
-@pytest.mark.filterwarnings("ignore:The ``compute`` method of metric FisherSpectralNorm was called before")
 def test_fisher_information_of_nothing():
-    meter = FisherMeter(31, "auto", InputSpace(), seed=0)
-    meter.update(subject(network()), samples(torch.zeros(0, 0)))
-    assert meter.compute() == {}
-    assert meter.values.tolist() == []
+    meter = FisherMeter(31)
+    rows = rows_of(meter, network(), torch.zeros(0, 0))
+    assert (meter.values(rows), meter.histograms(rows), meter.curve(rows)) == ({}, {}, None)
 
 
 def measure_fisher_of_share(rank, sizes, dtype):
-    meter = FisherMeter(31, "exact", InputSpace(), seed=0, eps=0.05)
+    meter = FisherMeter(31, "exact", eps=0.05)
     x, y = inputs(sum(sizes), dtype).split(sizes)[rank], (torch.arange(sum(sizes)) % 4).split(sizes)[rank]
     # A process whose samples are not chosen does not know what others have
-    meter.update(subject(network(dtype=dtype), batch_size=8), samples(x if len(x) else torch.zeros(0, 0), y))
-    return meter.compute(), meter.values, meter.distances
+    x = x if len(x) else torch.zeros(0, 0)
+    rows = rows_of(meter, network(dtype=dtype), x, y, first=rank * sizes[0], batch_size=8)
+    return meter.values(rows), rows
 
 
 @pytest.mark.parametrize("sizes", [[5, 26], [31, 0]])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_fisher_information_of_two_processes_equals_that_of_one(two_processes, sizes, dtype):
-    meter = FisherMeter(31, "exact", InputSpace(), seed=0, eps=0.05)
-    meter.update(subject(network(dtype=dtype), batch_size=8), samples(inputs(31, dtype), torch.arange(31) % 4))
-    expected = meter.compute()
-    assert 0 < expected["boundary_acc"] < 1
-    for values, lambdas, distances in two_processes(measure_fisher_of_share, sizes, dtype):
-        assert values == pytest.approx(expected, rel=1e-5)
-        torch.testing.assert_close(lambdas, meter.values, rtol=1e-5, atol=0)
-        torch.testing.assert_close(distances, meter.distances, rtol=1e-5, atol=1e-7)
+    meter = FisherMeter(31, "exact", eps=0.05)
+    expected = rows_of(meter, network(dtype=dtype), inputs(31, dtype), torch.arange(31) % 4, batch_size=8)
+    assert 0 < meter.values(expected)["boundary_acc"] < 1
+    for values, rows in two_processes(measure_fisher_of_share, sizes, dtype):
+        assert values == pytest.approx(meter.values(expected), rel=1e-5)
+        assert torch.equal(rows.positions, expected.positions)
+        for name, column in rows.columns.items():
+            torch.testing.assert_close(column, expected[name], rtol=1e-5, atol=1e-7)

@@ -1,28 +1,30 @@
+"""Attack samples with increasing budgets, from one budget to the next."""
+
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, is_dataclass, replace
 from time import perf_counter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.plan import AttackLike, list_attacks, name_attacks
-from lightning_robustness._measurement.subject import Samples, Subject
-from lightning_robustness._measurement.threat_model import ThreatModel, is_image
+from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.access import check_finite
-from lightning_robustness._processes import Processes, rank_zero_warn
+from lightning_robustness._model.batch import Batch
 from lightning_robustness.attacks import PGD, Attack, Budget, Cascade, budget_of
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
 from lightning_robustness.attacks.attack import check_budgets, perturb
-from lightning_robustness.evaluation.chunks import Rows, gather_rows, measure_chunks
-from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
-from lightning_robustness.evaluation.resume import Records
-from lightning_robustness.functional._image_quality import ImageQuality, image_quality
+from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
 
+# Least share of an attack's steps that it takes from a warm start: with fewer, accuracy was up to two percentage points
+# above that of independent attacks on some networks, instead of half a point
+_WARM_SHARE = 0.4
 # Attacks and budgets of the CMMR paper
 SWEEP_ATTACKS = ("fgsm", "bim", "pgd", "mifgsm")
 SWEEP_EPS = tuple(number / 100 for number in range(1, 21))
@@ -47,7 +49,7 @@ def plan_sweep(
 
     Example:
         >>> from lightning_robustness.attacks import Square
-        >>> from lightning_robustness.evaluation.sweep_samples import plan_sweep
+        >>> from lightning_robustness._measurement.meters.sweep import plan_sweep
         >>> for attacks in plan_sweep([Square(num_queries=100)], eps=[0.1, 0.2]):
         ...     print(attacks)
         {'square': Square(eps=0.1, num_queries=100, norm='linf', p=0.8, loss='margin')}
@@ -97,64 +99,42 @@ def describe_sweep(
     }
 
 
-# Least share of an attack's steps that it takes from a warm start: with fewer, accuracy was up to two percentage points
-# above that of independent attacks on some networks, instead of half a point
-_WARM_SHARE = 0.4
-_PART = "sweep"
+@dataclass(frozen=True)
+class SweepMeter(Meter):
+    """Attack with one set of attacks per budget, by name.
+
+    Columns are the index of the first budget that breaks a sample, -1 if it is wrong anyway; the quality of its images;
+    and seconds; each for every attack.
+    """
+
+    size: int
+    plan: Sequence[Mapping[str, Callable[..., Any]]]
+
+    name = "sweep"
+    title = "sweep"
+    label = "the sweep"
+
+    @override
+    def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
+        firsts, qualities, seconds = list[Tensor](), list[Tensor](), list[float]()
+        for name in self.plan[0]:
+            start = perf_counter()
+            first, quality = _attack_batch(subject, [attacks[name] for attacks in self.plan], batch)
+            firsts.append(first)
+            qualities.append(quality)
+            seconds.append((perf_counter() - start) / len(batch.x))
+        return {
+            "y": batch.labels(),
+            "first": torch.stack(firsts, dim=1),
+            "quality": torch.stack(qualities, dim=1),
+            "seconds": torch.tensor(seconds, dtype=torch.float64).expand(len(batch.x), -1),
+        }
 
 
-def sweep_samples(
-    subject: Subject,
-    samples: Samples,
-    plan: Sequence[Mapping[str, Callable[..., Any]]],
-    eps: Sequence[float],
-    processes: Processes,
-    records: Records,
-) -> SweepReport:
-    """Attack samples with the attacks of a plan, one set for each budget."""
-    measure = partial(_sweep_batch, subject, plan)
-    finished = measure_chunks(processes, records, _PART, subject, samples, measure, _PART)
-    rows = gather_rows(processes, finished)
-    number, total = len(rows.positions), sum(processes.gather(len(samples.x)))
-    if finished.is_interrupted:
-        rank_zero_warn(f"The sweep was interrupted: its report covers {number} of {total} samples.")
-    # Results of a sweep are per sample, so that they add up in the same order in any number of processes
-    empty = {
-        "y": torch.zeros(0, dtype=torch.long),
-        "first": torch.zeros(0, len(plan[0]), dtype=torch.long),
-        "quality": torch.zeros(0, len(plan[0]), len(eps), len(ImageQuality._fields), dtype=torch.float64),
-        "seconds": torch.zeros(0, len(plan[0]), dtype=torch.float64),
-    }
-    rows = rows._replace(values=rows.values or empty)
-    settings = describe_sweep(plan, eps, rows.values["y"], subject.input_space, subject.seed)
-    report = _report(list(plan[0]), rows, eps, finished.is_interrupted)
-    are_images = any(processes.gather(len(samples.x) > 0 and is_image(samples.x[:1]) and subject.embed is None))
-    threat = ThreatModel.of(plan[0], subject.input_space, number, are_images)
-    return replace(report, settings=settings, threat_model=threat)
-
-
-def _sweep_batch(
-    subject: Subject, plan: Sequence[Mapping[str, Callable[..., Any]]], batch: Samples
-) -> dict[str, Tensor]:
-    """Return results per sample: index of the first budget that breaks it, -1 if none is needed; quality; seconds."""
-    results, seconds = [], []
-    for name in plan[0]:
-        start = perf_counter()
-        results.append(_attack_batch(subject, [named[name] for named in plan], batch))
-        seconds.append((perf_counter() - start) / len(batch.x))
-    firsts, qualities = zip(*results, strict=True)
-    return {
-        "y": batch.labels(),
-        "first": torch.stack(firsts, dim=1),
-        "quality": torch.stack(qualities, dim=1),
-        "seconds": torch.tensor(seconds, dtype=torch.float64).expand(len(batch.x), -1),
-    }
-
-
-def _attack_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Samples) -> tuple[Tensor, Tensor]:
+def _attack_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Batch) -> tuple[Tensor, Tensor]:
     input_space = subject.input_space
     x, y, positions = batch.x, batch.labels(), batch.positions
-    opened = open_classifier(subject.forward, x, y, input_space, subject.seed, positions=positions)
+    opened = open_classifier(subject.logits_of(batch), x, y, input_space, subject.seed, positions=positions)
     with opened as (model, x, y):
         with torch.no_grad():
             logits = model.from_normalized(x)
@@ -220,29 +200,3 @@ def _stretch(model: Classifier, attack: Callable[..., Any], x: Tensor, x_adv: Te
     size = torch.linalg.vector_norm(delta.flatten(1), ord=2 if norm == "l2" else torch.inf, dim=1)
     factor = torch.where(size > 0, eps / size, 1.0)
     return model.clamp(x + delta * factor.reshape(-1, *[1] * (x.ndim - 1)))
-
-
-def _survivors(first: Tensor, num_budgets: int) -> Tensor:
-    """Share of samples that are right at each budget."""
-    return (first.unsqueeze(-1) > torch.arange(num_budgets)).double().mean(dim=0)
-
-
-def _report(names: list[str], rows: Rows, eps: Sequence[float], is_interrupted: bool) -> SweepReport:
-    first, quality = rows.values["first"], rows.values["quality"]
-    # Shape: attacks, budgets, metrics
-    values = torch.cat([_survivors(first, len(eps)).unsqueeze(2), quality.mean(dim=0)], dim=2)
-    budgets = torch.tensor([0.0, *eps, math.inf], dtype=torch.float64)
-    seconds = rows.values["seconds"].sum(dim=0)
-    share = rows.seconds / seconds.sum().item() if len(first) else 1.0  # of the slowest process
-    return SweepReport(
-        attacks=names,
-        eps=list(eps),
-        values={name: values[..., number].tolist() for number, name in enumerate(SWEEP_METRICS)},
-        worst=_survivors(first.amin(dim=1), len(eps)).tolist(),
-        clean_accuracy=(first[:, 0] >= 0).double().mean().item(),
-        samples=len(first),
-        seconds=dict(zip(names, (share * seconds).tolist(), strict=True)),
-        interrupted=is_interrupted,
-        breaking_eps={name: budgets[column + 1].tolist() for name, column in zip(names, first.T, strict=True)},
-        index=rows.positions.tolist(),
-    )

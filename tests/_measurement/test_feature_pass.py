@@ -1,10 +1,14 @@
+import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 from sklearn.metrics import accuracy_score
 from torch import nn
 
-from lightning_robustness._measurement.feature_meter import FeatureMeter
+from lightning_robustness._measurement.feature_pass import FeaturePass
+from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall
+from lightning_robustness._processes import Processes
 from lightning_robustness.functional import robustness_difference_index, roby
 from tests import references
 from tests._measurement.subjects import CPU
@@ -20,20 +24,25 @@ def features(num_classes=4, dtype=torch.float32, number=60):
     return torch.randn(number, 6, generator=generator).to(dtype), logits.to(dtype), y
 
 
-def measure_features(meter, embedding, logits, y, batch_size):
+def add(features, embedding, logits, y, positions):
+    batch = Batch(torch.zeros(len(logits), 1), y, positions=positions)
+    features.add(batch, HeadCall(embedding, logits))
+
+
+def measure_features(features, embedding, logits, y, batch_size, first=0):
     for rows in torch.arange(len(logits)).split(batch_size):
-        meter.update(HeadCall(embedding[rows], logits[rows]), None if y is None else y[rows])
-    return meter.compute()
+        add(features, embedding[rows], logits[rows], None if y is None else y[rows], first + rows)
+    return features.compute(Processes())
 
 
-@pytest.mark.parametrize("mode", ["exact", "streaming"])
+@pytest.mark.parametrize("storage", ["exact", "streaming"])
 @pytest.mark.parametrize(("num_classes", "dtype"), [(4, torch.float32), (4, torch.float64), (2, torch.float32)])
 @pytest.mark.parametrize("batch_size", [1, 7, 60])
-def test_features(mode, num_classes, dtype, batch_size):
+def test_features(storage, num_classes, dtype, batch_size):
     embedding, logits, y = features(num_classes, dtype)
     preds = logits.argmax(dim=1)
-    meter = FeatureMeter(num_classes, mode, CPU)
-    values = measure_features(meter, embedding, logits, y, batch_size)
+    found = measure_features(FeaturePass(num_classes, storage, CPU), embedding, logits, y, batch_size)
+    values = found.values
     rdi, overlap = references.rdi(logits, preds), references.roby(embedding, preds)
     expected = {
         "rdi": rdi["rdi"],
@@ -51,25 +60,28 @@ def test_features(mode, num_classes, dtype, batch_size):
     if num_classes > 2:
         assert values["roby"] == pytest.approx(roby(embedding, preds).item(), abs=1e-6)
     assert 0 < values["acc"] < 1
-    assert meter.distances["rdi"].tolist() == pytest.approx(rdi["distances"], abs=1e-6)
-    assert meter.distances["roby"].tolist() == pytest.approx(references.rdi(embedding, preds)["distances"], abs=1e-6)
+    assert found.distances["rdi"].tolist() == pytest.approx(rdi["distances"], abs=1e-6)
+    assert found.distances["roby"].tolist() == pytest.approx(references.rdi(embedding, preds)["distances"], abs=1e-6)
 
 
 def test_features_without_labels():
     embedding, logits, _ = features()
-    values = measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, None, 7)
+    found = measure_features(FeaturePass(4, "exact", CPU), embedding, logits, None, 7)
+    values = found.values
     assert "acc" not in values
+    assert len(found.margins) == 0
     assert values["rdi"] == pytest.approx(references.rdi(logits, logits.argmax(dim=1))["rdi"], abs=1e-6)
 
 
 def test_without_embeddings():
     _, logits, y = features()
-    meter = FeatureMeter(4, "exact", CPU, has_embedding=False)
-    meter.update(HeadCall(None, logits), y)
-    values = meter.compute()
+    features_pass = FeaturePass(4, "exact", CPU, has_embedding=False)
+    add(features_pass, None, logits, y, torch.arange(60))
+    found = features_pass.compute(Processes())
+    values = found.values
     assert values.keys() == {"rdi", "rdi_intra", "rdi_inter", "samples", "acc"}
     assert values["rdi"] == pytest.approx(references.rdi(logits, logits.argmax(dim=1))["rdi"], abs=1e-6)
-    assert meter.distances.keys() == {"rdi"}
+    assert found.distances.keys() == {"rdi"}
 
 
 @pytest.mark.parametrize(("num_predicted", "is_there"), [(1, True), (2, False), (3, True)])
@@ -77,7 +89,7 @@ def test_roby_is_left_out_where_two_classes_are_predicted(num_predicted, is_ther
     """Its normalised value would be 0, the best one, whatever the network."""
     embedding, logits, _ = features()
     logits[:, num_predicted:] = -100
-    values = measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, None, 60)
+    values = measure_features(FeaturePass(4, "exact", CPU), embedding, logits, None, 60).values
     assert ("roby" in values) is ("fsa" in values) is ("fsd" in values) is is_there
     assert "rdi_embedding" in values
 
@@ -87,35 +99,43 @@ def test_labels_have_a_class(label):
     embedding, logits, y = features()
     y[3] = label
     with pytest.raises(ValueError, match="Expected labels from 0 to 3, for 4 classes, but got values from"):
-        measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, y, 60)
+        measure_features(FeaturePass(4, "exact", CPU), embedding, logits, y, 60)
 
 
 def test_batches_without_samples_change_nothing():
     embedding, logits, y = features()
-    expected = measure_features(FeatureMeter(4, "exact", CPU), embedding, logits, y, 60)
-    meter = FeatureMeter(4, "exact", CPU)
-    meter.update(HeadCall(embedding[:0], logits[:0]), y[:0])
-    assert measure_features(meter, embedding, logits, y, 60) == expected
+    expected = measure_features(FeaturePass(4, "exact", CPU), embedding, logits, y, 60)
+    features_pass = FeaturePass(4, "exact", CPU)
+    add(features_pass, embedding[:0], logits[:0], y[:0], torch.arange(0))
+    assert measure_features(features_pass, embedding, logits, y, 60).values == expected.values
 
 
-def measure_features_of_share(rank, sizes, mode, dtype):
-    meter = FeatureMeter(4, mode, CPU)
+def test_margins_are_those_of_probabilities():
+    embedding, logits, y = features()
+    margins = measure_features(FeaturePass(4, "exact", CPU), embedding, logits, y, 7, first=100).margins
+    p = softmax(logits.double().numpy(), axis=1)
+    others = np.where(np.arange(4) == y.numpy()[:, None], -1, p).max(axis=1)
+    assert margins["margin"].numpy() == pytest.approx(p[np.arange(60), y] - others, abs=1e-6)
+    assert margins.positions.tolist() == list(range(100, 160))
+    assert torch.equal(margins["margin"] > 0, logits.argmax(dim=1) == y)
+
+
+def measure_features_of_share(rank, sizes, storage, dtype):
     share = [value.split(sizes)[rank] for value in features(dtype=dtype)]
-    values = measure_features(meter, *share, batch_size=7) if sizes[rank] else meter.compute()
-    return values, meter.distances
+    return measure_features(FeaturePass(4, storage, CPU), *share, batch_size=7, first=rank * sizes[0])
 
 
 SIZES = [[20, 40], [60, 0], [0, 60]]
 
 
-@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(
-    ("mode", "dtype"), [("exact", torch.float32), ("exact", torch.float64), ("streaming", torch.float32)]
+    ("storage", "dtype"), [("exact", torch.float32), ("exact", torch.float64), ("streaming", torch.float32)]
 )
-def test_features_of_two_processes_equal_those_of_one(two_processes, sizes, mode, dtype):
-    meter = FeatureMeter(4, mode, CPU)
-    expected = measure_features(meter, *features(dtype=dtype), batch_size=60)
-    for values, distances in two_processes(measure_features_of_share, sizes, mode, dtype):
-        assert values == pytest.approx(expected, abs=1e-6)
-        torch.testing.assert_close(distances, meter.distances)
+def test_features_of_two_processes_equal_those_of_one(two_processes, sizes, storage, dtype):
+    expected = measure_features(FeaturePass(4, storage, CPU), *features(dtype=dtype), batch_size=60)
+    for found in two_processes(measure_features_of_share, sizes, storage, dtype):
+        assert found.values == pytest.approx(expected.values, abs=1e-6)
+        torch.testing.assert_close(found.distances, expected.distances)
+        assert torch.equal(found.margins.positions, expected.margins.positions)
+        assert torch.equal(found.margins["margin"], expected.margins["margin"])

@@ -1,0 +1,105 @@
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric, MetricCollection
+
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._model.batch import Batch, check_classes
+from lightning_robustness._model.head import HeadCall
+from lightning_robustness._processes import Processes
+from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
+from lightning_robustness.metrics._base import Storage
+
+
+class Features(NamedTuple):
+    """What a pass over all samples gives: values, mean distances within each class, and the margin of each sample.
+
+    The margin is the probability of the true class less the largest other one. Without labels there are no margins.
+    """
+
+    values: dict[str, float]
+    distances: dict[str, Tensor]
+    margins: Rows
+    seconds: float
+
+
+class FeaturePass:
+    """RDI, ROBY, clean accuracy and margins, from the embedding and the logits of every sample.
+
+    RDI and ROBY are metric states and no rows: the features of a large data set would not fit into memory.
+    """
+
+    def __init__(self, num_classes: int, storage: Storage, device: torch.device, has_embedding: bool = True) -> None:
+        self._num_classes = num_classes
+        self._has_embedding = has_embedding
+        self._rdi = RobustnessDifferenceIndex(num_classes, storage=storage).to(device)
+        rdi, roby = RobustnessDifferenceIndex(num_classes, storage=storage), ROBY(num_classes, storage=storage)
+        # Both have the same state, which is kept once
+        self._embedding = MetricCollection({"rdi": rdi, "roby": roby}, compute_groups=[["rdi", "roby"]]).to(device)
+        self._accuracy = MeanMetric().to(device)
+        self._margins: list[tuple[Tensor, Tensor]] = []
+        self._seconds = 0.0
+
+    def add(self, batch: Batch, call: HeadCall) -> None:
+        """Add the features of a batch."""
+        with self.timed():
+            embedding, logits = call
+            if batch.y is not None:
+                check_classes(batch.y, self._num_classes)
+                self._margins.append((batch.positions, _margins(logits, batch.y)))
+            preds = logits.argmax(dim=1)
+            self._rdi.update(logits, preds)
+            if self._has_embedding and embedding is not None:
+                self._embedding.update(embedding, preds)
+            self._accuracy.update(logits.new_zeros(0) if batch.y is None else (preds == batch.y).float())
+
+    def compute(self, processes: Processes) -> Features:
+        """Compute the values over all batches of all processes, which must all call it."""
+        with self.timed(), _without_update_warning():
+            rdi = self._rdi.compute_components()
+            distances = {"rdi": rdi["distances"]}
+            values = {"rdi": rdi["rdi"], "rdi_intra": rdi["intra"], "rdi_inter": rdi["inter"]}
+            if self._has_embedding:
+                metrics: dict[str, Any] = dict(self._embedding.items())
+                roby = metrics["roby"].compute_components()
+                distances["roby"] = roby["distances"]
+                values["rdi_embedding"] = metrics["rdi"].compute_components()["rdi"]
+                # Two classes are one pair, of which the normalised values are the same for every network
+                if self._num_classes > 2 and int((rdi["counts"] > 0).sum()) != 2:
+                    values |= {name: roby[name] for name in ("roby", "fsa", "fsd")}
+            values["samples"] = rdi["counts"].sum()
+            accuracy = self._accuracy.compute()  # always: other processes may have labels, and wait for this one
+            if not accuracy.isnan():
+                values["acc"] = accuracy
+            own = [Rows(positions, {"margin": margins.cpu()}) for positions, margins in self._margins]
+            margins = Rows.join(processes.gather(own))
+        return Features({name: value.item() for name, value in values.items()}, distances, margins, self._seconds)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time that the block takes as that of the features."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += perf_counter() - start
+
+
+def _margins(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the probability of each true class less the largest other one."""
+    p = logits.float().softmax(dim=1)
+    own = p.gather(1, y.long().unsqueeze(1)).squeeze(1)
+    return own - p.scatter(1, y.long().unsqueeze(1), -1.0).amax(dim=1)
+
+
+@contextmanager
+def _without_update_warning() -> Iterator[None]:
+    """Let metrics compute in a process without samples."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*called before the ``update`` method")
+        yield

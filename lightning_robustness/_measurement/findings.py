@@ -1,0 +1,147 @@
+"""From rows to findings, in one place for all who measure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.feature_pass import Features
+from lightning_robustness._measurement.plan import WORST, Plan
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness.attacks import Budget, MaskingSign
+from lightning_robustness.attacks.attack import budgets_of
+from lightning_robustness.attacks.masking import find_signs
+from lightning_robustness.functional.attack_success_rate import success_rates
+
+_ROUNDING = 1.0001
+
+
+class Findings(NamedTuple):
+    """Everything that an evaluation of a model says.
+
+    ``values`` are what is logged, by key; ``rates`` all rates of each attack and of their worst case; ``attacks`` the
+    rows of each attack, with its success as it counts; ``worst`` those of the worst case, None unless all attacks ran;
+    ``rows`` those of the other meters.
+    """
+
+    values: dict[str, float]
+    features: Features | None
+    rows: dict[str, Rows]
+    attacks: dict[str, Rows]
+    worst: Rows | None
+    rates: dict[str, dict[str, float]]
+    signs: list[MaskingSign]
+    curve: BoundaryCurve | None
+    histograms: dict[str, Tensor]
+
+    @property
+    def l2_budget(self) -> float | None:
+        """Largest l2 size within which success of a minimum-norm attack counted; None without such an attack."""
+        return self.values.get("l2_budget")
+
+
+class ClassAccuracy(NamedTuple):
+    """Clean accuracy of a true class, and accuracy under the worst of all attacks, over the attacked samples."""
+
+    label: int
+    samples: int
+    clean: float
+    robust: float
+
+
+def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows]) -> Findings:
+    """Draw the conclusions from features and rows; what is missing was left out, or is not due."""
+    values = {} if features is None else features.values | {"seconds/features": features.seconds}
+    distances = {} if features is None else features.distances
+    histograms = {f"distances/{name}": distance for name, distance in distances.items()}
+    curve: BoundaryCurve | None = None
+    measured: dict[str, Rows] = {}
+    for meter in plan.meters():
+        if meter.name in rows:
+            own = measured[meter.name] = rows[meter.name]
+            values |= {**meter.values(own), f"seconds/{meter.name}": own.seconds}
+            histograms |= meter.histograms(own)
+            curve = curve or meter.curve(own)
+    found = {meter.key: rows[meter.name] for meter in plan.attack_meters() if len(rows.get(meter.name, ()))}
+    attacks = {name: counted(own) for name, own in found.items()}
+    is_complete = bool(found) and found.keys() == plan.attacks.keys()
+    budgets = {name: budgets_of(attack, plan.input_space) for name, attack in plan.attacks.items()}
+    worst = worst_case(found, budgets) if is_complete else None
+    rates = {name: _rates(attacks[name], own) for name, own in found.items()}
+    if worst is not None:
+        rates[WORST] = _rates(worst, worst)
+    columns = [own.columns for own in attacks.values()]
+    signs = find_signs([plan.attacks[name] for name in attacks], columns, plan.input_space)
+    values |= _attack_values(rates)
+    sizes = [own["l2_budget"] for own in found.values()]
+    limits = [size for size in (torch.cat(sizes).unique().tolist() if sizes else []) if size < math.inf]
+    if limits:
+        values["l2_budget"] = max(limits)
+    if signs or is_complete:  # some signs take several attacks, so that no sign of a few says nothing
+        values["masking"] = float(bool(signs))
+    values |= {f"seconds/{name}": own.seconds for name, own in found.items()}
+    return Findings(values, features, measured, attacks, worst, rates, signs, curve, histograms)
+
+
+def counted(rows: Rows) -> Rows:
+    """Take back successes that are larger than the l2 budget; what was found keeps its size."""
+    counts = rows["l2"] <= _ROUNDING * rows["l2_budget"]
+    adv_preds = torch.where(counts, rows["adv_preds"], rows["preds"])
+    return rows.with_columns(adv_preds=adv_preds, success=rows["success"] & counts)
+
+
+def worst_case(rows: Mapping[str, Rows], budgets: Mapping[str, Sequence[Budget | None]]) -> Rows:
+    """Return, for each sample, the closest success of any attack or, without one, the first failure.
+
+    An attack with a budget counts wherever it succeeds, so that no such attack succeeds more often than the worst case.
+    One without a budget, such as Carlini and Wagner's, breaks nearly every sample with perturbations of any size:
+    next to attacks with a budget it counts where it stays within one of theirs, otherwise where it is counted.
+    """
+    bounded = [name for name in rows if None not in budgets[name]]
+    found = list(rows.values()) if bounded else [counted(own) for own in rows.values()]
+    stacked = {name: torch.stack([own[name] for own in found]) for name in found[0].columns}
+    has_budget = torch.tensor([name in bounded for name in rows]).unsqueeze(1)
+    counts = torch.zeros_like(stacked["success"]) | has_budget | (not bounded)
+    for norm, size in {budget for name in bounded for budget in budgets[name] if budget is not None}:
+        if norm in ("l2", "linf"):
+            counts |= stacked[norm] <= _ROUNDING * size
+    stacked["adv_preds"] = torch.where(counts, stacked["adv_preds"], stacked["preds"])
+    stacked["success"] &= counts
+    closest = torch.where(stacked["adv_preds"] != stacked["y"], stacked["l2"], torch.inf).argmin(dim=0)
+    columns = {name: column[closest, torch.arange(len(closest))] for name, column in stacked.items()}
+    return Rows(found[0].positions, columns)
+
+
+def class_accuracies(worst: Rows) -> list[ClassAccuracy]:
+    """Compute the accuracy of each class from the worst case of all attacks."""
+    accuracies = []
+    for label in worst["y"].unique().tolist():
+        own = worst["y"] == label
+        clean, robust = ((worst[name][own] == label).double().mean().item() for name in ("preds", "adv_preds"))
+        accuracies.append(ClassAccuracy(label, int(own.sum()), clean, robust))
+    return accuracies
+
+
+def _rates(rows: Rows, found: Rows) -> dict[str, float]:
+    """Compute all rates of an attack; the distortion is that of what was found, whether it counts or not."""
+    rates = success_rates(rows["preds"], rows["adv_preds"], rows["y"], rows["l2"])
+    rates["distortion"] = success_rates(found["preds"], found["adv_preds"], found["y"], found["l2"])["distortion"]
+    return {name: value.item() for name, value in rates.items()}
+
+
+def _attack_values(rates: Mapping[str, dict[str, float]]) -> dict[str, float]:
+    """Return the values of attacks that are logged; clear distortions that are not finite, as JSON has none."""
+    values: dict[str, float] = {}
+    for name, own in rates.items():
+        if own["correct"]:  # without a sample that was right, a success rate of 0 would be the best one
+            values[f"asr/{name}"] = own["asr"]
+        values[f"adv_acc/{name}"] = own["adv_acc"]
+        if math.isfinite(own["distortion"]):
+            values[f"distortion/{name}"] = own["distortion"]
+        else:  # most samples withstood
+            own["distortion"] = math.nan
+        values["samples_attacks"] = own["count"]
+    return values
