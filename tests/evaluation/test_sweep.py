@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning_robustness.evaluation.sweep_samples import SWEEP_BUDGETS, _follow, _stretch, plan_sweep
 from torch import nn
 
 from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
 from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.evaluation import sweep
-from lightning_robustness.evaluation.sweep_samples import SWEEP_BUDGETS, _follow, _stretch, plan_sweep
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
 
