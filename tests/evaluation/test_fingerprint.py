@@ -1,9 +1,9 @@
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from lightning_robustness._measurement.subject import Samples
+from lightning_robustness._measurement.samples import Samples
+from lightning_robustness._model.batch import Batch
 from lightning_robustness.evaluation.resume import DataFingerprint, fingerprint_weights
 
 
@@ -40,8 +40,9 @@ def describe(shares, x, y):
     for batches in shares:
         part = DataFingerprint()
         for rows in batches:
-            part.add_labels(np.array(rows, dtype=np.int64), None if y is None else y[rows])
-            part.add_inputs(Samples(x[rows], None, torch.tensor(rows, dtype=torch.long)))
+            positions = torch.tensor(rows, dtype=torch.long)
+            part.add_labels(Batch(x[rows], None if y is None else y[rows], positions=positions))
+            part.add_inputs(Samples(x[rows], None, positions))
         parts.append(part)
     return DataFingerprint.describe(parts)
 
