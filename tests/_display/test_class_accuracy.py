@@ -1,19 +1,5 @@
-import torch
-from sklearn.metrics import recall_score
-
-from lightning_robustness._display.class_accuracy import ClassAccuracy, class_accuracies, class_table
-from lightning_robustness._measurement.meters.attack import AttackOutcome
-
-
-def test_accuracies_are_recalls():
-    generator = torch.Generator().manual_seed(0)
-    y, preds, adv_preds = torch.randint(0, 5, (3, 200), generator=generator)
-    outcome = AttackOutcome.empty(torch.device("cpu"))._replace(y=y, preds=preds, adv_preds=adv_preds)
-    found = class_accuracies(outcome)
-    assert [accuracy.label for accuracy in found] == [0, 1, 2, 3, 4]
-    assert [accuracy.samples for accuracy in found] == y.bincount().tolist()
-    for name, labels in {"clean": preds, "robust": adv_preds}.items():
-        assert [getattr(accuracy, name) for accuracy in found] == recall_score(y, labels, average=None).tolist()
+from lightning_robustness._display.class_accuracy import class_table
+from lightning_robustness._measurement.findings import ClassAccuracy
 
 
 def test_table_has_the_least_robust_classes():

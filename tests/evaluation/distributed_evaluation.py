@@ -89,7 +89,7 @@ def sweep_divided(**options):
 def evaluate_stream():
     """A stream that each process reads its part of; the number of samples is unknown."""
     loader = DataLoader(Interleaved(make_data()), batch_size=4)
-    options = {"samples": 9, "sweep_eps": [EPS], "sweep_attacks": ["fgsm"], "per_sample": True}
+    options = {"fim_samples": 9, "attack_samples": 9, "sweep_eps": [EPS], "sweep_attacks": ["fgsm"], "per_sample": True}
     return evaluate(make_network(), loader, {"pgd": PGD(eps=EPS)}, progress=False, **options)
 
 
@@ -104,7 +104,7 @@ def compare_some():
     """Three models, of which the second has other classes."""
     models = {"a": make_network(), "b": make_network()[:-1], "c": make_network(7)}
     loader = DataLoader(make_data(), batch_size=8)
-    return compare(models, loader, ["fgsm", "pgd"], [0.01, EPS], samples=20, fim_samples=0, progress=False)
+    return compare(models, loader, ["fgsm", "pgd"], [0.01, EPS], attack_samples=20, fim_samples=0, progress=False)
 
 
 REPORTS = {

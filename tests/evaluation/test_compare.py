@@ -10,7 +10,7 @@ from tests.evaluation.reports.reports import make_report
 def digits_comparison(digits, digits_network, robust_digits_network):
     loader = [(digits[0][1200:1500], digits[1][1200:1500])]
     models = {"natural": digits_network, "robust": robust_digits_network}
-    return compare(models, loader, decision_space="pca", samples=200, progress=False)
+    return compare(models, loader, decision_space="pca", fim_samples=200, attack_samples=200, progress=False)
 
 
 def test_robust_network_ranks_above_the_natural_one(digits_comparison):
@@ -158,7 +158,7 @@ class Untouchable(nn.Module):
             TypeError,
             "can be iterated once for each of 2 models but got a list_iterator, which is exhausted after the first",
         ),
-        ({"samples": 0}, ValueError, "Expected argument `samples` to be an integer of at least 1 but got 0"),
+        ({"attack_samples": 0}, ValueError, "Expected argument `attack_samples` to be an integer of at least 1 but got 0"),
     ],
 )
 def test_arguments_are_checked_before_the_first_model(arguments, error, message):
