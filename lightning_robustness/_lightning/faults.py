@@ -91,7 +91,7 @@ def warn_of_sharding(trainer: Trainer, settings: MonitorSettings) -> None:
         return
     left_out = [
         *(["attacks, with them `worst` and trust"] if settings.plan.attacks else []),
-        *(["`final_attacks`"] if settings.final else []),
+        *(["`final_attack`"] if settings.final else []),
         *(["the Fisher information and the distance to the decision boundary"] if settings.plan.fim_samples else []),
         *(["CLEVER"] if settings.plan.clever_samples else []),
         *(["the projector"] if settings.log_embeddings else []),
