@@ -169,7 +169,7 @@ def test_auto_is_exact_up_to_the_limit_and_streaming_beyond(name):
     update_in_batches(metric, 100, features[:1000], preds[:1000])  # 100,000 bytes
     assert sum(len(batch) for batch in metric.features) == 1000
     assert metric.compute() == function(features[:1000], preds[:1000], **options)
-    message = rf"{metric_class.__name__} has collected 0.00011 GB of features, .* goes on in streaming mode"
+    message = rf"{metric_class.__name__} has collected 0.00011 GB of features, .* Switching to streaming"
     with pytest.warns(UserWarning, match=message) as record:
         update_in_batches(metric, 100, features[1000:], preds[1000:])
     assert len(record) == 1
@@ -188,12 +188,12 @@ def test_auto_in_forward_and_merge():
     features, preds = gaussians([500] * 5, width=25)
     metrics = [RobustnessDifferenceIndex(5) for _ in range(3)]
     metrics[0](features[:900], preds[:900])
-    with pytest.warns(UserWarning, match="streaming mode"):
+    with pytest.warns(UserWarning, match="Switching to streaming"):
         metrics[0](features[900:], preds[900:])
     assert is_thinned(metrics[0])
     for metric, half in zip(metrics[1:], (slice(None, 900), slice(900, 1800)), strict=True):
         metric.update(features[half], preds[half])
-    with pytest.warns(UserWarning, match="streaming mode"):
+    with pytest.warns(UserWarning, match="Switching to streaming"):
         metrics[1].merge_state(metrics[2])
     assert is_thinned(metrics[1])
     for metric, count in zip(metrics, (2500, 1800), strict=False):
