@@ -38,12 +38,6 @@ class Faults:
                 raise MisconfigurationException(f"{self._owner}: {error}") from error
             self.error = error
 
-    def raise_error(self) -> None:
-        """Raise the error that was kept."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-
     @contextmanager
     def skipping(self, consequence: str, is_raised_early: bool = False) -> Iterator[None]:
         """Leave out what fails, which must fail in all processes or in none; warn in the one where it occurred."""
