@@ -40,7 +40,8 @@ def _columns(settings: MonitorSettings) -> list[str]:
 
 def _describe(settings: MonitorSettings) -> dict[str, Any]:
     """Describe a run without hyperparameters: a table needs some."""
-    return {"eps": settings.describe()["eps"], "attacks": ", ".join(settings.plan.attacks) or "none"}
+    budget = settings.plan.budget  # a number, so that TensorBoard can sort and filter runs by it
+    return {"eps": "none" if budget is None else budget.eps, "attacks": ", ".join(settings.plan.attacks) or "none"}
 
 
 def _tensorboards(trainer: Trainer) -> Iterator[Any]:
