@@ -9,8 +9,8 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from lightning_robustness import cli
+from lightning_robustness._lightning.devices import convert
 from lightning_robustness.attacks import PGD
-from lightning_robustness.cli.commands import convert
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport
 from tests.cli.checkpoint_models import Net
 
