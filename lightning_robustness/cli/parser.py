@@ -35,7 +35,7 @@ def make_parser(arguments: Sequence[str]) -> Any:
     parser = ArgumentParser(
         prog="lightning-robustness",
         description="Measure how robust trained classifiers are against adversarial examples.",
-        epilog="Exit codes: 0 done, 1 a model could not be evaluated, 2 wrong arguments, 130 interrupted.",
+        epilog="Exit codes: 0 done, 1 a model could not be evaluated, 2 arguments, model or data do not fit, 130 interrupted.",
         version=__version__,
     )
     parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
@@ -130,7 +130,10 @@ def _add_model(parser: Any) -> None:
         help="package.module:Class, a function that returns a model, or {class_path: ..., init_args: ...}.",
     )
     parser.add_argument(
-        "--checkpoint", type=str | None, default=None, help="Weights: a checkpoint of Lightning, or a state dict."
+        "--checkpoint",
+        type=str | None,
+        default=None,
+        help="Weights: a checkpoint of Lightning, or a state dict. Required if the model is a class.",
     )
     _add_model_arguments(parser)
 
