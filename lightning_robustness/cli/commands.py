@@ -12,15 +12,14 @@ from lightning_robustness._display.provenance import describe_checkpoint
 from lightning_robustness._lightning.devices import launched, make_fabric
 from lightning_robustness.cli.class_path import Target, load_object
 from lightning_robustness.cli.loading import load_data, load_model
-from lightning_robustness.cli.parser import OWN_OPTIONS
+from lightning_robustness.cli.parser import OPTIONS
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
 from lightning_robustness.evaluation.reports.report import Report, read_json
 
 
 def _evaluate(options: Any) -> int:
     _check_output(options)
-    options.eps, options.sweep_eps = _budget(options.eps), [_budget(eps) for eps in options.sweep_eps]
-    settings = _settings(evaluate, options, "attacks", "eps", "sweep_attacks", "sweep_eps", "head")
+    settings = _settings(evaluate, options)
     fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
     with launched(fabric, options, [model]) as is_first:
         report = evaluate(model, loader, device=options.device, **settings)
@@ -30,8 +29,7 @@ def _evaluate(options: Any) -> int:
 
 def _sweep(options: Any) -> int:
     _check_output(options)
-    options.eps = [_budget(eps) for eps in options.eps]
-    settings = _settings(sweep, options, "attacks", "eps")
+    settings = _settings(sweep, options)
     fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
     with launched(fabric, options, [model]) as is_first:
         report = sweep(model, loader, device=options.device, **settings)
@@ -41,9 +39,7 @@ def _sweep(options: Any) -> int:
 
 def _compare(options: Any) -> int:
     _check_output(options)
-    options.eps = [_budget(eps) for eps in options.eps]
-    options.budget = None if options.budget is None else _budget(options.budget)
-    settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "budget", "head")
+    settings = _settings(compare, options)
     fabric = make_fabric(options)
     models: dict[str, nn.Module | RobustnessReport] = {}
     for entry in options.models:
@@ -114,19 +110,29 @@ def _with_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
     return {**target, "init_args": {**(target.get("init_args") or {}), **arguments}} if arguments else target
 
 
-def _settings(function: Callable[..., Any], options: Any, *own: str) -> dict[str, Any]:
-    names = [name for name in inspect.signature(function).parameters if name not in OWN_OPTIONS]
-    functions = {name: _load_function(name, options[name]) for name in ("forward_fn", "embed_fn", "batch_fn")}
-    return {name: options[name] for name in (*names, *own, "input_space")} | functions
+def _settings(function: Callable[..., Any], options: Any) -> dict[str, Any]:
+    """Return the arguments of a function that need no loading, but for the device, which Fabric may choose."""
+    names = inspect.signature(function).parameters.keys() - {"model", "models", "dataloader", "device"}
+    return {name: _read_option(name, options[name]) for name in names}
 
 
-def _load_function(name: str, path: str | None) -> Callable[..., Any] | None:
-    function = None if path is None else load_object(path)
-    if function is not None and not callable(function):
+def _read_option(name: str, value: Any) -> Any:
+    if value is None or name not in OPTIONS:
+        return value
+    if name.endswith("_fn"):
+        return _load_function(name, value)
+    if name in ("eps", "rank_budget"):
+        return _budget(value)
+    return [_budget(budget) for budget in value] if name.endswith("budgets") else value
+
+
+def _load_function(name: str, path: str) -> Callable[..., Any]:
+    function = load_object(path)
+    if not callable(function):
         raise TypeError(
             f"Expected argument `{name}` to be the path of a function but got {path!r}, which is {function!r}."
         )
-    return function
+    return function  # type: ignore[no-any-return]
 
 
 def _budget(text: str | float) -> float:

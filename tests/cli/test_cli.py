@@ -39,7 +39,18 @@ def checkpoint():
 
 
 def test_evaluate_is_that_of_the_package(checkpoint, capsys):
-    arguments = ["--attacks", "fgsm", "pgd", "--eps", "1/10", "--attack_samples", "20", "--sweep_eps", "0.05", "1/10"]
+    arguments = [
+        "--attacks",
+        "fgsm",
+        "pgd",
+        "--eps",
+        "1/10",
+        "--attack_samples",
+        "20",
+        "--sweep_budgets",
+        "0.05",
+        "1/10",
+    ]
     code = cli.main(
         [
             "evaluate",
@@ -59,7 +70,7 @@ def test_evaluate_is_that_of_the_package(checkpoint, capsys):
         ["fgsm", "pgd"],
         0.1,
         attack_samples=20,
-        sweep_eps=[0.05, 0.1],
+        sweep_budgets=[0.05, 0.1],
         progress=False,
     )
     report = RobustnessReport.from_json("x.json")
@@ -93,11 +104,11 @@ def test_modules_of_the_current_directory_are_found(checkpoint):
 
 
 def test_sweep_is_that_of_the_package(checkpoint, capsys):
-    arguments = ["--attacks", "fgsm", "--eps", "0.05", "1/10", "--samples", "20", "--per_sample", "true"]
+    arguments = ["--attacks", "fgsm", "--budgets", "0.05", "1/10", "--attack_samples", "20", "--per_sample", "true"]
     files = ["--json", "x.json", "--html", "x.html"]
     assert cli.main(["sweep", *MODEL, *DATA, *arguments, *files]) == 0
     expected = sweep(
-        checkpoint, Data().test_dataloader(), ["fgsm"], [0.05, 0.1], samples=20, per_sample=True, progress=False
+        checkpoint, Data().test_dataloader(), ["fgsm"], [0.05, 0.1], attack_samples=20, per_sample=True, progress=False
     )
     report = SweepReport.from_json("x.json")
     assert report.values["accuracy"] == expected.values["accuracy"]
@@ -117,9 +128,14 @@ def test_functions_by_their_paths(checkpoint):
 
 def test_embeddings_by_the_path_of_their_function(checkpoint):
     arguments = [*MODEL, *DATA, "--attacks", "fgsm", "--json", "x.json"]
-    assert cli.main(["sweep", *arguments, "--eps", "0.1", "--samples", "40", "--embed_fn", f"{HERE}:halve"]) == 0
+    assert (
+        cli.main(["sweep", *arguments, "--budgets", "0.1", "--attack_samples", "40", "--embed_fn", f"{HERE}:halve"])
+        == 0
+    )
     x, y = Data().test_dataloader().dataset.tensors
-    expected = sweep(checkpoint, [(x / 2, y)], ["fgsm"], [0.1], InputSpace(low=None, high=None), progress=False)
+    expected = sweep(
+        checkpoint, [(x / 2, y)], ["fgsm"], [0.1], input_space=InputSpace(low=None, high=None), progress=False
+    )
     assert SweepReport.from_json("x.json").values["accuracy"] == expected.values["accuracy"]
     assert SweepReport.from_json("x.json").clean_accuracy == expected.clean_accuracy
 
@@ -204,7 +220,7 @@ def test_configuration_of_a_script_with_fixed_classes(checkpoint, form):
         f"{HERE}:Data",
         "--attacks",
         "fgsm",
-        "--eps",
+        "--budgets",
         "0.1",
         "0.2",
     ]
@@ -240,10 +256,10 @@ def test_checkpoint_with_code_in_the_current_directory(capsys):
 
 
 def test_compare_models_and_reports(checkpoint, capsys):
-    sweep = ["--sweep_eps", "0.05", "0.1", "--sweep_attacks", "fgsm", "--attacks"]
+    sweep = ["--sweep_budgets", "0.05", "0.1", "--sweep_attacks", "fgsm", "--attacks"]
     assert cli.main(["evaluate", *MODEL, *DATA, *sweep, "--json", "a.json"]) == 0
     models = ["--models", "saved=a.json", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net"]
-    settings = ["--attacks", "fgsm", "--eps", "0.05", "1/10", "--prior", "{accuracy: 2}", "--balance", "0.08"]
+    settings = ["--attacks", "fgsm", "--budgets", "0.05", "1/10", "--prior", "{accuracy: 2}", "--balance", "0.08"]
     assert cli.main(["compare", *models, *DATA, *settings, "--json", "c.json"]) == 0
     report = ComparisonReport.from_json("c.json")
     assert report.scores["saved"] == pytest.approx(report.scores["loaded"])
@@ -295,8 +311,8 @@ def test_report_shows_what_was_saved(report, capsys):
         (["evaluate", *MODEL, *DATA, "--device", "gpu"], "`device`"),
         (["evaluate", *MODEL, *DATA, "--batch_fn", "swap"], "package.module:Name but got 'swap'"),
         (["evaluate", *MODEL, *DATA, "--forward_fn", "math:pi"], "`forward_fn` to be the path of a function"),
-        (["sweep", *MODEL, *DATA, "--samples", "0"], "`samples`"),
-        (["sweep", *MODEL, *DATA, "--eps", "0.2", "0.1"], "increasing budgets"),
+        (["sweep", *MODEL, *DATA, "--attack_samples", "0"], "`attack_samples`"),
+        (["sweep", *MODEL, *DATA, "--budgets", "0.2", "0.1"], "`budgets` to hold positive, increasing"),
         (["compare", "--models", f"a={HERE}:Net@net.pt", *DATA, "--prior", "{acc: 2}"], "prior weights"),
         (["compare", "--models", "net.pt"], "name=package.module:Class@checkpoint or name=report.json"),
         (["compare", "--models", *[f"a={HERE}:Net@net.pt"] * 2, *DATA], "but got 'a' twice"),
@@ -408,7 +424,7 @@ def test_interruption_of_a_comparison(checkpoint):
         "--json",
         "x.json",
     ]
-    assert cli.main(["compare", *models, "--eps", "0.1", "0.2"]) == 130
+    assert cli.main(["compare", *models, "--budgets", "0.1", "0.2"]) == 130
     assert ComparisonReport.from_json("x.json").missing == ["b"]
 
 
@@ -445,7 +461,10 @@ def test_help_tells_commands_and_exit_codes(capsys):
     assert exit_info.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "{evaluate,sweep,compare,report}" in text
-    assert "Exit codes: 0 done, 1 a model could not be evaluated, 2 arguments," in text
+    assert (
+        "Exit codes: 0 done, 1 a model could not be evaluated, 2 wrong arguments or data, 130 interrupted."
+        in text
+    )
 
 
 def test_version_and_attacks(capsys):
@@ -496,7 +515,7 @@ def test_reports_know_checkpoint_and_command(checkpoint):
         f"lightning-robustness evaluate --model {HERE}:Net --checkpoint net.pt --data"
     )
     assert str(Path.cwd()) not in Path("x.json").read_text()
-    sweep = ["--attacks", "fgsm", "--eps", "0.1", "0.2", "--samples", "8"]
+    sweep = ["--attacks", "fgsm", "--budgets", "0.1", "0.2", "--attack_samples", "8"]
     assert cli.main(["sweep", "--model", f"{HERE}:make_net", *DATA, *sweep, "--json", "s.json"]) == 0
     provenance = SweepReport.from_json("s.json").provenance
     assert provenance["checkpoint"] == "none"
@@ -506,8 +525,10 @@ def test_reports_know_checkpoint_and_command(checkpoint):
 @pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")
 def test_compare_sorts_at_a_budget(checkpoint, capsys):
     models = ["--models", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net", *DATA]
-    options = ["--attacks", "fgsm", "--eps", "2/255", "4/255", "8/255"]
-    assert cli.main(["compare", *models, *options, "--budget", "8/255", "--json", "c.json", "--html", "c.html"]) == 0
+    options = ["--attacks", "fgsm", "--budgets", "2/255", "4/255", "8/255"]
+    assert (
+        cli.main(["compare", *models, *options, "--rank_budget", "8/255", "--json", "c.json", "--html", "c.html"]) == 0
+    )
     report = ComparisonReport.from_json("c.json")
     assert report.budget == 8 / 255
     assert report.reports["loaded"].provenance["checkpoint"] == "net.pt"
@@ -515,5 +536,5 @@ def test_compare_sorts_at_a_budget(checkpoint, capsys):
     assert hashlib.sha256(Path("net.pt").read_bytes()).hexdigest() in Path("c.html").read_text()
     assert "robust at 8/255" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["compare", *models, *options, "--budget", "16/255"])
-    assert "Expected argument `budget` to be one of the sweep, 2/255, 4/255, 8/255" in capsys.readouterr().err
+        cli.main(["compare", *models, *options, "--rank_budget", "16/255"])
+    assert "to be one of the sweep, 2/255, 4/255, 8/255" in capsys.readouterr().err
