@@ -9,7 +9,7 @@ from lightning_robustness._arguments import check_integer, check_number
 from lightning_robustness.attacks._classifier import Classifier
 from lightning_robustness.attacks._steps import l2_norm, nonzero
 from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
-from lightning_robustness.attacks.ddn import DDN, RETREAT_STEPS, Found, Goal, retreat, search
+from lightning_robustness.attacks.ddn import DDN, Found, Goal, retreat, search
 
 # The share of the box in which the published attack starts, as in its authors' code: the ends lie at infinity
 _STARTING_SHARE = 0.999999
@@ -74,15 +74,13 @@ class CW(Attack):
         for name in ("steps", "binary_search_steps"):
             check_integer(name, getattr(self, name), minimum=1)
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
         goal, box = Goal(model, self.targeted, self.kappa), _Box(model, start=_STARTING_SHARE)
-        rows, nothing = x[active], torch.zeros_like(active)
-        first = Found(rows, rows.new_full((len(rows),), torch.inf), nothing, nothing.bool())
-        found = self._search_weights(goal, box, rows, y[active], first)
-        x_adv, queries = x.clone(), torch.zeros_like(y)
-        x_adv[active], queries[active] = found.x_adv, found.queries
-        return Perturbation(x_adv, queries)
+        nothing = torch.zeros_like(y)
+        first = Found(x, x.new_full((len(x),), torch.inf), nothing, nothing.bool())
+        found = self._search_weights(goal, box, x, y, first)
+        return Perturbation(found.x_adv, found.queries)
 
     def _search_weights(
         self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, first: Found, goes_on: bool = False
@@ -167,16 +165,12 @@ class MinimumNormCW(CW):
         super().__post_init__()
         check_integer("initial_steps", self.initial_steps, minimum=1)
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
         goal, box = Goal(model, self.targeted, self.kappa), _Box(model, widening=_WIDENING)
-        rows, labels = x[active], y[active]
-        first = search(goal, rows, labels, self.initial_steps, DDN.gamma, active)
-        found = self._search_weights(goal, box, rows, labels, first, goes_on=True)
-        x_adv, queries = x.clone(), torch.zeros_like(y)
-        x_adv[active] = retreat(goal, rows, labels, found)
-        queries[active] = found.queries + RETREAT_STEPS * found.succeeded.long()
-        return Perturbation(x_adv, queries)
+        first = search(goal, x, y, self.initial_steps, DDN.gamma)
+        found = self._search_weights(goal, box, x, y, first, goes_on=True)
+        return retreat(goal, x, y, found)._replace(zero_gradients=None)
 
 
 class _Box:

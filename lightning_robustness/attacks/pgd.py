@@ -19,7 +19,7 @@ from lightning_robustness.attacks._steps import (
     loss_value,
     nonzero,
 )
-from lightning_robustness.attacks.attack import Attack, Norm, Perturbation, all_or
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
 
 Start = Literal["uniform", "sign", "gaussian", "clean"]
 Schedule = Literal["constant", "shrinking", "adaptive"]
@@ -149,14 +149,14 @@ class PGD(Attack):
             return 2 * self.eps
         return self.eps if self.steps == 1 else 2.5 * self.eps / self.steps
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
         x_adv, queries, zero_gradients = x, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool)
-        survivors, ball = active, self._ball(model, x)
+        survivors, ball = torch.arange(len(x), device=x.device), self._ball(model, x)
         for restart in range(self.num_restarts):
             if not self._has_target(model, restart):
                 continue
-            rows = all_or(survivors, len(x))
+            rows = slice(None) if len(survivors) == len(x) else survivors  # a view instead of a copy
             bounds = [corner[rows] for corner in ball]
             start = self._start(model, x[rows], bounds, model.draws.rows(rows), restart)
             descent = self.descend(model, x[rows], y[rows], start, bounds, restart)

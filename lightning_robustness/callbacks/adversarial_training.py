@@ -281,7 +281,7 @@ class AdversarialTraining(TrainingStepCallback):
         with sandbox(forward, y, seed=self.seed, index=index, eval_mode=self.eval_mode, precise=False) as (y,):
             x, rows = x.detach(), torch.arange(len(x), device=x.device)
             classifier = Classifier(forward, self.input_space, x, -1, Draws(rows, self.seed, index))
-            return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long(), rows).x_adv)
+            return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long()).x_adv)
 
     def _clip(self, x: Tensor) -> Tensor:
         """Put values a little outside of the range into it; augmentation may produce some, hours into a run."""

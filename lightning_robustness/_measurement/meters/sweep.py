@@ -185,7 +185,7 @@ def _advance(
 ) -> Tensor:
     """Attack the active samples, from what is left of the budget before where the attack can start there."""
     if not isinstance(before, PGD) or not isinstance(attack, PGD) or attack.num_restarts > 1:
-        return perturb(attack, model, x, y, active).x_adv[active]
+        return perturb(attack, model, x, y, active).x_adv
     if attack.steps == 1 and attack.start == "clean" and attack.alpha is None:
         return x_adv[active]
     share = min(1.0, max(_WARM_SHARE, 2 * (1 - before.eps / attack.eps)))
