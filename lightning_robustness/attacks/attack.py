@@ -170,7 +170,7 @@ class Attack(ABC):
 def craft(
     attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor, active: Tensor | None = None
 ) -> Perturbation:
-    """Attack the active samples of a batch, by default all; inputs and adversarial inputs are as the model sees them."""
+    """Attack the active samples of a batch, by default all; inputs and results are as the model sees them."""
     if active is None or len(active) == len(x):
         found = perturb(attack, model, model.unnormalize(x), y)
         return found._replace(x_adv=model.normalize(found.x_adv))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_robustness._arguments import check_integer, check_number
 from lightning_robustness.attacks._classifier import Classifier
-from lightning_robustness.attacks._steps import l2_norm, margin, margin_gradient, nonzero
+from lightning_robustness.attacks._steps import as_column, l2_norm, margin, margin_gradient, nonzero
 from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
 
 # The search comes from outside: it starts at this many times the distance to the boundary of the linearised model, but
@@ -123,7 +123,7 @@ class Found(NamedTuple):
 
 def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Found:
     """Run DDN without the bisection at the end."""
-    model, draws, column = goal.model, goal.model.draws, (-1, *[1] * (x.ndim - 1))
+    model, draws = goal.model, goal.model.draws
     x_adv, closest, distance = x, x, x.new_full((len(x),), torch.inf)
     zero_gradients, norm, step_size = torch.zeros_like(y, dtype=torch.bool), torch.zeros(()), torch.zeros(())
     for step in range(steps):
@@ -131,15 +131,15 @@ def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Found:
         logits, gradient = model.gradient(x_adv, partial(goal.weights, y=y, sharpness=sharpness))
         deficit, size = goal.deficit(logits, y), l2_norm(x_adv - x).flatten()
         closer = (deficit <= 0) & (size < distance)
-        closest = torch.where(closer.reshape(column), x_adv, closest)
+        closest = torch.where(as_column(closer, x), x_adv, closest)
         distance = torch.where(closer, size, distance)
         if step == 0:
             norm, zero_gradients = _first_norm(model, x, deficit, gradient), ~gradient.flatten(1).any(dim=1)
             step_size = norm
         else:
             share = _LAST_GAMMA + (gamma - _LAST_GAMMA) * decay
-            shrunk = torch.minimum(norm, distance.reshape(column)) * (1 - share)
-            norm = torch.where((deficit <= 0).reshape(column), shrunk, norm * (1 + share))
+            shrunk = torch.minimum(norm, as_column(distance, x)) * (1 - share)
+            norm = torch.where(as_column(deficit <= 0, x), shrunk, norm * (1 + share))
         if (is_zero := ~gradient.flatten(1).any(dim=1)).any():
             gradient[is_zero] = draws.rows(is_zero).normal(step, x.shape[1:], x.dtype)
         length = step_size * (_LAST_STEP + (_FIRST_STEP - _LAST_STEP) * decay)
@@ -155,12 +155,12 @@ def retreat(goal: Goal, x: Tensor, y: Tensor, found: Found) -> Perturbation:
     if not found.succeeded.any():
         return Perturbation(found.x_adv, found.queries, found.zero_gradients)
     # All samples, also those without success: in a batch of another size, other kernels round in other ways
-    failed = x.new_zeros(len(x), *[1] * (x.ndim - 1))
+    failed = as_column(torch.zeros_like(found.distance), x)
     succeeded = torch.ones_like(failed)
     for _ in range(_RETREAT_STEPS):
         share = (failed + succeeded) / 2
         logits = goal.model(goal.model.clamp(torch.lerp(x, found.x_adv, share)))
-        succeeds = (goal.deficit(logits, y) <= 0).reshape(share.shape)
+        succeeds = as_column(goal.deficit(logits, y) <= 0, x)
         failed, succeeded = torch.where(succeeds, failed, share), torch.where(succeeds, share, succeeded)
     x_adv = torch.where(succeeded == 1, found.x_adv, goal.model.clamp(torch.lerp(x, found.x_adv, succeeded)))
     return Perturbation(x_adv, found.queries + _RETREAT_STEPS * found.succeeded.long(), found.zero_gradients)
@@ -174,7 +174,7 @@ def _sharpness(step: int, steps: int) -> float:
 
 
 def _first_norm(model: Classifier, x: Tensor, deficit: Tensor, gradient: Tensor) -> Tensor:
-    linear = deficit.abs().reshape(-1, *[1] * (x.ndim - 1)) / nonzero(l2_norm(gradient))
+    linear = as_column(deficit.abs(), x) / nonzero(l2_norm(gradient))
     if model.low is None or model.high is None:  # only a bound for where the gradient is zero
         return torch.minimum(_FIRST_NORM * linear, 100 * l2_norm(x).clamp(min=1.0))
     return (_FIRST_NORM * linear).clamp(max=_LARGEST_NORM * (model.high - model.low) * math.sqrt(x[0].numel()))
