@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lightning_robustness.attacks import get_attack, run_attack
 from lightning_robustness.evaluation import SweepReport, sweep
-from lightning_robustness.evaluation.sweep import SWEEP_ATTACKS, SWEEP_EPS
+from lightning_robustness.evaluation.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS
 from lightning_robustness.functional._image_quality import image_quality
 
 BATCH_SIZE = 128
@@ -27,7 +27,7 @@ BATCH_SIZE = 128
 def independent(network: nn.Module, x: Tensor, y: Tensor, name: str, with_quality: bool) -> list[float]:
     """Accuracy at each budget, each attacked from the start, with or without the quality of the images."""
     accuracies = []
-    for eps in SWEEP_EPS:
+    for eps in SWEEP_BUDGETS:
         right = 0
         batches = zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True)
         for index, (rows, labels) in enumerate(batches):
@@ -59,7 +59,7 @@ def measure(network: nn.Module, x: Tensor, y: Tensor, name: str, repetitions: in
     print(
         f"   {name:8s} {times['attacks']:7.2f}  {times['all']:7.2f} -> {times['sweep']:6.2f}  "
         f"{times['sweep'] / times['attacks']:8.2f}  {times['sweep'] / times['all']:8.2f}  "
-        f"{100 * excess:+10.1f}  {100 * mean / len(SWEEP_EPS):+9.1f}",
+        f"{100 * excess:+10.1f}  {100 * mean / len(SWEEP_BUDGETS):+9.1f}",
         flush=True,
     )
     return times["sweep"] / times["all"], 100 * excess
@@ -83,7 +83,7 @@ if __name__ == "__main__":
     results = []
     for name, network in networks.items():
         network.requires_grad_(False)
-        print(f"\n{name} network, {len(x)} samples, {len(SWEEP_EPS)} budgets")
+        print(f"\n{name} network, {len(x)} samples, {len(SWEEP_BUDGETS)} budgets")
         print("                    seconds               ratio of seconds    accuracy above independent, points")
         print("   attack   attacks   +quality -> sweep   to attacks  to all    at most    on average")
         for attack in SWEEP_ATTACKS:

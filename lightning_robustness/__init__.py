@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_robustness._isolation.sandbox import is_sandboxed
+    from lightning_robustness._isolation.sandbox import is_sandboxed, sandbox
     from lightning_robustness.callbacks import (
         AdversarialTraining,
         AdversarialWeightPerturbation,
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
         RobustModelCheckpoint,
         RobustnessMonitor,
     )
+    from lightning_robustness.evaluation.compare import compare
+    from lightning_robustness.evaluation.evaluate import evaluate
+    from lightning_robustness.evaluation.sweep import sweep
     from lightning_robustness.input_space import InputSpace
 
 __version__ = "0.1.0"
@@ -26,20 +29,31 @@ __all__ = [
     "RobustModelCheckpoint",
     "RobustnessMonitor",
     "__version__",
+    "compare",
+    "evaluate",
     "is_sandboxed",
+    "sandbox",
+    "sweep",
 ]
 
 _SUBPACKAGES = ("attacks", "callbacks", "evaluation", "functional", "losses", "metrics")
+_MODULES = {
+    "InputSpace": "input_space",
+    "compare": "evaluation",
+    "evaluate": "evaluation",
+    "is_sandboxed": "_isolation.sandbox",
+    "sandbox": "_isolation.sandbox",
+    "sweep": "evaluation",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is first asked for: all at once takes seconds, which the command saves."""
+    """Import lazily: importing everything takes seconds, and ``--help`` should not wait."""
     if name in _SUBPACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = {"InputSpace": "input_space", "is_sandboxed": "_isolation.sandbox"}.get(name, "callbacks")
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'callbacks')}"), name)
     globals()[name] = value
     return value
 

@@ -19,7 +19,8 @@ from lightning_robustness.metrics._base import Storage
 class Features(NamedTuple):
     """What a pass over all samples gives: values, mean distances within each class, and the margin of each sample.
 
-    The margin is the probability of the true class less the largest other one. Without labels there are no margins.
+    The margin is the probability of the true class less the largest other one. Its rows also tell the label, and
+    whether it is predicted. Without labels there are no margins.
     """
 
     values: dict[str, float]
@@ -42,17 +43,18 @@ class FeaturePass:
         # Both have the same state, which is kept once
         self._embedding = MetricCollection({"rdi": rdi, "roby": roby}, compute_groups=[["rdi", "roby"]]).to(device)
         self._accuracy = MeanMetric().to(device)
-        self._margins: list[tuple[Tensor, Tensor]] = []
+        self._margins: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._seconds = 0.0
 
     def add(self, batch: Batch, call: HeadCall) -> None:
         """Add the features of a batch."""
         with self.timed():
             embedding, logits = call
+            preds = logits.argmax(dim=1)
             if batch.y is not None:
                 check_classes(batch.y, self._num_classes)
-                self._margins.append((batch.positions, _margins(logits, batch.y)))
-            preds = logits.argmax(dim=1)
+                columns = {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
+                self._margins.append((batch.positions, columns))
             self._rdi.update(logits, preds)
             if self._has_embedding and embedding is not None:
                 self._embedding.update(embedding, preds)
@@ -76,7 +78,10 @@ class FeaturePass:
             accuracy = self._accuracy.compute()  # always: other processes may have labels, and wait for this one
             if not accuracy.isnan():
                 values["acc"] = accuracy
-            own = [Rows(positions, {"margin": margins.cpu()}) for positions, margins in self._margins]
+            own = [
+                Rows(positions, {name: column.cpu() for name, column in columns.items()})
+                for positions, columns in self._margins
+            ]
             margins = Rows.join(processes.gather(own))
         return Features({name: value.item() for name, value in values.items()}, distances, margins, self._seconds)
 

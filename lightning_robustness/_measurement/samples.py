@@ -154,7 +154,11 @@ class FixedSample:
         self._has_labels = batch.y is not None
         self._nothing = batch.x[:0].detach().cpu()
         positions = batch.positions.numpy()
-        is_wanted = self._key(positions) <= self._limit if self._chosen is None else np.isin(positions, self._chosen)
+        is_wanted = (
+            hash_positions(positions, self._seed) <= self._limit
+            if self._chosen is None
+            else np.isin(positions, self._chosen)
+        )
         rows = np.flatnonzero(is_wanted)
         labels = [None] * len(rows) if batch.y is None else _copy(batch.y, rows)
         extras = {name: _copy(value, rows) for name, value in batch.extras.items()}
@@ -163,7 +167,7 @@ class FixedSample:
             self._rows.append(_Row(int(positions[rows[number]]), x, labels[number], others))
         if len(self._rows) > 2 * self._size:
             self._keep()
-            self._limit = self._key(self.positions).max(initial=0)
+            self._limit = hash_positions(self.positions, self._seed).max(initial=0)
 
     def share_with(self, positions: np.ndarray) -> None:
         """Make this the share of a sample over several processes, given the positions that all of them kept."""
@@ -189,17 +193,18 @@ class FixedSample:
         own = self.positions
         if self._chosen is None:
             everywhere = own if self._everywhere is None else self._everywhere
-            smallest = everywhere[np.argsort(self._key(everywhere), kind="stable")[:size]]
+            smallest = everywhere[np.argsort(hash_positions(everywhere, self._seed), kind="stable")[:size]]
             return np.flatnonzero(np.isin(own, smallest))
         chosen = self._chosen[spread_indices(size, len(self._chosen), self._seed)]
         return np.flatnonzero(np.isin(own, chosen))
 
-    def _key(self, positions: np.ndarray) -> np.ndarray:
-        """Hash each position to a pseudo-random 64-bit key (SplitMix64); the smallest are kept."""
-        z = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(self._seed)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+
+def hash_positions(positions: np.ndarray, seed: int) -> np.ndarray:
+    """Hash each position to a pseudo-random 64-bit number (SplitMix64), whatever batch or process it is in."""
+    z = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 class _Row(NamedTuple):

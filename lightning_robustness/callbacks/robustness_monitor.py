@@ -106,6 +106,7 @@ class RobustnessMonitor(Callback):
         attacks: Iterable[str | Attack | Callable[..., Any]]
         | Mapping[str, str | Attack | Callable[..., Any]] = DEFAULT_ATTACKS,
         eps: float | None = 8 / 255,
+        *,
         attack_every_n_epochs: int | Mapping[str, int] | None = None,
         final_attack: str | Attack | Callable[..., Any] | None = None,
         input_space: InputSpace | None = None,

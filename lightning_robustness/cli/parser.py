@@ -164,10 +164,10 @@ def _add_data(parser: Any, required: bool) -> None:
 
 
 def _add_sweep_attacks(parser: Any) -> None:
-    from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_EPS
+    from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS
 
     parser.add_argument("--attacks", nargs="+", default=list(SWEEP_ATTACKS), help="Names of the attacks.")
-    parser.add_argument("--eps", nargs="+", type=_BUDGET, default=list(SWEEP_EPS), help="Budgets, increasing.")
+    parser.add_argument("--eps", nargs="+", type=_BUDGET, default=list(SWEEP_BUDGETS), help="Budgets, increasing.")
 
 
 def _add_settings(parser: Any, function: Callable[..., Any]) -> None:

@@ -1,13 +1,16 @@
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import torch
 from torch import nn
 
 from lightning_robustness._display.provenance import describe_data, describe_run
-from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_EPS, plan_sweep, read_budgets
+from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS, plan_sweep, read_budgets
 from lightning_robustness._measurement.plan import AttackLike, list_attacks
 from lightning_robustness._processes import Processes, ProcessesLostError, describe_error, rank_zero_warn
+from lightning_robustness.evaluation.decision_space import Projection
 from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.reports.comparison_checks import (
     UNCLASSIFIED,
@@ -18,18 +21,49 @@ from lightning_robustness.evaluation.reports.comparison_checks import (
 from lightning_robustness.evaluation.reports.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.resume import check_folder, subfolder
+from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.input_space import InputSpace
+from lightning_robustness.metrics._base import Storage
+
+
+class _Outcome(NamedTuple):
+    """What became of one model: a report, unless it failed; whether it is left out, or was interrupted."""
+
+    report: RobustnessReport | None = None
+    error: Exception | None = None
+    is_left_out: bool = False
+    is_interrupted: bool = False
 
 
 def compare(
     models: Mapping[str, nn.Module | RobustnessReport],
     dataloader: Iterable[Any] | None = None,
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = SWEEP_ATTACKS,
-    eps: Sequence[float] = SWEEP_EPS,
+    budgets: Sequence[float] = SWEEP_BUDGETS,
+    *,
+    rank_budget: float | None = None,
     prior: Mapping[str, float] | None = None,
     balance: float = 0.0,
-    budget: float | None = None,
+    attack_samples: int = 512,
+    fim_samples: int = 256,
+    fim_method: FisherMethod = "auto",
+    clever_samples: int = 0,
+    clever_radius: float = 2.0,
+    decision_space: Projection | None = None,
+    input_space: InputSpace | None = None,
+    num_classes: int | None = None,
+    head: str | nn.Module | None = None,
+    forward_fn: Callable[..., Any] | None = None,
+    embed_fn: Callable[..., Any] | None = None,
+    batch_fn: Callable[..., Any] | None = None,
+    storage: Storage = "auto",
+    batch_size: int = 128,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    per_sample: bool = False,
+    num_examples: int = 8,
+    progress: bool = True,
     resume: str | Path | None = None,
-    **options: Any,
 ) -> ComparisonReport:
     """Compare models by CMMR, adversarial accuracy and attack-free metrics.
 
@@ -43,14 +77,31 @@ def compare(
         models: Models, or reports of them, by name.
         dataloader: Batches of inputs and labels, the same in every pass; not needed if all entries are reports.
         attacks: Attacks of the sweep.
-        eps: Budgets of the sweep, increasing, in un-normalised units.
+        budgets: Budgets of the sweep, increasing, in un-normalised units.
+        rank_budget: The one of the budgets at which models are sorted by robust accuracy; by default the middle one.
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
         balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.
-        budget: The budget, one of ``eps``, at which models are sorted by robust accuracy; by default the middle one.
-        resume: Folder for what is finished, model by model and batch by batch. With the same folder a run that was
-            interrupted or killed goes on where it was, in any number of processes.
-        options: Further arguments of :func:`~lightning_robustness.evaluation.evaluate`, such as ``input_space``,
-            ``samples`` or ``device``.
+        attack_samples: Number of samples to attack.
+        fim_samples: The other arguments are those of :func:`~lightning_robustness.evaluation.evaluate`, for each model.
+        fim_method: See there.
+        clever_samples: See there.
+        clever_radius: See there.
+        decision_space: See there.
+        input_space: See there.
+        num_classes: See there.
+        head: See there.
+        forward_fn: See there.
+        embed_fn: See there.
+        batch_fn: See there.
+        storage: See there.
+        batch_size: See there.
+        device: See there.
+        seed: See there.
+        per_sample: See there.
+        num_examples: See there.
+        progress: See there.
+        resume: Folder for what is finished, model by model and batch by batch. With the same folder an interrupted run
+            resumes, with any number of processes.
 
     Returns:
         The comparison, of the finished models only if the run is interrupted. A model that classifies no sample
@@ -65,12 +116,12 @@ def compare(
 
     Example:
         >>> import torch
-        >>> from lightning_robustness.evaluation import compare
+        >>> from lightning_robustness import compare
         >>> models = {"steep": torch.nn.Linear(2, 2), "flat": torch.nn.Linear(2, 2)}
         >>> for model, bias in zip(models.values(), (0.0, 0.375)):
         ...     model.weight.data, model.bias.data = torch.eye(2), torch.tensor([bias, 0.0])
         >>> data = [(torch.tensor([[0.75, 0.5], [1.0, 0.5], [0.0, 0.75]]), torch.tensor([0, 0, 1]))]
-        >>> report = compare(models, data, attacks=["fgsm"], eps=[0.1, 0.2, 0.3], progress=False)
+        >>> report = compare(models, data, attacks=["fgsm"], budgets=[0.1, 0.2, 0.3], progress=False)
         >>> report.ranks["adv_acc"]
         {'steep': 2, 'flat': 1}
 
@@ -82,50 +133,93 @@ def compare(
             f"{type(models).__name__}. Pass a dictionary, such as {{'a': first, 'b': second}}."
         )
     attacks = list_attacks(attacks)
-    eps = read_budgets(eps)
-    plan = plan_sweep(attacks, eps, options.get("input_space"))
+    budgets = read_budgets(budgets)
+    plan = plan_sweep(attacks, budgets, input_space)
     check_prior(prior or {}, balance)
     check_folder(resume)
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)
-    options = {"attacks": (), "eps": eps[len(eps) // 2], "sweep_attacks": attacks, "sweep_eps": eps, **options}
     if modules:
-        check_budget(budget, eps)
+        check_budget(rank_budget, budgets)
     if reports:
-        check_reports(reports, *((list(plan[0]), eps) if modules else ()))
-        options["num_classes"] = next(iter(reports.values())).num_classes
-    left_out, errors, processes = [], dict[str, Exception](), Processes()
+        check_reports(reports, *((list(plan[0]), budgets) if modules else ()))
+    processes = Processes()
+    outcomes: dict[str, _Outcome] = {}
     for name, model in modules.items():
-        try:
-            with processes.step():  # so that a model fails in all processes or in none
-                report = evaluate(model, dataloader, resume=subfolder(resume, name), **options)  # type: ignore[arg-type]
-            if report.interrupted is not None or report.sweep is None:
-                break
-            if not report.sweep.clean_accuracy > 0:
-                left_out.append(name)
-                rank_zero_warn(f"{UNCLASSIFIED.format(repr(name))} It is left out.")
-                continue
-            check_reports(reports | {name: report})
-        except ProcessesLostError:
-            raise
-        except Exception as error:  # what was measured of other models is not lost
-            errors[name] = error
-            if len(models) > 1:
-                rank_zero_warn(f"{name!r} could not be measured and is left out. {describe_error(error)}")
-            continue
-        reports[name] = report
-        options["num_classes"] = report.num_classes  # a mismatch must surface before the next sweep
+        known = next(iter(reports.values())).num_classes if reports else num_classes
+        evaluate_one = partial(
+            evaluate,
+            model,
+            cast(Iterable[Any], dataloader),
+            (),
+            budgets[len(budgets) // 2],
+            sweep_attacks=attacks,
+            sweep_budgets=budgets,
+            attack_samples=attack_samples,
+            fim_samples=fim_samples,
+            fim_method=fim_method,
+            clever_samples=clever_samples,
+            clever_radius=clever_radius,
+            decision_space=decision_space,
+            input_space=input_space,
+            num_classes=known,  # a mismatch must surface before the next sweep
+            head=head,
+            forward_fn=forward_fn,
+            embed_fn=embed_fn,
+            batch_fn=batch_fn,
+            storage=storage,
+            batch_size=batch_size,
+            device=device,
+            seed=seed,
+            per_sample=per_sample,
+            num_examples=num_examples,
+            progress=progress,
+            resume=subfolder(resume, name),
+        )
+        outcome = outcomes[name] = _evaluate(name, evaluate_one, reports, processes, is_alone=len(models) == 1)
+        if outcome.is_interrupted:
+            break
+        if outcome.report is not None:
+            reports[name] = outcome.report
+    errors = {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
+    left_out = [name for name, outcome in outcomes.items() if outcome.is_left_out]
     missing = [name for name in modules if name not in {*reports, *left_out, *errors}]
     if not reports:
         _raise(errors, missing, left_out)
     # In the words of the first process, so that reports are the same in all of them
     failed = processes.gather({name: describe_error(error) for name, error in errors.items()})[0]
     ordered = {name: reports[name] for name in models if name in reports}
-    origin = describe_run(options.get("device") or "cpu")
+    origin = describe_run(device or "cpu")
     if dataloader is not None:
-        origin |= describe_data(dataloader) | {"seed": str(options.get("seed", 0))}
+        origin |= describe_data(dataloader) | {"seed": str(seed)}
     origin = processes.gather(origin)[0]
-    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out, failed, budget, origin)
+    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out, failed, rank_budget, origin)
+
+
+def _evaluate(
+    name: str,
+    evaluate_one: Callable[[], RobustnessReport],
+    others: Mapping[str, RobustnessReport],
+    processes: Processes,
+    is_alone: bool,
+) -> _Outcome:
+    """Evaluate one model; what was measured of the others is not lost if it fails."""
+    try:
+        with processes.step():  # so that a model fails in all processes or in none
+            report = evaluate_one()
+        if report.interrupted is not None or report.sweep is None:
+            return _Outcome(is_interrupted=True)
+        if not report.sweep.clean_accuracy > 0:
+            rank_zero_warn(f"{UNCLASSIFIED.format(repr(name))} It is left out.")
+            return _Outcome(is_left_out=True)
+        check_reports({**others, name: report})
+    except ProcessesLostError:
+        raise
+    except Exception as error:
+        if not is_alone:
+            rank_zero_warn(f"{name!r} could not be measured and is left out. {describe_error(error)}")
+        return _Outcome(error=error)
+    return _Outcome(report)
 
 
 def _raise(errors: Mapping[str, Exception], missing: Sequence[str], left_out: Sequence[str]) -> None:

@@ -38,6 +38,7 @@ def evaluate(
     dataloader: Iterable[Any],
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = DEFAULT_ATTACKS,
     eps: float | None = 8 / 255,
+    *,
     input_space: InputSpace | None = None,
     num_classes: int | None = None,
     head: str | nn.Module | None = None,
@@ -49,7 +50,7 @@ def evaluate(
     attack_samples: int = 512,
     clever_samples: int = 0,
     clever_radius: float = 2.0,
-    sweep_eps: Sequence[float] = (),
+    sweep_budgets: Sequence[float] = (),
     sweep_attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = SWEEP_ATTACKS,
     decision_space: Projection | None = None,
     batch_size: int = 128,
@@ -98,7 +99,7 @@ def evaluate(
         attack_samples: Number of samples to attack; 0 for none.
         clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
         clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
-        sweep_eps: Budgets of a sweep, increasing, for curves and for ``compare``; empty for none.
+        sweep_budgets: Budgets of a sweep, increasing, for curves and for ``compare``; empty for none.
         sweep_attacks: Attacks of the sweep; see :func:`~lightning_robustness.evaluation.sweep`.
         decision_space: ``"pca"`` or ``"tsne"`` to keep the embeddings of clean and adversarial samples in the plane,
             with PGD of the budget ``eps``.
@@ -140,7 +141,7 @@ def evaluate(
     check_device(device)
     check_integer("num_examples", num_examples, minimum=0)
     access = Access(input_space, head, num_classes, forward_fn, embed_fn, batch_fn)
-    budgets = read_budgets(sweep_eps)
+    budgets = read_budgets(sweep_budgets)
     # Everything is made before the data is touched, so that a wrong argument is found here
     plan = Plan.of(
         attacks,
@@ -159,7 +160,7 @@ def evaluate(
     extra = _extra_meters(plan, budgets, sweep_attacks, decision_space, eps)
     processes, model = Processes(), unwrap(model)
     settings = plan.describe() | {"torch": torch.__version__}
-    facts = {"function": "evaluate", "attack_samples": attack_samples, "sweep_eps": budgets, **access.describe()}
+    facts = {"function": "evaluate", "attack_samples": attack_samples, "sweep_budgets": budgets, **access.describe()}
     facts |= {"budget of minimum-norm attacks": plan.minimum_norm_budget, "other meters": extra}
     folder = open_folder(resume, model, processes, settings | facts)
     with processes.together(on_device(model, device)) as place:

@@ -13,7 +13,7 @@ from lightning_robustness._display.provenance import describe_data, describe_run
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters.sweep import (
     SWEEP_ATTACKS,
-    SWEEP_EPS,
+    SWEEP_BUDGETS,
     SweepMeter,
     describe_sweep,
     plan_sweep,
@@ -37,17 +37,18 @@ def sweep(
     model: nn.Module,
     dataloader: Iterable[Any],
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = SWEEP_ATTACKS,
-    eps: Sequence[float] = SWEEP_EPS,
+    budgets: Sequence[float] = SWEEP_BUDGETS,
+    *,
+    attack_samples: int | None = 512,
     input_space: InputSpace | None = None,
-    samples: int | None = 512,
     forward_fn: Callable[..., Any] | None = None,
+    embed_fn: Callable[..., Any] | None = None,
     batch_fn: Callable[..., Any] | None = None,
     batch_size: int = 128,
     device: str | torch.device | None = None,
     seed: int = 0,
     per_sample: bool = False,
     progress: bool = True,
-    embed_fn: Callable[..., Any] | None = None,
     resume: str | Path | None = None,
 ) -> SweepReport:
     """Attack a model with increasing budgets and measure accuracy and image quality at each of them.
@@ -70,18 +71,18 @@ def sweep(
         model: The trained model.
         dataloader: Batches with inputs and labels.
         attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
-        eps: Budgets in un-normalised units, increasing.
-        input_space: Range and normalisation of the inputs; by default, values in [0, 1] as they are.
-        samples: Number of samples, spread over the loader; None for all, which are then held in memory.
+        budgets: Budgets in un-normalised units, increasing.
+        attack_samples: Number of samples, spread over the loader; None for all, which are then held in memory.
+        input_space: Input range, and the normalisation the loader applies; by default [0, 1] and none.
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
+        embed_fn: Callable that takes the model and what the loader gives, such as tokens, and returns embeddings: the
+            inputs that are perturbed then; see :func:`~lightning_robustness.evaluation.evaluate`.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
         batch_size: Number of samples to attack at a time.
         device: Where to run; by default where the model is. It is moved back in the end.
         seed: Seed of the sample and of random starts.
         per_sample: Whether to keep the smallest budget that breaks each sample, and where it was in the loader.
         progress: Whether to show a progress bar, in the first process.
-        embed_fn: Callable that takes the model and what the loader gives, such as tokens, and returns embeddings: the
-            inputs that are perturbed then; see :func:`~lightning_robustness.evaluation.evaluate`.
         resume: Folder for what is finished, batch by batch. With the same folder a run that was interrupted or killed
             goes on where it was, in any number of processes.
 
@@ -101,7 +102,7 @@ def sweep(
         >>> model = torch.nn.Linear(2, 2)
         >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
         >>> data = [(torch.tensor([[0.75, 0.5], [1.0, 0.5], [0.25, 0.5]]), torch.tensor([0, 0, 0]))]
-        >>> report = sweep(model, data, attacks=["fgsm"], eps=[0.125, 0.25, 0.375], progress=False)
+        >>> report = sweep(model, data, attacks=["fgsm"], budgets=[0.125, 0.25, 0.375], progress=False)
         >>> [round(value, 3) for value in report.values["accuracy"][0]]
         [0.667, 0.333, 0.0]
 
@@ -112,27 +113,33 @@ def sweep(
     check_device(device)
     check_integer("seed", seed, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
-    if samples is not None:
-        check_integer("samples", samples, minimum=1)
+    if attack_samples is not None:
+        check_integer("attack_samples", attack_samples, minimum=1)
     access = Access(input_space, forward_fn=forward_fn, embed_fn=embed_fn, batch_fn=batch_fn)
-    eps = read_budgets(eps)
-    plan = plan_sweep(attacks, eps, access.input_space)
+    budgets = read_budgets(budgets)
+    plan = plan_sweep(attacks, budgets, access.input_space)
     processes, model = Processes(), unwrap(model)
-    facts: dict[str, Any] = {"function": "sweep", "attacks": plan[0], "eps": eps, "samples": samples, "seed": seed}
+    facts: dict[str, Any] = {
+        "function": "sweep",
+        "attacks": plan[0],
+        "budgets": budgets,
+        "attack_samples": attack_samples,
+        "seed": seed,
+    }
     facts |= {"input space": access.input_space, **access.describe()}
     folder = open_folder(resume, model, processes, facts)
     shown = progress and processes.rank == 0
     with processes.together(on_device(model, device)) as place:
         subject = Subject(model, access, access.forward(model), place, batch_size, seed, shown)
-        passed = pass_over(dataloader, subject, samples, _look, processes, folder)
+        passed = pass_over(dataloader, subject, attack_samples, _look, processes, folder)
         if passed.is_interrupted:
             raise KeyboardInterrupt
-        meter, is_interrupted = SweepMeter(sys.maxsize if samples is None else samples, plan), False
+        meter, is_interrupted = SweepMeter(sys.maxsize if attack_samples is None else attack_samples, plan), False
         try:
             rows = measure(meter, passed.subject, passed.take(meter.size), processes, folder)
         except Interrupted as stop:
             rows, is_interrupted = cast(Rows, stop.rows), True
-        report = sweep_report(meter, eps, rows, is_interrupted, passed, processes)
+        report = sweep_report(meter, budgets, rows, is_interrupted, passed, processes)
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
         report.provenance |= processes.gather(origin)[0]
     return report if per_sample else report.without_samples()

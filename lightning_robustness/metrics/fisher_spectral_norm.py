@@ -99,6 +99,7 @@ class FisherSpectralNorm(RobustnessMetric):
     def __init__(
         self,
         method: FisherMethod = "auto",
+        *,
         input_space: InputSpace | None = None,
         tolerance: float = 1e-6,
         max_steps: int = 100,

@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning_robustness.evaluation.sweep_samples import SWEEP_BUDGETS, _follow, _stretch, plan_sweep
 from torch import nn
 
 from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
 from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.evaluation import sweep
-from lightning_robustness.evaluation.sweep_samples import SWEEP_EPS, _follow, _stretch, plan_sweep
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
 
@@ -107,10 +107,10 @@ def test_does_not_depend_on_the_batch_size(size):
 def test_warm_start_takes_fewer_steps(loader, robust_digits_network):
     rows = []
     hook = robust_digits_network.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
-    sweep(robust_digits_network, loader[:1], ["pgd"], SWEEP_EPS, progress=False)
+    sweep(robust_digits_network, loader[:1], ["pgd"], SWEEP_BUDGETS, progress=False)
     warm = sum(rows)
     rows.clear()
-    for eps in SWEEP_EPS:
+    for eps in SWEEP_BUDGETS:
         run_attack(robust_digits_network, get_attack("pgd", eps=eps, all_steps=True), *loader[0])
     hook.remove()
     assert warm < 0.5 * sum(rows)

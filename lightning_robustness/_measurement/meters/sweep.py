@@ -28,7 +28,7 @@ from lightning_robustness.input_space import InputSpace
 _WARM_SHARE = 0.4
 # Attacks and budgets of the CMMR paper
 SWEEP_ATTACKS = ("fgsm", "bim", "pgd", "mifgsm")
-SWEEP_EPS = tuple(number / 100 for number in range(1, 21))
+SWEEP_BUDGETS = tuple(number / 100 for number in range(1, 21))
 
 
 def read_budgets(eps: Iterable[Any]) -> list[float]:
@@ -58,7 +58,7 @@ def plan_sweep(
 
     """
     if len(eps) == 0 or not all(low < high for low, high in zip([0.0, *eps], eps, strict=False)):
-        raise ValueError(f"Expected argument `eps` to hold positive, increasing budgets but got {list(eps)}.")
+        raise ValueError(f"Expected argument `budgets` to hold positive, increasing numbers but got {list(eps)}.")
     attacks = list_attacks(attacks)
     if len(attacks) == 0:
         raise ValueError("Expected at least one attack for a sweep but got none.")

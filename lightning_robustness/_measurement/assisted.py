@@ -1,0 +1,166 @@
+"""Robust accuracy of a whole set from a few attacked samples, assisted by the margins of all of them.
+
+Prediction-powered inference (arXiv 2301.09633) with margins as predictors (arXiv 2406.18451): margins predict which
+samples an attack breaks. The prediction is fitted on one half of the attacked samples and corrected on the other, both
+ways, so that the estimate is unbiased whatever the prediction is worth.
+"""
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.samples import hash_positions
+
+# Below these numbers the assisted variance may be the larger one
+_MIN_SAMPLES, _MIN_OF_A_KIND = 64, 5
+# Folds depend on other bits than the choice of the sample
+_FOLD_SEED = 0x5EED
+
+
+class Estimate(NamedTuple):
+    """A share of all samples with its 95 % confidence interval, and the plain share of the attacked ones."""
+
+    value: float
+    low: float
+    high: float
+    plain: float
+    is_assisted: bool
+
+
+class Assisted(NamedTuple):
+    """What an attack says about each attacked sample, and what follows for all others.
+
+    ``robust`` tells whether a sample is right under the attack, ``folds`` which half it belongs to, ``residuals`` are
+    robust less its prediction by the other half. ``means`` has the mean prediction for samples that were not attacked
+    by the first and the second half; None where the plain share is the better estimate.
+    """
+
+    robust: Tensor
+    folds: Tensor
+    residuals: Tensor
+    means: tuple[float, float] | None
+    accuracy: float
+    total: int
+
+    @classmethod
+    def of(cls, robust: Rows, margins: Rows, seed: int) -> "Assisted":
+        """Fit the margins of all samples to the outcomes, ``robust``, of the attacked ones."""
+        outcome = robust["robust"].double()
+        folds = torch.from_numpy(
+            (hash_positions(robust.positions.numpy(), seed ^ _FOLD_SEED) & np.uint64(1)).astype(int)
+        )
+        places = torch.searchsorted(margins.positions, robust.positions)
+        accuracy = margins["right"].double().mean().item()
+        nothing = cls(outcome, folds, outcome, None, accuracy, len(margins))
+        if len(outcome) == len(margins) or not _is_enough(outcome, folds):
+            return nothing
+        fits = [_fit(margins, places[folds == fold], outcome[folds == fold]) for fold in (0, 1)]
+        predicted = torch.stack(fits)[:, places]  # by the first and the second half
+        residuals = outcome - torch.where(folds == 0, predicted[1], predicted[0])
+        is_other = torch.ones(len(margins), dtype=torch.bool)
+        is_other[places] = False
+        first, second = (fit[is_other].mean().item() for fit in fits)
+        return nothing._replace(residuals=residuals, means=(first, second))
+
+    @property
+    def share(self) -> float:
+        """Share of the samples that were attacked."""
+        return len(self.robust) / self.total
+
+    def estimate(self) -> Estimate:
+        """Estimate robust accuracy of all samples, with an interval that covers both samplings.
+
+        The attacked samples are drawn from all of them, and all of them from the world.
+        """
+        plain = self.robust.mean().item()
+        number = len(self.robust)
+        if self.means is None:
+            return Estimate(plain, *_wilson(plain, number), plain, False)
+        corrections = [self.residuals[self.folds == fold].mean().item() for fold in (1, 0)]
+        others = sum(mean + correction for mean, correction in zip(self.means, corrections, strict=True)) / 2
+        value = min(max(self.share * plain + (1 - self.share) * others, 0.0), self.accuracy)
+        smoothed = (number * value + 2) / (number + 4)
+        spread = smoothed * (1 - smoothed)
+        error = (1 / number - 1 / self.total) * (self.residuals.square().sum().item() + 2) / (number + 2)
+        effective = min(spread / (error + spread / self.total), self.total)
+        return Estimate(value, *_wilson(value, effective), plain, True)
+
+    def half(self, fold: int, is_read: bool) -> float:
+        """Estimate by the prediction of one half: to choose by that half, or to read the other."""
+        rows = self.folds == (1 - fold if is_read else fold)
+        plain = self.robust[rows].mean().item()
+        if self.means is None:
+            return plain
+        correction = (
+            self.residuals[rows].mean().item() if is_read else 0.0
+        )  # a fit has no mean residual on its own half
+        return self.share * plain + (1 - self.share) * (self.means[fold] + correction)
+
+
+def difference(first: Assisted, second: Assisted) -> tuple[float, float]:
+    """Return the difference of two estimates on the same samples, and its standard error."""
+    gap = first.estimate().value - second.estimate().value
+    number, total = len(first.robust), first.total
+    changes = (first.robust - second.robust).square().sum().item()
+    remainder = (first.residuals - second.residuals).square().sum().item()
+    variance = (1 / number - 1 / total) * (remainder + 2) / (number + 2) + (changes + 1) / ((number + 2) * total)
+    return gap, math.sqrt(variance)
+
+
+def p_value(first: Assisted, second: Assisted) -> float:
+    """Test whether two robust accuracies on the same samples are equal, two-sided.
+
+    By the normal distribution where both are assisted, by McNemar's exact test where one is plain.
+    """
+    if first.means is not None and second.means is not None:
+        gap, error = difference(first, second)
+        return 2 * NormalDist().cdf(-abs(gap) / error)
+    only_first = int(((first.robust > 0) & (second.robust == 0)).sum())
+    only_second = int(((second.robust > 0) & (first.robust == 0)).sum())
+    number, least = only_first + only_second, min(only_first, only_second)
+    tail = sum(math.comb(number, k) for k in range(least + 1)) / 2**number
+    return min(1.0, 2 * tail)
+
+
+def isotonic(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Fit a rising step function by least squares (pool adjacent violators); return its distinct points and values."""
+    points, index, counts = x.unique(return_inverse=True, return_counts=True)
+    means = torch.zeros(len(points), dtype=torch.double).index_add_(0, index, y.double()) / counts
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, number of points
+    for mean, weight in zip(means.tolist(), counts.tolist(), strict=True):
+        block = (mean, float(weight), 1)
+        while blocks and blocks[-1][0] >= block[0]:
+            last = blocks.pop()
+            total = last[1] + block[1]
+            block = ((last[0] * last[1] + block[0] * block[1]) / total, total, last[2] + block[2])
+        blocks.append(block)
+    values = torch.tensor([mean for mean, _, number in blocks for _ in range(number)], dtype=torch.double)
+    return points, values
+
+
+def _fit(margins: Rows, places: Tensor, outcome: Tensor) -> Tensor:
+    """Predict for all samples whether they are robust, from the outcomes of some; wrong samples are not."""
+    right = margins["right"]
+    own = right[places]
+    points, values = isotonic(margins["margin"][places][own].double(), outcome[own])
+    predicted = np.interp(margins["margin"].double().numpy(), points.numpy(), values.numpy())
+    return torch.where(right, torch.from_numpy(predicted), 0.0)
+
+
+def _is_enough(outcome: Tensor, folds: Tensor) -> bool:
+    if len(outcome) < _MIN_SAMPLES:
+        return False
+    counts = [int((outcome[folds == fold] == kind).sum()) for fold in (0, 1) for kind in (0, 1)]
+    return min(counts) >= _MIN_OF_A_KIND
+
+
+def _wilson(share: float, number: float) -> tuple[float, float]:
+    squared = NormalDist().inv_cdf(0.975) ** 2
+    center = (share * number + squared / 2) / (number + squared)
+    spread = math.sqrt(squared * (number * share * (1 - share) + squared / 4)) / (number + squared)
+    return max(center - spread, 0.0), min(center + spread, 1.0)
