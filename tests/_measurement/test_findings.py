@@ -317,9 +317,9 @@ def test_foreign_attacks_without_a_budget(digits, digits_network):
 class Healing(Attack):
     """Puts everything where class 0 is, also what was wrong before."""
 
-    def perturb(self, model, x, y, active):
+    def perturb(self, model, x, y):
         x_adv = x.clone()
-        x_adv[active, 0] = 0.25
+        x_adv[:, 0] = 0.25
         return Perturbation(x_adv, torch.zeros_like(y))
 
 
