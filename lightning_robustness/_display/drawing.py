@@ -1,3 +1,5 @@
+import io
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -5,13 +7,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-import io
-import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # The palette of Okabe and Ito, which colour-blind readers can tell apart, without yellow: it is too light for lines
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

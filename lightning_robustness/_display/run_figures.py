@@ -1,9 +1,17 @@
+"""Figures of a training run, drawn by hand for speed: they appear on a board while it trains."""
+
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightning_robustness._display.drawing import COLORS, MARKERS, plain_figure, set_title
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lightning_robustness._display.drawing import COLORS, MARKERS, amplification, plain_figure, set_title
 from lightning_robustness._measurement.keys import Key, get_key
+from lightning_robustness._measurement.meters.attack import Examples
 from lightning_robustness._measurement.statistics import (
     Evaluation,
     accuracy_interval,
@@ -12,32 +20,22 @@ from lightning_robustness._measurement.statistics import (
     pick,
     reference_of,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
-from lightning_robustness._display.drawing import amplification
-from lightning_robustness._measurement.boundary_curve import REACH, BoundaryCurve
-from lightning_robustness._measurement.meters.attack import Examples
 from lightning_robustness._measurement.threat_model import is_image
 from lightning_robustness.input_space import InputSpace
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 _MAX_MARKERS = 40
 _WORST = "adv_acc/worst"
 _ATTACK_FREE = ("rdi", "roby", "fim")
 _ARROWS = {"higher": "↑", "lower": "↓"}
+_WIDTH = 3.6  # inches
+_GAP = 0.08  # between samples, relative to their size
+_NUM_EXAMPLES = 4
+_MAX_LINES = 8
+_MAX_NAME = 12
 
 
 def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure | None" = None) -> "Figure":
@@ -172,15 +170,6 @@ def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, floa
         axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)
 
 
-# In inches
-_WIDTH = 3.6
-# Space between samples, relative to their size
-_GAP = 0.08
-_NUM_EXAMPLES = 4
-_MAX_LINES = 8
-_MAX_NAME = 12
-
-
 def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
     """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch.
 
@@ -231,43 +220,6 @@ def perturbation_figure(
     labels = [_describe_classes(*row) for row in zip(*names, strict=True)]
     figure.axes[0].set_xticks(columns, labels)
     figure.axes[0].tick_params(length=0, labelsize=9, top=True, labeltop=True, bottom=False, labelbottom=False)
-    return figure
-
-
-def boundary_figure(curves: Mapping[int, BoundaryCurve]) -> "Figure":
-    """Draw robust accuracy to first order over budgets, a line for each epoch, from light to dark.
-
-    The last one has its 95 % confidence interval; a dotted line marks the budget of the attacks.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._display.run_figures import boundary_figure
-        >>> from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-        >>> curve = BoundaryCurve.of(torch.tensor([-0.1, 0.1, 0.3, 0.9]), "linf", eps=0.2)
-        >>> figure = boundary_figure({0: curve, 5: curve, 9: curve})
-        >>> [line.get_label() for line in figure.axes[0].lines[:3]]
-        ['epoch 0', '_epoch 5', 'epoch 9']
-
-    """
-    figure = plain_figure(3.6, 2.8)
-    axis = figure.add_axes((0.12, 0.17, 0.85, 0.72))
-    epochs = sorted(curves)
-    last = curves[epochs[-1]]
-    for number, epoch in enumerate(epochs):
-        # Only the first and the last line have a name: a label that starts with an underscore is not in the legend
-        name = f"epoch {epoch}" if epoch in (epochs[0], epochs[-1]) else f"_epoch {epoch}"
-        darkness = (number + 1) / len(epochs)
-        axis.plot(curves[epoch].eps, curves[epoch].share, color=COLORS[0], alpha=0.15 + 0.85 * darkness, label=name)
-    axis.fill_between(last.eps, last.low, last.high, color=COLORS[0], alpha=0.15, linewidth=0)
-    axis.axvline(last.eps[-1] / REACH, color="0.4", linestyle=":", linewidth=1, zorder=0)
-    axis.text(last.eps[-1] / REACH, 1.0, " eps", fontsize=8, va="top")
-    axis.set(ylim=(-0.03, 1.03), yticks=[0, 0.25, 0.5, 0.75, 1], xlim=(0, last.eps[-1]))
-    axis.locator_params(axis="x", nbins=5)
-    axis.set_xlabel(f"perturbation budget ({last.norm}, units of the input)", fontsize=8)
-    axis.tick_params(labelsize=8)
-    axis.grid(axis="y", alpha=0.3)
-    axis.legend(fontsize=8, frameon=False, loc="upper right")
-    set_title(figure, f"{get_key('boundary_acc').label}, over budgets")
     return figure
 
 

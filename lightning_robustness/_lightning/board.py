@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from lightning_robustness._display.drawing import render
+from lightning_robustness._display.report_figures import boundary_figure
 from lightning_robustness._display.run_figures import (
     as_images,
-    boundary_figure,
     class_figure,
     history_figure,
     perturbation_figure,
@@ -68,7 +68,7 @@ class Board:
         self._attack: str | None = None
         self._num_evaluations = 0
         self._history_figure: Figure | None = None
-        self._curves: dict[int, BoundaryCurve] = {}
+        self._curves: dict[str, BoundaryCurve] = {}
         self._class_rates: dict[int, Tensor] = {}
         self._waiting: dict[str, Callable[[], Figure]] = {}
 
@@ -100,7 +100,7 @@ class Board:
             draw = partial(perturbation_figure, pairs, input_space, title, self._class_names)
             self._waiting[f"examples/{name}"] = draw
         if findings.curve is not None:
-            self._curves[epoch] = findings.curve
+            self._curves[f"epoch {epoch}"] = findings.curve
             self._waiting["boundary_curve"] = partial(boundary_figure, self._curves)
         if self._attack is not None and self._attack in findings.attacks:
             self._add_class_rates(epoch, self._attack, findings.attacks[self._attack])

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from lightning_robustness._display.drawing import render
 from lightning_robustness._display.run_figures import (
     as_images,
-    boundary_figure,
     class_figure,
     history_figure,
     perturbation_figure,
 )
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
 from lightning_robustness._measurement.meters.attack import Examples
 from lightning_robustness.input_space import InputSpace
 
@@ -197,31 +195,6 @@ def test_without_matplotlib(monkeypatch, module):
     x = torch.zeros(1, 1, 4, 4)
     with pytest.raises(ModuleNotFoundError, match="Expected matplotlib"):
         perturbation_figure(examples(x, x), SPACE, "")
-
-
-def test_lines_of_epochs_become_darker():
-    curves = {epoch: BoundaryCurve.of(torch.linspace(-0.1, 0.3 + 0.1 * epoch, 20), "l2", 0.1) for epoch in (4, 0, 2)}
-    figure = boundary_figure(curves)
-    (axis,) = figure.axes
-    *lines, budget = axis.lines
-    assert [line.get_ydata().tolist() for line in lines] == [curves[epoch].share for epoch in (0, 2, 4)]
-    assert [line.get_xdata()[-1] for line in lines] == pytest.approx([0.4] * 3)
-    opacities = [line.get_alpha() for line in lines]
-    assert opacities == sorted(opacities)
-    assert opacities[-1] == 1
-    assert budget.get_xdata() == pytest.approx([0.1, 0.1])
-    assert [text.get_text() for text in axis.get_legend().texts] == ["epoch 0", "epoch 4"]
-    assert "l2" in axis.get_xlabel()
-    assert title(figure) == "robust accuracy to first order, over budgets"
-
-
-def test_the_last_curve_has_its_interval():
-    last = BoundaryCurve.of(torch.linspace(-0.1, 0.3, 20), "l2", 0.1)
-    (band,) = boundary_figure({0: last._replace(low=last.share, high=last.share), 1: last}).axes[0].collections
-    vertices = band.get_paths()[0].vertices
-    for eps, low, high in zip(last.eps, last.low, last.high, strict=True):
-        drawn = vertices[np.isclose(vertices[:, 0], eps), 1]
-        assert (drawn.min(), drawn.max()) == pytest.approx((low, high))
 
 
 def test_classes_by_epochs():

@@ -115,17 +115,17 @@ class RobustnessReport(Report):
         return [tables[0], *(table for table in tables[1:] if table.rows)]
 
     @override
-    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
+    def figures(self) -> dict[str, "Figure"]:
         drawn = {"Accuracy without and with attacks": self._plot_accuracies()} if self.rates else {}
         if self.sweep is not None:
-            drawn |= self.sweep.figures(columns)
+            drawn |= self.sweep.figures()
         if self.boundary is not None:
             has_pixels = self.threat_model is not None and self.threat_model.has_pixels
-            curve = figures.boundary_curve(self.boundary, has_pixels and self.boundary.norm == "linf")
+            has_pixels = has_pixels and self.boundary.norm == "linf"
+            curve = figures.boundary_figure({"": self.boundary}, has_pixels)
             drawn["Robust accuracy to first order, without attacks"] = curve
         if self.decision_space is not None:
-            space = figures.decision_space_figure(self.decision_space, columns)
-            drawn["Decision space: inputs of the classifier head"] = space
+            drawn["Decision space: inputs of the classifier head"] = self.decision_space.plot()
         return drawn
 
     @override
@@ -234,4 +234,4 @@ class RobustnessReport(Report):
         facts = {} if self.threat_model is None else self.threat_model.attacks
         unbounded = {name: fact.limit for name, fact in facts.items() if not fact.budgets}
         budget = "" if self.threat_model is None else self.threat_model.budget
-        return figures.accuracies(shares, unbounded, budget)
+        return figures.accuracies({name: share[:3] for name, share in shares.items()}, unbounded, budget)
