@@ -36,6 +36,9 @@ class Scale(NamedTuple):
     norm: str | None = None
 
 
+_PLAIN = Scale()
+
+
 class Series(NamedTuple):
     """A metric in a scatter plot: its label, its value for each model, and their correlation with the accuracy."""
 
@@ -48,7 +51,7 @@ def curves(
     eps: Sequence[float],
     lines: Mapping[str, Sequence[float]],
     ylabel: str,
-    scale: Scale = Scale(),
+    scale: Scale = _PLAIN,
     bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
     mark: float | None = None,
     limits: tuple[float, float] | None = _LIMITS,
@@ -70,7 +73,7 @@ def curves(
 
 
 def panels_of_curves(
-    eps: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], ylabel: str, scale: Scale = Scale()
+    eps: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], ylabel: str, scale: Scale = _PLAIN
 ) -> "Figure":
     """Draw lines over budgets in several panels, all with the same lines."""
     figure, axes = _grid(len(panels), 3.4, 2.9, columns=3, shared="all")
