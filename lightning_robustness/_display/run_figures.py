@@ -15,12 +15,12 @@ from lightning_robustness._measurement.meters.attack import Examples
 from lightning_robustness._measurement.statistics import (
     Evaluation,
     accuracy_interval,
-    candidates,
-    comparable,
-    pick,
+    attack_of,
+    most_robust,
     reference_of,
 )
 from lightning_robustness._measurement.threat_model import is_image
+from lightning_robustness._numbers import write_share
 from lightning_robustness.input_space import InputSpace
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ _MAX_NAME = 12
 def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure | None" = None) -> "Figure":
     """Draw a training run: accuracy, clean and under attack, and beside it RDI, ROBY and the Fisher information.
 
-    Bands are 95 % confidence intervals. A dotted line marks the epoch that would be kept: the most robust one of those
-    whose clean accuracy is within two points of the best. Triangles mark the evaluations in which all attacks ran, if
-    only some of them ran in others. Arrows point to what is more robust. C&W can be below the worst case: its success
-    counts within an l2 budget, the worst case within that of the other attacks.
+    Bands are 95 % confidence intervals. A dotted line marks the most robust epoch, which ``RobustModelCheckpoint``
+    keeps. Triangles mark the evaluations in which all attacks ran, if only some of them ran in others. Arrows point to
+    what is more robust. C&W can be below the worst case: its success counts within an l2 budget, the worst case within
+    that of the other attacks.
 
     Example:
         >>> from lightning_robustness._display.run_figures import history_figure
@@ -54,7 +54,7 @@ def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure |
         [[0.5, 0.75]]
 
     """
-    figure, position, kept = figure or _empty_history_figure(), _position(history), _kept(history)
+    figure, position, kept = figure or _empty_history_figure(), _position(history), most_robust(history)
     before = [[*axis.texts, *axis.collections, *axis.lines] for axis in figure.axes]
     for artist in (*figure.texts, *(artist for artists in before for artist in artists)):
         artist.remove()
@@ -65,11 +65,10 @@ def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure |
     for axis in figure.axes:
         axis.relim()
         if kept is not None:
-            axis.axvline(kept[position], color="0.4", linestyle=":", linewidth=1, zorder=0)
+            axis.axvline(kept[1][position], color="0.4", linestyle=":", linewidth=1, zorder=0)
     for axis in (accuracy, others[-1]):
         axis.set_xlabel(position, fontsize=8, labelpad=1)
-    title = f"{prefix}: no attack so far" if kept is None else f"{prefix}: {_describe_kept(kept, history, position)}"
-    set_title(figure, title)
+    set_title(figure, f"{prefix}: {_title(kept, position)}")
     return figure
 
 
@@ -94,18 +93,12 @@ def _position(history: Sequence[Evaluation]) -> str:
     return "epoch" if len(set(points)) == len(points) else "step"
 
 
-def _kept(history: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the evaluation that a guarded checkpoint would keep; None if no attack ran."""
-    reference = reference_of(history)
-    attacked = candidates(comparable(history, reference, reference))
-    return pick(attacked, reference) if attacked else None
-
-
-def _describe_kept(kept: Evaluation, history: Sequence[Evaluation], position: str) -> str:
-    reference = reference_of(history)
-    name = reference.removeprefix("adv_acc/")
-    attack = "all attacks" if name == "worst" else name
-    return f"{position} {kept[position]:g} would be kept, {100 * kept[reference]:.1f} % under {attack}"
+def _title(kept: tuple[str, Evaluation] | None, position: str) -> str:
+    if kept is None:
+        return "no attack ran"
+    reference, entry = kept
+    accuracy = f"{write_share(entry[reference])} under {attack_of(reference)}"
+    return f"{position} {entry[position]:g} is the most robust, {accuracy}"
 
 
 def _points(history: Sequence[Evaluation], key: str, position: str) -> list[tuple[float, float]]:
