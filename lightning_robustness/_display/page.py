@@ -80,7 +80,7 @@ class Page:
             f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
             for picture in self.examples
         )
-        legend = "<p>Clean image, perturbation (grey is zero), adversarial image.</p>"
+        legend = "<p>Clean image, perturbation (none is grey or, in one channel, white), adversarial image.</p>"
         return _section("Adversarial examples", f'{legend}<div class="examples">{shown}</div>')
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from lightning_robustness._display.drawing import COLORS, MARKERS, amplification, plain_figure, set_title
+from lightning_robustness._display.drawing import COLORS, MARKERS, plain_figure, set_title
+from lightning_robustness._display.pictures import Triples, as_images, mosaic
 from lightning_robustness._measurement.keys import Key, get_key
 from lightning_robustness._measurement.meters.attack import Examples
 from lightning_robustness._measurement.statistics import (
@@ -19,7 +19,6 @@ from lightning_robustness._measurement.statistics import (
     most_robust,
     reference_of,
 )
-from lightning_robustness._measurement.threat_model import is_image
 from lightning_robustness._numbers import write_share
 from lightning_robustness.input_space import InputSpace
 
@@ -32,7 +31,7 @@ _WORST = "adv_acc/worst"
 _ATTACK_FREE = ("rdi", "roby", "fim")
 _ARROWS = {"higher": "↑", "lower": "↓"}
 _WIDTH = 3.6  # inches
-_GAP = 0.08  # between samples, relative to their size
+_GAP = 0.08  # between signals, relative to their width
 _NUM_EXAMPLES = 4
 _MAX_LINES = 8
 _MAX_NAME = 12
@@ -163,25 +162,6 @@ def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, floa
         axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)
 
 
-def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
-    """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._display.run_figures import as_images
-        >>> from lightning_robustness.input_space import InputSpace
-        >>> as_images(torch.tensor([-2.0, 2.0]).reshape(1, 1, 1, 2), InputSpace(mean=0.5, std=0.25))
-        tensor([[[[0., 1.]]]])
-
-    """
-    if not is_image(x) or x.numel() == 0:
-        return None
-    x = _unnormalize(x, input_space)
-    low = x.min().item() if input_space.low is None else input_space.low
-    high = x.max().item() if input_space.high is None else input_space.high
-    return ((x - low) / ((high - low) or 1.0)).clamp(0.0, 1.0)
-
-
 def perturbation_figure(
     examples: Examples, input_space: InputSpace, title: str, class_names: Sequence[str] | None = None
 ) -> "Figure":
@@ -202,7 +182,7 @@ def perturbation_figure(
 
     """
     examples = Examples(*(part[:_NUM_EXAMPLES] for part in examples))
-    x, x_adv = (_as_matrices(_unnormalize(part, input_space)) for part in examples[:2])
+    x, x_adv = (_as_matrices(input_space.unnormalize(part.detach().cpu().float())) for part in examples[:2])
     images = as_images(torch.cat([x, x_adv]), InputSpace(input_space.low, input_space.high))
     if images is None:
         figure, columns = _line_figure(x, x_adv)
@@ -243,10 +223,6 @@ def class_figure(rates: Mapping[int, Tensor], class_names: Sequence[str], attack
     return figure
 
 
-def _unnormalize(x: Tensor, input_space: InputSpace) -> Tensor:
-    return input_space.unnormalize(x.detach().cpu().float())
-
-
 def _as_matrices(x: Tensor) -> Tensor:
     """Add a channel to matrices without one, such as spectrograms, so that they are drawn as images."""
     return x.unsqueeze(1) if x.ndim == 3 and x.shape[1] > _MAX_LINES else x
@@ -266,35 +242,21 @@ def _describe_classes(y: str, before: str, after: str) -> str:
 
 def _image_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:
     """Draw all images as one, since an axis for each takes many times as long; return the middle of each column."""
-    delta = x_adv - x
-    factor = amplification(delta)
-    # Zero is white with one channel, which has a colour for each sign, and grey with three
-    amplified = _signed_colors(factor * delta) if x.shape[1] == 1 else (0.5 + factor * delta).clamp(0.0, 1.0)
-    rows = {"clean": x, f"change \u00d7{factor}": amplified, "adversarial": x_adv}
-    height, width = x.shape[2:]
-    gap = max(1, round(_GAP * max(height, width)))
-    strips = [pad(part.expand(-1, 3, -1, -1), (0, gap, 0, gap), value=1.0) for part in rows.values()]
-    mosaic = torch.cat([torch.cat(list(strip), dim=2) for strip in strips], dim=1).permute(1, 2, 0)
-    mosaic = mosaic[:-gap, :-gap]
+    triples = Triples.of(x, x_adv)
+    drawn, gap = mosaic(triples[:3])
     left, bottom, top = 0.22, 0.02, 0.56  # inches around the images
-    scale = (_WIDTH - left - bottom) / mosaic.shape[1]
-    total = top + bottom + scale * mosaic.shape[0]
+    scale = (_WIDTH - left - bottom) / drawn.shape[1]
+    total = top + bottom + scale * drawn.shape[0]
     figure = plain_figure(_WIDTH, total)
     axis = figure.add_axes((left / _WIDTH, bottom / total, 1 - (left + bottom) / _WIDTH, 1 - (top + bottom) / total))
-    axis.imshow(mosaic.numpy(), aspect="auto")
+    axis.imshow(drawn.numpy(), aspect="auto")
+    height, width = x.shape[2:]
     middles = [row * (height + gap) + (height - 1) / 2 for row in range(3)]
-    axis.set_yticks(middles, list(rows), rotation=90, va="center", fontsize=8)
+    names = ["clean", f"change \u00d7{triples.factor}", "adversarial"]
+    axis.set_yticks(middles, names, rotation=90, va="center", fontsize=8)
     axis.tick_params(length=0)
     axis.set_frame_on(False)
     return figure, [column * (width + gap) + (width - 1) / 2 for column in range(len(x))]
-
-
-def _signed_colors(delta: Tensor) -> Tensor:
-    """Colour values from -0.5, blue, to 0.5, red, as images with three channels."""
-    from matplotlib import colormaps
-
-    colors = colormaps["RdBu_r"](delta.squeeze(1).numpy() + 0.5)[..., :3]
-    return torch.from_numpy(colors).permute(0, 3, 1, 2).float()
 
 
 def _line_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from lightning_robustness._display.drawing import render
+from lightning_robustness._display.pictures import as_images
 from lightning_robustness._display.report_figures import boundary_figure
-from lightning_robustness._display.run_figures import as_images, class_figure, history_figure, perturbation_figure
+from lightning_robustness._display.run_figures import class_figure, history_figure, perturbation_figure
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.sinks import Sink, sinks_of

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self, override
 
 from lightning_robustness._display import report_figures as figures
-from lightning_robustness._display.class_accuracy import class_table
 from lightning_robustness._display.page import Picture
 from lightning_robustness._display.pictures import AdversarialExample
 from lightning_robustness._display.table import Cell, NumberText, Table
@@ -23,6 +22,9 @@ from lightning_robustness.evaluation.reports.verdict import Share, model_verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_MAX_CLASSES = 20  # in a table
 
 
 @dataclass(repr=False)
@@ -109,7 +111,7 @@ class RobustnessReport(Report):
 
     @override
     def tables(self) -> list[Table]:
-        tables = [self._summary(), self._attacks(), class_table(self.classes), self._signs(), self._seconds()]
+        tables = [self._summary(), self._attacks(), self._classes(), self._signs(), self._seconds()]
         settings = Table("Settings", ["setting", "value"], list(self.settings.items()), folded=True)
         tables += [settings] if self.sweep is None else [*self.sweep.tables(), settings]
         return [tables[0], *(table for table in tables[1:] if table.rows)]
@@ -215,6 +217,17 @@ class RobustnessReport(Report):
             for name, rate in self.rates.items()
         ]
         return Table("Attacks", header, rows)
+
+    def _classes(self) -> Table:
+        """Make a table of classes, the least robust first, if there are many not of all."""
+        ordered = sorted(self.classes, key=lambda accuracy: (accuracy.robust, accuracy.clean, accuracy.label))
+        shown = f" ({_MAX_CLASSES} of {len(ordered)})" if len(ordered) > _MAX_CLASSES else ""
+        return Table(
+            f"Classes, the least robust first{shown}",
+            ["class", "clean", "robust", "samples"],
+            [[a.label, a.clean, a.robust, a.samples] for a in ordered[:_MAX_CLASSES]],
+            note="Accuracy over the attacked samples, without an attack and under the worst of all attacks.",
+        )
 
     def _signs(self) -> Table:
         return Table(
