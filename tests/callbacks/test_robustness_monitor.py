@@ -13,13 +13,13 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning_robustness._measurement.fixed_sample import FixedSample
 from sklearn.metrics import accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
-from lightning_robustness._measurement.fixed_sample import FixedSample
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.samples import SpreadSample
 from lightning_robustness.attacks import PGD, MinimumNormCW, Square, run_attack
