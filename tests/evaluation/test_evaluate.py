@@ -141,13 +141,13 @@ def test_sweep_is_that_of_the_same_samples(loader, robust_digits_network):
         robust_digits_network,
         loader,
         (),
-        sweep_eps=(0.1, 0.2),
+        sweep_budgets=(0.1, 0.2),
         sweep_attacks=["fgsm"],
         attack_samples=100,
         fim_samples=0,
         **options,
     )
-    alone = sweep(robust_digits_network, loader, ["fgsm"], (0.1, 0.2), samples=100, **options)
+    alone = sweep(robust_digits_network, loader, ["fgsm"], (0.1, 0.2), attack_samples=100, **options)
     assert report.sweep.values == alone.values
     assert report.sweep.breaking_eps is None
     assert report.rates == {}
@@ -214,7 +214,7 @@ def test_leaves_no_trace(digits):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 10)).train()
     before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     loader = DataLoader(TensorDataset(digits[0][:64], digits[1][:64]), shuffle=True, batch_size=32)
-    evaluate(model, loader, ["pgd", "square"], **sizes(32), sweep_eps=[0.1], decision_space="pca", progress=False)
+    evaluate(model, loader, ["pgd", "square"], **sizes(32), sweep_budgets=[0.1], decision_space="pca", progress=False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(module.training and not module._forward_hooks for module in model.modules())
@@ -258,7 +258,7 @@ def test_probabilities_are_noticed():
         ({"fim_samples": -1}, ValueError, "Expected argument `fim_samples` to be an integer of at least 0 but got -1"),
         ({"clever_samples": 0.5}, ValueError, "Expected argument `clever_samples` to be an integer of at least 0"),
         (
-            {"attack_samples": 0, "sweep_eps": [0.1]},
+            {"attack_samples": 0, "sweep_budgets": [0.1]},
             ValueError,
             "Expected argument `attack_samples` to be an integer of at least 1 but got 0",
         ),
@@ -269,7 +269,7 @@ def test_probabilities_are_noticed():
         ),
         ({"attack_samples": True}, ValueError, "Expected argument `attack_samples` to be an integer.* but got True"),
         ({"attacks": "pgd"}, ValueError, "Expected argument `attacks` to be a list but got 'pgd'"),
-        ({"sweep_eps": (0.2, 0.1)}, ValueError, "Expected argument `eps` to hold positive, increasing budgets"),
+        ({"sweep_budgets": (0.2, 0.1)}, ValueError, "Expected argument `eps` to hold positive, increasing budgets"),
         ({"dataloader": [(batch()[0] + 1, batch()[1])]}, ValueError, "Expected inputs in the range"),
         ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
         ({"head": "fc"}, ValueError, "Expected `head` to be part of Linear but got 'fc'"),
@@ -291,7 +291,7 @@ def test_errors(arguments, error, message):
         ),
         ({"batch_size": 0}, ValueError, "Expected argument `batch_size` to be an integer of at least 1 but got 0"),
         ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
-        ({"sweep_eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
+        ({"sweep_budgets": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
         ({"dataloader": TensorDataset(*batch())}, TypeError, "but got the data set TensorDataset"),
     ],
 )
@@ -311,7 +311,7 @@ def test_projection_is_looked_for_before_the_data(monkeypatch):
 
 
 def test_samples_have_their_position_in_the_loader(data, loader, digits_network):
-    settings = {"attacks": ["fgsm"], "eps": 0.1, "fim_samples": 20, "attack_samples": 50, "sweep_eps": [0.1]}
+    settings = {"attacks": ["fgsm"], "eps": 0.1, "fim_samples": 20, "attack_samples": 50, "sweep_budgets": [0.1]}
     report = evaluate(digits_network, loader, **settings, sweep_attacks=["fgsm"], per_sample=True, progress=False)
     columns, (x, y) = report.per_sample, data.tensors
     assert (len(columns["fim_index"]), len(columns["index"])) == (20, 50)
@@ -385,7 +385,7 @@ def test_interruption_of_the_sweep(loader, digits_network):
             (),
             fim_samples=0,
             attack_samples=50,
-            sweep_eps=[0.1],
+            sweep_budgets=[0.1],
             sweep_attacks=["fgsm"],
             batch_size=20,
             progress=False,
@@ -414,7 +414,7 @@ def test_interruption_of_the_first_batch_of_the_sweep():
                 raise KeyboardInterrupt
             return super().forward(x)
 
-    report = evaluate(Interrupted(2, 2), [batch()], (), fim_samples=0, sweep_eps=[0.1], progress=False)
+    report = evaluate(Interrupted(2, 2), [batch()], (), fim_samples=0, sweep_budgets=[0.1], progress=False)
     assert report.interrupted == "the sweep"
     assert report.sweep is None
 

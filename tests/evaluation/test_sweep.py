@@ -45,7 +45,7 @@ def test_accuracy_is_at_most_a_point_above_independent_attacks(request, loader, 
 
 @NETWORKS
 def test_accuracy_falls_and_the_worst_is_below_all(request, loader, network):
-    report = sweep(request.getfixturevalue(network), loader, samples=100, per_sample=True, progress=False)
+    report = sweep(request.getfixturevalue(network), loader, attack_samples=100, per_sample=True, progress=False)
     curves = torch.tensor(report.values["accuracy"])
     assert (curves.diff(dim=1) <= 0).all()
     assert (torch.tensor(report.worst) <= curves.amin(dim=0)).all()
@@ -156,13 +156,13 @@ def test_cascade_by_name(digits, digits_network):
 @pytest.mark.parametrize("eps", [[], [0.1, 0.1], [0.2, 0.1], [0.0, 0.1], [-0.1], [math.nan]])
 def test_budgets_must_increase(eps):
     with pytest.raises(ValueError, match="Expected argument `eps` to hold positive, increasing budgets but got"):
-        sweep(linear(), [], eps=eps)
+        sweep(linear(), [], budgets=eps)
 
 
 @pytest.mark.parametrize("eps", [0.1, None, torch.tensor(0.1)])
 def test_budgets_must_be_a_sequence(eps):
     with pytest.raises(TypeError, match="Expected the budgets of a sweep to be a sequence of numbers but got"):
-        sweep(linear(), [], eps=eps)
+        sweep(linear(), [], budgets=eps)
 
 
 @pytest.mark.parametrize("eps", [np.array([0.125, 0.25], dtype=np.float32), torch.tensor([0.125, 0.25])])
