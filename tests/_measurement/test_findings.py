@@ -294,9 +294,7 @@ def test_attacks_with_a_budget_count_beside_smaller_ones():
 def test_budgets_are_in_units_of_the_input_space():
     """An instance of torchattacks has its own in units of [0, 1]."""
     fgsm = torchattacks.FGSM(nn.Linear(1, 1), eps=0.375)
-    plan = make_plan(
-        name_attacks({"free": Planned([70.0, 100.0]), "fgsm": fgsm}), input_space=InputSpace(high=256.0)
-    )
+    plan = make_plan(name_attacks({"free": Planned([70.0, 100.0]), "fgsm": fgsm}), input_space=InputSpace(high=256.0))
     x = torch.tensor([[64.0, 0.0], [64.0, 0.01]])
     values = findings_of(plan, lambda x: Line()(x / 256), x, zeros(2)).values
     assert values["distortion/fgsm"] == 96

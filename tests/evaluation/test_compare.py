@@ -158,7 +158,11 @@ class Untouchable(nn.Module):
             TypeError,
             "can be iterated once for each of 2 models but got a list_iterator, which is exhausted after the first",
         ),
-        ({"attack_samples": 0}, ValueError, "Expected argument `attack_samples` to be an integer of at least 1 but got 0"),
+        (
+            {"attack_samples": 0},
+            ValueError,
+            "Expected argument `attack_samples` to be an integer of at least 1 but got 0",
+        ),
     ],
 )
 def test_arguments_are_checked_before_the_first_model(arguments, error, message):

@@ -494,7 +494,12 @@ def test_interrupted_attack_is_no_part_of_the_threat_model(loader, digits_networ
 
     with pytest.warns(UserWarning, match="interrupted while it measured the attack"):
         report = evaluate(
-            digits_network, loader, {"pgd": PGD(eps=0.1), "mine": interrupt}, attack_samples=50, fim_samples=0, progress=False
+            digits_network,
+            loader,
+            {"pgd": PGD(eps=0.1), "mine": interrupt},
+            attack_samples=50,
+            fim_samples=0,
+            progress=False,
         )
     assert list(report.threat_model.attacks) == ["pgd"]
     assert report.classes == []
