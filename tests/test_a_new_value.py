@@ -18,13 +18,14 @@ from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement import keys, plan
 from lightning_robustness._measurement.keys import Key, markdown_table
 from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.statistics import MIN_EVALUATIONS
 from lightning_robustness._model.access import compute_logits
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import compare, evaluate
 from tests.golden.runs import read_events
 
 NUM_SAMPLES, NUM_MEASURED = 37, 11
-NUM_EPOCHS = 4  # as many as trust takes
+NUM_EPOCHS = MIN_EVALUATIONS
 
 
 # ---- all that a new value takes ----
