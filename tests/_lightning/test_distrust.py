@@ -31,7 +31,11 @@ def test_a_value_that_contradicts_the_attacks_gets_one_warning(callback):
     ((key, message),) = found(callback, **trust)
     assert "robustness/rdi" in key
     assert message.startswith(f"{type(callback).__name__} monitors 'robustness/rdi'")
-    for part in ("'robustness/adv_acc/pgd' is -0.43 over 6 evaluations", "RobustModelCheckpoint", "RobustEarlyStopping"):
+    for part in (
+        "'robustness/adv_acc/pgd' is -0.43 over 6 evaluations",
+        "RobustModelCheckpoint",
+        "RobustEarlyStopping",
+    ):
         assert part in message
 
 

@@ -87,7 +87,9 @@ def test_repeated_samples_do_not_count():
         watch.before(batch)
         model(batch.x)
         watch.after()
-    assert watch.features.compute(Processes()).values["samples"] == 15  # 1, 3, ..., 29; the sampler repeats a sample as number 31
+    assert (
+        watch.features.compute(Processes()).values["samples"] == 15
+    )  # 1, 3, ..., 29; the sampler repeats a sample as number 31
     assert np.array_equal(sample.positions, np.arange(1, 31, 2))
 
 
