@@ -1,6 +1,7 @@
 """Checks of arguments: one place, and one message, for each mistake."""
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any, get_args
 
@@ -219,3 +220,13 @@ def check_overflow(values: Tensor) -> Tensor:
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite real number, of Python or NumPy."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read_budgets(eps: Iterable[Any]) -> list[float]:
+    """Return budgets as plain numbers, also from arrays and tensors."""
+    try:
+        return [float(budget) for budget in eps]
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"Expected the budgets of a sweep to be a sequence of numbers but got {eps!r}. Pass a list, such as [0.1]."
+        ) from error

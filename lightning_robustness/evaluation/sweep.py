@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness._arguments import check_device, check_integer, check_module
+from lightning_robustness._arguments import check_device, check_integer, check_module, read_budgets
 from lightning_robustness._display.provenance import describe_data, describe_run
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters.sweep import (
@@ -17,7 +17,6 @@ from lightning_robustness._measurement.meters.sweep import (
     SweepMeter,
     describe_sweep,
     plan_sweep,
-    read_budgets,
 )
 from lightning_robustness._measurement.plan import AttackLike
 from lightning_robustness._measurement.rows import Rows
