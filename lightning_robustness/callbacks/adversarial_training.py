@@ -102,7 +102,7 @@ class AdversarialTraining(TrainingStepCallback):
     Example:
         >>> from lightning_robustness.callbacks import AdversarialTraining
         >>> AdversarialTraining(attack="pgd", eps=8 / 255, steps=7).attack
-        PGD(eps=0.03137254901960784, alpha=None, steps=7, norm='linf', start='uniform', restarts=1, momentum=0.0,
+        PGD(eps=0.03137254901960784, alpha=None, steps=7, norm='linf', start='uniform', restarts=None, momentum=0.0,
             loss='cross_entropy', schedule='constant', all_steps=True)
         >>> # Trainer(callbacks=[AdversarialTraining(attack="pgd", eps=8 / 255, steps=7)])
 
@@ -281,7 +281,7 @@ class AdversarialTraining(TrainingStepCallback):
         with sandbox(forward, y, seed=self.seed, index=index, eval_mode=self.eval_mode, precise=False) as (y,):
             x, rows = x.detach(), torch.arange(len(x), device=x.device)
             classifier = Classifier(forward, self.input_space, x, -1, Draws(rows, self.seed, index))
-            return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long(), rows).x_adv)
+            return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long()).x_adv)
 
     def _clip(self, x: Tensor) -> Tensor:
         """Put values a little outside of the range into it; augmentation may produce some, hours into a run."""
