@@ -190,7 +190,7 @@ def evaluate(
         if per_sample:
             report.per_sample = _per_sample(plan, findings)
         elif report.sweep is not None:
-            report.sweep = report.sweep.without_samples()
+            report.sweep = report.sweep._without_samples()
         return report
 
 

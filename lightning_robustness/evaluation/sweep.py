@@ -141,7 +141,7 @@ def sweep(
         report = sweep_report(meter, budgets, rows, is_interrupted, passed, processes)
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
         report.provenance |= processes.gather(origin)[0]
-    return report if per_sample else report.without_samples()
+    return report if per_sample else report._without_samples()
 
 
 def sweep_report(

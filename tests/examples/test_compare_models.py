@@ -18,4 +18,4 @@ def test_example_ends_in_a_page(tmp_path, monkeypatch, capsys):
     assert scores.keys() == models
     assert [float(score) for score in scores.values()] == sorted(map(float, scores.values()), reverse=True)
     assert all(re.search(rf"<td[^>]*>{name}</td>", page.read_text()) for name in models)
-    assert page.read_text().count("<svg") == 9 + 7  # seven of nine figures are drawn for phones as well
+    assert page.read_text().count("<svg") == 9
