@@ -107,7 +107,7 @@ def perturb(
     with sandbox(forward, y, seed=seed, index=index, eval_mode=eval_mode, precise=False) as (y,):
         x, rows = x.detach(), torch.arange(len(x), device=x.device)
         classifier = Classifier(forward, space, x, -1, Draws(rows, seed, index))
-        return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long(), rows).x_adv)
+        return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long()).x_adv)
 
 
 class Clipping:

@@ -29,17 +29,15 @@ class Classifier(nn.Module):
         self.num_rows = 0
         self.draws = draws
         self.num_classes: int | None = None
-        working = at_least_float32(x.dtype)
-        self._is_normalized = input_space.mean is not None or input_space.std is not None
-        self._mean, self._std = x.new_zeros((), dtype=working), x.new_ones((), dtype=working)
-        if self._is_normalized:
-            corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=working)
-            self._mean, self._std = input_space.unnormalize(corner), input_space.scale(corner)
+        self._is_normalized = input_space.mean is not None or input_space.std is not None  # else, both steps are saved
+        corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=at_least_float32(x.dtype))
+        self._mean, self._std = input_space.unnormalize(corner), input_space.scale(corner)
         self._highest_label = highest_label
 
     def unnormalize(self, x: Tensor) -> Tensor:
         """Map what the model sees to what attacks see, in at least single precision."""
-        return x.to(self._mean.dtype) * self._std + self._mean if self._is_normalized else x.to(self._mean.dtype)
+        x = x.to(self._mean.dtype)
+        return x * self._std + self._mean if self._is_normalized else x
 
     def normalize(self, x: Tensor) -> Tensor:
         """Map what attacks see to what the model sees."""

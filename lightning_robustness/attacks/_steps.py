@@ -1,6 +1,6 @@
 import math
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,11 @@ from lightning_robustness.attacks.attack import Norm
 def l2_norm(x: Tensor, start_dim: int = 1) -> Tensor:
     """Euclidean norm over the dimensions from one on, in a shape that broadcasts with the tensor."""
     return torch.linalg.vector_norm(x, dim=tuple(range(start_dim, x.ndim)), keepdim=True)
+
+
+def as_column(values: Tensor, like: Tensor) -> Tensor:
+    """Bring one value per sample into a shape that broadcasts with a batch."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def nonzero(x: Tensor) -> Tensor:
@@ -78,18 +83,6 @@ _OWN_SHARE = 0.75
 _INCREASING_SHARE = 0.75
 
 
-class Steps(Protocol):
-    """Steps of the samples of a batch."""
-
-    def move(
-        self, x_adv: Tensor, gradient: Tensor, value: Callable[[], Tensor], project: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """Return the next points."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Forget all samples but these."""
-
-
 class PlannedSteps:
     """Steps of sizes that are known beforehand."""
 
@@ -125,7 +118,7 @@ class AdaptiveSteps:
     def __init__(self, size: float, steps: int, norm: Norm, start: Tensor) -> None:
         self._norm: Norm = norm
         self._checkpoints, self._step, self._last_checkpoint = set(checkpoints(steps)), 0, 0
-        self._size = start.new_full((len(start), *[1] * (start.ndim - 1)), size)
+        self._size = as_column(start.new_full((len(start),), size), start)
         self._before, self._best, self._best_direction = start, start, torch.zeros_like(start)
         self._value = self._best_value = self._best_then = start.new_full((len(start),), -torch.inf)
         self._increases = torch.zeros_like(self._value)
@@ -154,7 +147,7 @@ class AdaptiveSteps:
 
     def _record(self, x_adv: Tensor, direction: Tensor, value: Tensor) -> None:
         is_better = value > self._best_value
-        rows = is_better.reshape(self._size.shape)
+        rows = as_column(is_better, x_adv)
         self._best = torch.where(rows, x_adv, self._best)
         self._best_direction = torch.where(rows, direction, self._best_direction)
         self._best_value = torch.where(is_better, value, self._best_value)
@@ -165,7 +158,7 @@ class AdaptiveSteps:
     def _review(self, x_adv: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         stalls = self._increases < _INCREASING_SHARE * (self._step - self._last_checkpoint)
         stalls |= ~self._is_halved & (self._best_value <= self._best_then)
-        rows = stalls.reshape(self._size.shape)
+        rows = as_column(stalls, x_adv)
         self._size = torch.where(rows, self._size / 2, self._size)
         self._before = torch.where(rows, self._best, self._before)
         self._is_halved, self._best_then, self._last_checkpoint = stalls, self._best_value, self._step

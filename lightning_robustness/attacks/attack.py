@@ -2,7 +2,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from functools import partial
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -16,6 +15,7 @@ from lightning_robustness.attacks._classifier import Classifier, open_classifier
 from lightning_robustness.input_space import InputSpace, check_input_space
 
 Norm = Literal["linf", "l2"]
+_ALL = slice(None)
 
 
 class Budget(NamedTuple):
@@ -153,8 +153,8 @@ class Attack(ABC):
         return True
 
     @abstractmethod
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox; ``model.draws`` are their random numbers."""
 
     def reached(self, logits: Tensor, y: Tensor) -> Tensor:
         """Tell which samples the attack has succeeded on."""
@@ -170,61 +170,55 @@ class Attack(ABC):
 def craft(
     attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor, active: Tensor | None = None
 ) -> Perturbation:
-    """Attack a batch as ``perturb`` does, but with inputs and adversarial inputs as the model sees them."""
-    perturbation = perturb(attack, model, model.unnormalize(x), y, active)
-    if active is None:
-        return perturbation._replace(x_adv=model.normalize(perturbation.x_adv))
-    x_adv = x.clone()
-    x_adv[active] = model.normalize(perturbation.x_adv[active])
-    return perturbation._replace(x_adv=x_adv)
+    """Attack the active samples of a batch, by default all; inputs and results are as the model sees them."""
+    if active is None or len(active) == len(x):
+        found = perturb(attack, model, model.unnormalize(x), y)
+        return found._replace(x_adv=model.normalize(found.x_adv))
+    found = perturb(attack, model, model.unnormalize(x), y, active)
+    zero_gradients = found.zero_gradients
+    if zero_gradients is not None:
+        zero_gradients = torch.zeros_like(y, dtype=torch.bool).index_copy(0, active, zero_gradients)
+    return Perturbation(
+        x.index_copy(0, active, model.normalize(found.x_adv)),
+        torch.zeros_like(y).index_copy(0, active, found.queries),
+        zero_gradients,
+    )
 
 
 def perturb(
-    attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor, active: Tensor | None = None
+    attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor, rows: Tensor | slice = _ALL
 ) -> Perturbation:
-    """Attack a batch with a built-in attack or any other callable, within a sandbox."""
-    x = x.to(at_least_float32(x.dtype))
-    active = torch.arange(len(x), device=x.device) if active is None else active
-    if len(active) == 0:
+    """Attack rows of a batch with a built-in attack or any other callable, within a sandbox; return these rows."""
+    x, y = x[rows].to(at_least_float32(x.dtype)), y[rows]
+    if len(x) == 0:
         return Perturbation(x, torch.zeros_like(y))
-    method = attack.perturb if isinstance(attack, Attack) else partial(perturb_by_function, attack)
-    perturbation = method(model, x, y, active)
-    rows = all_or(active, len(x))
-    _check_perturbation(attack, model, x[rows], perturbation.x_adv[rows])
-    return perturbation
+    draws = model.draws
+    model.draws = draws.rows(rows)
+    found = attack.perturb(model, x, y) if isinstance(attack, Attack) else perturb_by_function(attack, model, x, y)
+    model.draws = draws
+    _check_perturbation(attack, model, x, found.x_adv)
+    return found
 
 
-def all_or(rows: Tensor, number: int) -> Tensor | slice:
-    """Return indices of rows, or a slice if these are all, which gives a view instead of a copy."""
-    return slice(None) if len(rows) == number else rows
-
-
-def perturb_by_function(
-    attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor, active: Tensor
-) -> Perturbation:
-    """Attack the active samples with a callable; its queries are an average, since rows cannot be told apart."""
-    num_rows, rows = model.num_rows, x[active]
-    rows_adv = attack(model, rows.clone(), y[active])
-    if not isinstance(rows_adv, Tensor):
-        raise TypeError(
-            f"Expected {attack!r} to return a tensor of adversarial inputs but got {type(rows_adv).__name__}."
-        )
-    if rows_adv.shape != rows.shape:
+def perturb_by_function(attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+    """Attack a batch with a callable; its queries are an average, since rows cannot be told apart."""
+    num_rows = model.num_rows
+    x_adv = attack(model, x.clone(), y)
+    if not isinstance(x_adv, Tensor):
+        raise TypeError(f"Expected {attack!r} to return a tensor of adversarial inputs but got {type(x_adv).__name__}.")
+    if x_adv.shape != x.shape:
         raise ValueError(
-            f"Expected {attack!r} to return inputs of shape {tuple(rows.shape)} but got {tuple(rows_adv.shape)}."
+            f"Expected {attack!r} to return inputs of shape {tuple(x.shape)} but got {tuple(x_adv.shape)}."
         )
-    x_adv, queries = x.clone(), torch.zeros_like(y)
-    x_adv[active] = rows_adv.detach().to(x)
-    queries[active] = math.ceil((model.num_rows - num_rows) / len(active))
-    return Perturbation(x_adv, queries)
+    queries = torch.full_like(y, math.ceil((model.num_rows - num_rows) / len(x)))
+    return Perturbation(torch.empty_like(x).copy_(x_adv.detach()), queries)  # a copy: it may be the attack's own
 
 
 def _check_perturbation(attack: Callable[..., Any], model: Classifier, x: Tensor, x_adv: Tensor) -> None:
     delta = (x_adv - x).flatten(1)
     norm, eps = budget_of(attack, model.input_space) or (None, math.inf)
-    distances = delta.aminmax() if norm != "l2" else (torch.linalg.vector_norm(delta, dim=1).amax(),)
-    low, high, *sizes = torch.stack([*x_adv.aminmax(), *distances]).tolist()  # one transfer from the device
-    distance = max(abs(size) for size in sizes)
+    size = torch.linalg.vector_norm(delta, ord=2 if norm == "l2" else torch.inf, dim=1).amax()
+    low, high, distance = torch.stack([*x_adv.aminmax(), size]).tolist()  # one transfer from the device
     if not all(math.isfinite(value) for value in (low, high, distance)):
         raise ValueError(f"Expected {attack!r} to return finite inputs but got NaN or infinity.")
     rounding = 16 * torch.finfo(x.dtype).eps * max(1.0, abs(low), abs(high))

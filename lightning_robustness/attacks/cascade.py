@@ -59,22 +59,21 @@ class Cascade(Attack):
         """Return the budgets of all members."""
         return [budget for attack in self.attacks for budget in budgets_of(attack, input_space)]
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
-        x_adv, queries = x.clone(), torch.zeros_like(y)
-        survivors, draws = active, model.draws
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
+        x_adv, queries, draws = x.clone(), torch.zeros_like(y), model.draws
+        survivors = torch.arange(len(x), device=x.device)
         for number, attack in enumerate(self.attacks):
             model.draws = draws.stream(number)  # a second attack must not try what the first has tried
-            perturbation = perturb(attack, model, x, y, survivors)
+            found = perturb(attack, model, x, y, survivors)
             # A sample keeps the input that broke it or, if none did, the last attempt
-            x_adv[survivors] = perturbation.x_adv[survivors]
+            x_adv[survivors] = found.x_adv
             with torch.no_grad():
-                reached = self.reached(model(x_adv[survivors]), y[survivors])
-            queries[survivors] += perturbation.queries[survivors] + 1
+                reached = self.reached(model(found.x_adv), y[survivors])
+            queries[survivors] += found.queries + 1
             survivors = survivors[~reached]
             if len(survivors) == 0:
                 break
-        model.draws = draws
         return Perturbation(x_adv, queries)
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from lightning_robustness._arguments import check_integer, check_number
 from lightning_robustness.attacks._classifier import Classifier
-from lightning_robustness.attacks._steps import l2_norm, nonzero
+from lightning_robustness.attacks._steps import as_column, l2_norm, nonzero
 from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
-from lightning_robustness.attacks.ddn import DDN, RETREAT_STEPS, Found, Goal, retreat, search
+from lightning_robustness.attacks.ddn import DDN, Found, Goal, retreat, search
 
 # The share of the box in which the published attack starts, as in its authors' code: the ends lie at infinity
 _STARTING_SHARE = 0.999999
@@ -74,15 +74,13 @@ class CW(Attack):
         for name in ("steps", "binary_search_steps"):
             check_integer(name, getattr(self, name), minimum=1)
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
         goal, box = Goal(model, self.targeted, self.kappa), _Box(model, start=_STARTING_SHARE)
-        rows, nothing = x[active], torch.zeros_like(active)
-        first = Found(rows, rows.new_full((len(rows),), torch.inf), nothing, nothing.bool())
-        found = self._search_weights(goal, box, rows, y[active], first)
-        x_adv, queries = x.clone(), torch.zeros_like(y)
-        x_adv[active], queries[active] = found.x_adv, found.queries
-        return Perturbation(x_adv, queries)
+        nothing = torch.zeros_like(y)
+        first = Found(x, x.new_full((len(x),), torch.inf), nothing, nothing.bool())
+        found = self._search_weights(goal, box, x, y, first)
+        return Perturbation(found.x_adv, found.queries)
 
     def _search_weights(
         self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, first: Found, goes_on: bool = False
@@ -95,7 +93,7 @@ class CW(Attack):
             closest, distance = self._descend(goal, box, x, y, c, found if goes_on else first)
             closer = distance < found.distance
             found = found._replace(
-                x_adv=torch.where(closer.reshape(-1, *[1] * (x.ndim - 1)), closest, found.x_adv),
+                x_adv=torch.where(as_column(closer, x), closest, found.x_adv),
                 distance=torch.minimum(distance, found.distance),
                 queries=found.queries + self.steps,
             )
@@ -106,9 +104,8 @@ class CW(Attack):
 
     def _descend(self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, c: Tensor, start: Found) -> tuple[Tensor, Tensor]:
         """Minimise for one weight per sample; return the closest successes and their distances."""
-        column = (-1, *[1] * (x.ndim - 1))
-        w, weight = box.inverse(start.x_adv), c.reshape(column)
-        adam = _Adam(self.lr, w)
+        w, weight = box.inverse(start.x_adv), as_column(c, x)
+        adam = torch.optim.Adam([w], lr=self.lr)
         closest, distance = x, torch.full_like(start.distance, torch.inf)
         for step in range(self.steps):
             x_adv, derivative = box(w)
@@ -116,14 +113,15 @@ class CW(Attack):
             delta, deficit = x_adv - x, goal.deficit(logits, y)
             size = l2_norm(delta)
             closer = (deficit <= 0) & (size.flatten() < distance)
-            closest = torch.where(closer.reshape(column), x_adv, closest)
+            closest = torch.where(as_column(closer, x), x_adv, closest)
             distance = torch.where(closer, size.flatten(), distance)
             if step == 0:
                 # At the closest point of the boundary, 2 |delta| / |gradient of the margin| is the exact multiplier
                 balance = 2 * size / box.width**2 / nonzero(l2_norm(gradient))
-                weight = torch.where(start.succeeded.reshape(column) & (size > 0), balance * weight, weight)
-            push = torch.where((deficit > 0).reshape(column), weight, 0.0)
-            w = adam.step(w, torch.addcmul(delta.mul_(2 / box.width**2), gradient, push, value=-1).mul_(derivative))
+                weight = torch.where(as_column(start.succeeded, x) & (size > 0), balance * weight, weight)
+            push = torch.where(as_column(deficit > 0, x), weight, 0.0)
+            w.grad = torch.addcmul(delta.mul_(2 / box.width**2), gradient, push, value=-1).mul_(derivative)
+            adam.step()
         return closest, distance
 
 
@@ -167,16 +165,12 @@ class MinimumNormCW(CW):
         super().__post_init__()
         check_integer("initial_steps", self.initial_steps, minimum=1)
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
         goal, box = Goal(model, self.targeted, self.kappa), _Box(model, widening=_WIDENING)
-        rows, labels = x[active], y[active]
-        first = search(goal, rows, labels, self.initial_steps, DDN.gamma, active)
-        found = self._search_weights(goal, box, rows, labels, first, goes_on=True)
-        x_adv, queries = x.clone(), torch.zeros_like(y)
-        x_adv[active] = retreat(goal, rows, labels, found)
-        queries[active] = found.queries + RETREAT_STEPS * found.succeeded.long()
-        return Perturbation(x_adv, queries)
+        first = search(goal, x, y, self.initial_steps, DDN.gamma)
+        found = self._search_weights(goal, box, x, y, first, goes_on=True)
+        return retreat(goal, x, y, found)._replace(zero_gradients=None)
 
 
 class _Box:
@@ -201,21 +195,3 @@ class _Box:
 
     def inverse(self, x: Tensor) -> Tensor:
         return torch.atanh(self.start * (x - self.middle) / self.scale) if self.is_bounded else x.clone()
-
-
-class _Adam:
-    """Adam, on tensors without a graph.
-
-    The first optimizer of torch in a process imports its compiler, which takes seconds.
-    """
-
-    def __init__(self, lr: float, like: Tensor, betas: tuple[float, float] = (0.9, 0.999)) -> None:
-        self.lr, self.betas, self.count = lr, betas, 0
-        self.mean, self.square = torch.zeros_like(like), torch.zeros_like(like)
-
-    def step(self, w: Tensor, gradient: Tensor) -> Tensor:
-        self.count += 1
-        self.mean.lerp_(gradient, 1 - self.betas[0])
-        self.square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
-        bias = 1 - self.betas[0] ** self.count, (1 - self.betas[1] ** self.count) ** 0.5
-        return w.addcdiv(self.mean, self.square.sqrt().div_(bias[1]).add_(1e-8), value=-self.lr / bias[0])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightning_robustness._arguments import check_integer, check_number
 from lightning_robustness.attacks._classifier import Classifier
-from lightning_robustness.attacks._steps import l2_norm, margin, margin_gradient, nonzero
+from lightning_robustness.attacks._steps import as_column, l2_norm, margin, margin_gradient, nonzero
 from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
 
 # The search comes from outside: it starts at this many times the distance to the boundary of the linearised model, but
@@ -19,7 +19,7 @@ _FIRST_STEP, _LAST_STEP = 1.0, 0.002
 _LAST_GAMMA = 0.001
 # Sharpness of the softmax over the rivals in the first and the last step, for logits with a spread of 1
 _FIRST_SHARPNESS, _LAST_SHARPNESS = 5.0, 200.0
-RETREAT_STEPS = 6
+_RETREAT_STEPS = 6
 _RANDOM_IMAGES = 8
 
 
@@ -69,15 +69,10 @@ class DDN(Attack):
         if self.gamma >= 1:
             raise ValueError(f"Expected argument `gamma` to be a share below 1 but got {self.gamma}.")
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
-        goal, (rows, labels) = Goal(model, self.targeted), (x[active], y[active])
-        found = search(goal, rows, labels, self.steps, self.gamma, active)
-        x_adv, queries, zero_gradients = x.clone(), torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool)
-        x_adv[active] = retreat(goal, rows, labels, found)
-        queries[active] = found.queries + RETREAT_STEPS * found.succeeded.long()
-        zero_gradients[active] = found.zero_gradients
-        return Perturbation(x_adv, queries, zero_gradients)
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
+        goal = Goal(model, self.targeted)
+        return retreat(goal, x, y, search(goal, x, y, self.steps, self.gamma))
 
 
 @dataclass(frozen=True)
@@ -126,9 +121,9 @@ class Found(NamedTuple):
         return self.distance.isfinite()
 
 
-def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float, active: Tensor) -> Found:
-    """Run DDN without the bisection at the end; ``active`` are the rows of the samples in their batch."""
-    model, draws, column = goal.model, goal.model.draws.rows(active), (-1, *[1] * (x.ndim - 1))
+def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Found:
+    """Run DDN without the bisection at the end."""
+    model, draws = goal.model, goal.model.draws
     x_adv, closest, distance = x, x, x.new_full((len(x),), torch.inf)
     zero_gradients, norm, step_size = torch.zeros_like(y, dtype=torch.bool), torch.zeros(()), torch.zeros(())
     for step in range(steps):
@@ -136,38 +131,39 @@ def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float, active: T
         logits, gradient = model.gradient(x_adv, partial(goal.weights, y=y, sharpness=sharpness))
         deficit, size = goal.deficit(logits, y), l2_norm(x_adv - x).flatten()
         closer = (deficit <= 0) & (size < distance)
-        closest = torch.where(closer.reshape(column), x_adv, closest)
+        closest = torch.where(as_column(closer, x), x_adv, closest)
         distance = torch.where(closer, size, distance)
         if step == 0:
             norm, zero_gradients = _first_norm(model, x, deficit, gradient), ~gradient.flatten(1).any(dim=1)
             step_size = norm
         else:
             share = _LAST_GAMMA + (gamma - _LAST_GAMMA) * decay
-            shrunk = torch.minimum(norm, distance.reshape(column)) * (1 - share)
-            norm = torch.where((deficit <= 0).reshape(column), shrunk, norm * (1 + share))
+            shrunk = torch.minimum(norm, as_column(distance, x)) * (1 - share)
+            norm = torch.where(as_column(deficit <= 0, x), shrunk, norm * (1 + share))
         if (is_zero := ~gradient.flatten(1).any(dim=1)).any():
             gradient[is_zero] = draws.rows(is_zero).normal(step, x.shape[1:], x.dtype)
         length = step_size * (_LAST_STEP + (_FIRST_STEP - _LAST_STEP) * decay)
         delta = x_adv - x + gradient * (length / nonzero(l2_norm(gradient)))
         x_adv = model.clamp(x + delta * (norm / nonzero(l2_norm(delta))))
     found = Found(closest, distance, torch.full_like(y, steps), zero_gradients)
-    return found if bool(found.succeeded.all()) else _try_random_images(goal, x, y, found, active, steps)
+    return found if bool(found.succeeded.all()) else _try_random_images(goal, x, y, found, steps)
 
 
 @torch.no_grad()
-def retreat(goal: Goal, x: Tensor, y: Tensor, found: Found) -> Tensor:
+def retreat(goal: Goal, x: Tensor, y: Tensor, found: Found) -> Perturbation:
     """Move back towards the inputs by bisection, as far as the attack still succeeds: steps overshoot."""
     if not found.succeeded.any():
-        return found.x_adv
+        return Perturbation(found.x_adv, found.queries, found.zero_gradients)
     # All samples, also those without success: in a batch of another size, other kernels round in other ways
-    failed = x.new_zeros(len(x), *[1] * (x.ndim - 1))
+    failed = as_column(torch.zeros_like(found.distance), x)
     succeeded = torch.ones_like(failed)
-    for _ in range(RETREAT_STEPS):
+    for _ in range(_RETREAT_STEPS):
         share = (failed + succeeded) / 2
         logits = goal.model(goal.model.clamp(torch.lerp(x, found.x_adv, share)))
-        succeeds = (goal.deficit(logits, y) <= 0).reshape(share.shape)
+        succeeds = as_column(goal.deficit(logits, y) <= 0, x)
         failed, succeeded = torch.where(succeeds, failed, share), torch.where(succeeds, share, succeeded)
-    return torch.where(succeeded == 1, found.x_adv, goal.model.clamp(torch.lerp(x, found.x_adv, succeeded)))
+    x_adv = torch.where(succeeded == 1, found.x_adv, goal.model.clamp(torch.lerp(x, found.x_adv, succeeded)))
+    return Perturbation(x_adv, found.queries + _RETREAT_STEPS * found.succeeded.long(), found.zero_gradients)
 
 
 def _sharpness(step: int, steps: int) -> float:
@@ -178,14 +174,14 @@ def _sharpness(step: int, steps: int) -> float:
 
 
 def _first_norm(model: Classifier, x: Tensor, deficit: Tensor, gradient: Tensor) -> Tensor:
-    linear = deficit.abs().reshape(-1, *[1] * (x.ndim - 1)) / nonzero(l2_norm(gradient))
+    linear = as_column(deficit.abs(), x) / nonzero(l2_norm(gradient))
     if model.low is None or model.high is None:  # only a bound for where the gradient is zero
         return torch.minimum(_FIRST_NORM * linear, 100 * l2_norm(x).clamp(min=1.0))
     return (_FIRST_NORM * linear).clamp(max=_LARGEST_NORM * (model.high - model.low) * math.sqrt(x[0].numel()))
 
 
 @torch.no_grad()
-def _try_random_images(goal: Goal, x: Tensor, y: Tensor, found: Found, active: Tensor, stream: int) -> Found:
+def _try_random_images(goal: Goal, x: Tensor, y: Tensor, found: Found, stream: int) -> Found:
     """Try random images within the range for samples without success, the last resort where gradients mislead."""
     model, (x_adv, distance, queries, zero_gradients) = goal.model, found
     if model.low is None or model.high is None:
@@ -194,7 +190,7 @@ def _try_random_images(goal: Goal, x: Tensor, y: Tensor, found: Found, active: T
         rows = distance.isinf().nonzero().squeeze(1)
         if len(rows) == 0:
             break
-        draws = model.draws.rows(active[rows]).stream(stream)
+        draws = model.draws.rows(rows).stream(stream)
         images = model.clamp(draws.uniform(attempt, x.shape[1:], model.low, model.high, x.dtype))
         succeeds = goal.deficit(model(images), y[rows]) <= 0
         queries = queries.index_add(0, rows, torch.ones_like(rows))

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,13 +13,12 @@ from lightning_robustness.attacks._steps import (
     AdaptiveSteps,
     PGDLoss,
     PlannedSteps,
-    Steps,
     l2_norm,
     loss_gradient,
     loss_value,
     nonzero,
 )
-from lightning_robustness.attacks.attack import Attack, Norm, Perturbation, all_or
+from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
 
 Start = Literal["uniform", "sign", "gaussian", "clean"]
 Schedule = Literal["constant", "shrinking", "adaptive"]
@@ -93,11 +92,9 @@ class PGD(Attack):
     def __post_init__(self) -> None:
         if not isinstance(self.loss, str):
             object.__setattr__(self, "loss", tuple(self.loss))  # a list is not hashable
-        if self.restarts is None:
-            object.__setattr__(self, "restarts", max(len(self.losses), 1))
         for name in ("eps", "momentum", *(["alpha"] if self.alpha is not None else [])):
             check_number(name, getattr(self, name))
-        for name in ("steps", "restarts"):
+        for name in ("steps", *(["restarts"] if self.restarts is not None else [])):
             check_integer(name, getattr(self, name), minimum=1)
         for name, options in (("norm", Norm), ("start", Start), ("schedule", Schedule)):
             check_option(name, getattr(self, name), options)
@@ -109,7 +106,7 @@ class PGD(Attack):
         if not 0 < len(self.losses) <= self.num_restarts:
             raise ValueError(
                 f"Expected argument `loss` to be a loss, or at most as many as `restarts`, of which there are "
-                f"{self.restarts}, but got {self.loss!r}. Leave `restarts` out for one start with each loss."
+                f"{self.num_restarts}, but got {self.loss!r}. Leave `restarts` out for one start with each loss."
             )
         if self.norm == "l2" and self.start == "sign":
             raise ValueError(
@@ -138,7 +135,7 @@ class PGD(Attack):
     @property
     def num_restarts(self) -> int:
         """Number of starts, also where it was left out."""
-        return self.restarts or len(self.losses)
+        return self.restarts or max(len(self.losses), 1)
 
     @property
     def step_size(self) -> float:
@@ -149,22 +146,23 @@ class PGD(Attack):
             return 2 * self.eps
         return self.eps if self.steps == 1 else 2.5 * self.eps / self.steps
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
         x_adv, queries, zero_gradients = x, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool)
-        survivors, ball = active, self._ball(model, x)
-        for restart in range(self.num_restarts):
-            if not self._has_target(model, restart):
+        survivors, ball = torch.arange(len(x), device=x.device), self._ball(model, x)
+        plan = self._plan()
+        for restart, (loss, rank) in enumerate(plan):
+            if loss == "rivals" and model.num_classes is not None and rank > model.num_classes - 2:
                 continue
-            rows = all_or(survivors, len(x))
+            rows = slice(None) if len(survivors) == len(x) else survivors  # a view instead of a copy
             bounds = [corner[rows] for corner in ball]
             start = self._start(model, x[rows], bounds, model.draws.rows(rows), restart)
-            descent = self.descend(model, x[rows], y[rows], start, bounds, restart)
+            descent = self.descend(model, x[rows], y[rows], start, bounds, plan[restart])
             x_adv = descent.x_adv if isinstance(rows, slice) else x_adv.index_copy(0, rows, descent.x_adv)
             queries[rows] += descent.queries
             if restart == 0 and descent.zero_gradients is not None:
                 zero_gradients[rows] = descent.zero_gradients
-            if restart + 1 < self.num_restarts:
+            if restart + 1 < len(plan):
                 with torch.no_grad():
                     unbroken = ~self.reached(model(descent.x_adv), y[survivors])
                 queries[survivors] += 1
@@ -179,64 +177,57 @@ class PGD(Attack):
         x: Tensor,
         y: Tensor,
         start: Tensor,
-        ball: list[Tensor] | None = None,
-        restart: int = 0,
+        ball: Sequence[Tensor] | None = None,
+        goal: tuple[PGDLoss, int] | None = None,
     ) -> Perturbation:
-        """Take all steps from a given start, with the loss of the given restart."""
-        ball, loss = self._ball(model, x) if ball is None else ball, self._loss(restart)
-        target, num_passes = self._target(model, x, y, restart)
+        """Take all steps from a given start; the goal is a loss and the rank of a rival, by default the first's."""
+        loss, rank = goal or self._plan()[0]
+        target, num_passes = self._target(model, x, y, loss, rank)
         final, queries = start if self.all_steps else start.clone(), torch.full_like(y, self.steps + num_passes)
-        zero_gradients = torch.zeros_like(y, dtype=torch.bool)
-        index, x_adv, steps = torch.arange(len(x), device=x.device), start, self._steps(start)
+        zero_gradients, steps = torch.zeros_like(y, dtype=torch.bool), self._steps(start)
+        index = torch.arange(len(x), device=x.device)
+        batch = _Batch(index, start, y, target, tuple(self._ball(model, x) if ball is None else ball))
         for step in range(self.steps):
-            logits, gradient = model.gradient(x_adv, partial(self._weights, target=target, loss=loss))
+            logits, gradient = model.gradient(batch.x_adv, partial(self._weights, target=batch.target, loss=loss))
             if step == 0:
                 zero_gradients = gradient.flatten(1).abs().amax(dim=1) == 0
-            if not self.all_steps and (broken := self.reached(logits, y)).any():
-                final[index[broken]] = x_adv[broken]
-                queries[index[broken]] = step + 1 + num_passes
+            if not self.all_steps and (broken := self.reached(logits, batch.y)).any():
+                final[batch.index[broken]] = batch.x_adv[broken]
+                queries[batch.index[broken]] = step + 1 + num_passes
                 rest = (~broken).nonzero().squeeze(1)
                 if len(rest) == 0:
                     return Perturbation(final, queries, zero_gradients)
-                index, y, target, x_adv = (t[rest] for t in (index, y, target, x_adv))
-                logits, gradient, *ball = (t[rest] for t in (logits, gradient, *ball))
+                batch, logits, gradient = batch.rows(rest), logits[rest], gradient[rest]
                 steps.keep(rest)
-            value = partial(self._value, logits, target=target, loss=loss)
-            x_adv = steps.move(x_adv, gradient, value, partial(self._project, model, ball))
-        final = x_adv if self.all_steps else final.index_copy_(0, index, x_adv)
+            value = partial(self._value, logits, target=batch.target, loss=loss)
+            x_adv = steps.move(batch.x_adv, gradient, value, partial(self._project, model, batch.ball))
+            batch = batch._replace(x_adv=x_adv)
+        final = batch.x_adv if self.all_steps else final.index_copy_(0, batch.index, batch.x_adv)
         return Perturbation(final, queries, zero_gradients)
 
-    def _target(self, model: Classifier, x: Tensor, y: Tensor, restart: int) -> tuple[Tensor, int]:
-        """Return the target of the loss of a restart, and the number of forward passes that it took."""
-        loss = self._loss(restart)
+    def _plan(self) -> list[tuple[PGDLoss, int]]:
+        """Return the loss of each restart and, for rivals, the rank of the one that it attacks, from 0."""
+        losses = [self.losses[restart % len(self.losses)] for restart in range(self.num_restarts)]
+        return [(loss, losses[:restart].count(loss)) for restart, loss in enumerate(losses)]
+
+    def _target(self, model: Classifier, x: Tensor, y: Tensor, loss: PGDLoss, rank: int) -> tuple[Tensor, int]:
+        """Return the target of a loss, and the number of forward passes that it took."""
         if loss not in ("rivals", "kl"):
             return y, 0
         with torch.no_grad():
             logits = model(x)
         if loss == "kl":
             return logits.softmax(dim=1), 1
-        rank = self._rank(restart)
         rivals = logits.scatter(1, y.unsqueeze(1), -torch.inf).topk(rank + 1, dim=1).indices[:, rank]
         return torch.stack([y, rivals], dim=1), 1
 
-    def _loss(self, restart: int) -> PGDLoss:
-        return self.losses[restart % len(self.losses)]
-
-    def _rank(self, restart: int) -> int:
-        """Return which of the rivals is the target of a restart, from 0."""
-        return sum(self._loss(earlier) == "rivals" for earlier in range(restart))
-
-    def _has_target(self, model: Classifier, restart: int) -> bool:
-        is_last = model.num_classes is not None and self._rank(restart) > model.num_classes - 2
-        return self._loss(restart) != "rivals" or not is_last
-
-    def _steps(self, start: Tensor) -> Steps:
+    def _steps(self, start: Tensor) -> PlannedSteps | AdaptiveSteps:
         if self.schedule == "adaptive":
             return AdaptiveSteps(self.step_size, self.steps, self.norm, start)
         factor = _SHRINKAGE ** (1 / max(self.steps - 1, 1)) if self.schedule == "shrinking" else 1.0
         return PlannedSteps(self.step_size, factor, self.norm, self.momentum)
 
-    def _start(self, model: Classifier, x: Tensor, ball: list[Tensor], draws: Draws, restart: int) -> Tensor:
+    def _start(self, model: Classifier, x: Tensor, ball: Sequence[Tensor], draws: Draws, restart: int) -> Tensor:
         if self.start == "clean":
             return x
         draws, shape = draws.stream(restart), x.shape[1:]
@@ -271,9 +262,23 @@ class PGD(Attack):
         is_bounded = model.low is not None or model.high is not None
         return [corner.clamp_(model.low, model.high) for corner in corners] if is_bounded else corners
 
-    def _project(self, model: Classifier, ball: list[Tensor], x_adv: Tensor) -> Tensor:
+    def _project(self, model: Classifier, ball: Sequence[Tensor], x_adv: Tensor) -> Tensor:
         if self.norm == "linf":
             return x_adv.clamp_(*ball)
         (x,) = ball
         delta = x_adv - x
         return model.clamp(x + delta * (self.eps / nonzero(l2_norm(delta))).clamp(max=1.0))
+
+
+class _Batch(NamedTuple):
+    """Samples that are not broken yet: where they are in the batch, their present points, and what these aim at."""
+
+    index: Tensor
+    x_adv: Tensor
+    y: Tensor
+    target: Tensor
+    ball: tuple[Tensor, ...]
+
+    def rows(self, rows: Tensor) -> "_Batch":
+        index, x_adv, y, target = (part[rows] for part in (self.index, self.x_adv, self.y, self.target))
+        return _Batch(index, x_adv, y, target, tuple(corner[rows] for corner in self.ball))

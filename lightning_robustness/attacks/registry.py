@@ -1,5 +1,6 @@
 """Attacks by name, and the settings of the papers."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, cast
@@ -15,7 +16,7 @@ from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
 
-_ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
+_ATTACKS: dict[str, tuple[Callable[..., Attack], dict[str, Any]]] = {
     "fgsm": (PGD, {"steps": 1, "start": "clean"}),
     "rfgsm": (PGD, {"start": "sign"}),
     "bim": (PGD, {"start": "clean"}),
@@ -28,9 +29,10 @@ _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "ddn": (DDN, {}),
     "square": (Square, {}),
     "siren": (SirenAttack, {}),
+    "worst": (ensembles.worst, {}),
+    "autoattack": (ensembles.autoattack, {}),
 }
-_ENSEMBLES = {"worst": ensembles.worst, "autoattack": ensembles.autoattack}
-ATTACK_NAMES = (*_ATTACKS, *_ENSEMBLES)
+ATTACK_NAMES = tuple(_ATTACKS)
 # Settings that a preset gives an attack, where these are not all of its group
 _TAKEN = {"fgsm": ("eps",), "pgd_l2": ("steps",), "strong_pgd": ("eps",), "worst": ("eps",), "autoattack": ("eps",)}
 
@@ -89,41 +91,36 @@ def get_attack(
     Example:
         >>> from lightning_robustness.attacks import get_attack
         >>> get_attack("fgsm", eps=0.1)
-        PGD(eps=0.1, alpha=None, steps=1, norm='linf', start='clean', restarts=1, momentum=0.0, loss='cross_entropy',
-            schedule='constant')
+        PGD(eps=0.1, alpha=None, steps=1, norm='linf', start='clean', restarts=None, momentum=0.0,
+            loss='cross_entropy', schedule='constant')
         >>> get_attack("square", preset="mnist", num_queries=1000)
         Square(eps=0.3, num_queries=1000, norm='linf', p=0.8, loss='margin')
 
     """
     if not isinstance(attack, str):
         return _from_object(attack, given=eps is not None or preset is not None or bool(options))
-    if attack.startswith("torchattacks:"):
+    budget = {} if eps is None else {"eps": eps}
+    library, _, name = attack.partition(":")
+    if name and library in ("torchattacks", "autoattack"):
         if preset is not None:
             raise ValueError(f"Expected no preset for {attack!r} but got {preset!r}. Pass its arguments one by one.")
-        shared = {name: options.pop(name) for name in _shared() if name in options}
-        options |= {} if eps is None else {"eps": eps}
-        return TorchattacksAdapter(attack=attack.removeprefix("torchattacks:"), options=options, **shared)
-    if attack.startswith("autoattack:"):
-        _check_options(attack, options, ("norm", *_shared()))
-        if preset is not None:
-            raise ValueError(f"Expected no preset for {attack!r} but got {preset!r}. Pass its `eps`.")
-        options |= {} if eps is None else {"eps": eps}
-        return AutoAttackAdapter(version=cast(Version, attack.removeprefix("autoattack:")), **options)
-    if attack in _ENSEMBLES:
-        _check_options(attack, options, ("norm", *_shared()))
-        if preset is not None and eps is None and options.get("norm") == "l2":
-            raise ValueError(f"Expected `eps` with norm='l2' but got preset={preset!r}, whose budget is in l-infinity.")
-        return _ENSEMBLES[attack](**(_preset(attack, preset) | ({} if eps is None else {"eps": eps}) | options))
+        if library == "autoattack":
+            _check_options(attack, options, ("norm", *_shared()))
+            return AutoAttackAdapter(version=cast(Version, name), **budget, **options)
+        shared = {option: options.pop(option) for option in _shared() if option in options}
+        return TorchattacksAdapter(attack=name, options=options | budget, **shared)
     if attack not in _ATTACKS:
         raise ValueError(
             f"Expected the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "
             "torchattacks:NAME for the classes of torchattacks, autoattack:VERSION for AutoAttack by its authors."
         )
-    kind, defaults = _ATTACKS[attack]
-    known = tuple(field.name for field in fields(kind))
-    _check_options(attack, options, known)
-    budget = {"eps": eps} if eps is not None and "eps" in known else {}
-    return kind(**(defaults | _preset(attack, preset) | budget | options))
+    make, defaults = _ATTACKS[attack]
+    known = tuple(inspect.signature(make).parameters)
+    _check_options(attack, options, tuple(option for option in known if option != "eps"))
+    settings = _preset(attack, preset)
+    if "eps" in settings and eps is None and options.get("norm") == "l2":
+        raise ValueError(f"Expected `eps` with norm='l2' but got preset={preset!r}, whose budget is in l-infinity.")
+    return make(**(defaults | settings | (budget if "eps" in known else {}) | options))
 
 
 def _from_object(attack: Callable[..., Any], given: bool) -> Callable[..., Any]:

@@ -78,16 +78,14 @@ class SirenAttack(Attack):
         """Whether the attack uses gradients."""
         return self.gradient_steps > 0
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
         if x.ndim not in (2, 3):
             raise ValueError(
                 f"Expected sequences of shape (N, L) or (N, C, L) for SirenAttack but got {tuple(x.shape)}. "
                 "For images, use Square or PGD."
             )
-        x_adv, queries = x.clone(), torch.zeros_like(y)
-        x_adv[active], queries[active], unbroken = self._swarm(model, x[active], y[active], model.draws.rows(active))
-        rest = active if self.all_steps else active[unbroken]
+        x_adv, queries, rest = self._swarm(model, x, y, model.draws)
         if (steps := self.gradient_steps) and len(rest):
             attack = PGD(eps=self.eps, alpha=self.alpha, steps=steps, targeted=self.targeted, all_steps=self.all_steps)
             refinement = attack.descend(model, x[rest], y[rest], x_adv[rest])

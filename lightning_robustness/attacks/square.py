@@ -69,11 +69,11 @@ class Square(Attack):
         check_option("loss", self.loss, Loss)
 
     @torch.no_grad()
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
-        image, queries, draws = _as_images(x), torch.zeros_like(y), model.draws.rows(active)
-        final, index, lowest = image.clone(), active, x.new_full((len(active),), torch.inf)
-        image, y = image[active], y[active]
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
+        image, queries, draws = _as_images(x), torch.zeros_like(y), model.draws
+        final, index = torch.empty_like(image), torch.arange(len(x), device=x.device)
+        lowest = x.new_full((len(x),), torch.inf)
         best, places, signs = self._start(model, image, draws), x, x
         for query in range(self.num_queries):
             if query % _BLOCK == 0:  # drawn for many queries at once, since each draw has a fixed cost

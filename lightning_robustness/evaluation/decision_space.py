@@ -35,7 +35,8 @@ class DecisionSpace:
 
     def plot(self) -> "Figure":
         """Draw clean and adversarial samples side by side, coloured by true class."""
-        return figures.decision_space_figure(self)
+        panels = {"clean samples": self.clean, f"under {self.attack}": self.adversarial}
+        return figures.clouds(panels, self.labels, self.method)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dictionaries, lists, strings and numbers."""

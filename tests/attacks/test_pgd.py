@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -282,7 +283,14 @@ def test_restarts_take_losses_in_turn_on_the_survivors(digits, robust_digits_net
     assert torch.equal(both.x_adv[later], second.x_adv[later])
     assert torch.equal(both.queries[first.success], first.queries[first.success] + 1)
     assert torch.equal(both.queries[later], second.queries[later] + 5)
-    assert PGD(loss=["margin", "rivals"]) == PGD(loss=("margin", "rivals"), restarts=2)
+    assert PGD(loss=["margin", "rivals"]) == PGD(loss=("margin", "rivals"))
+
+
+def test_a_copy_with_other_losses_has_a_start_for_each():
+    attack = replace(PGD(), loss=("cross_entropy", "margin"))
+    assert attack.num_restarts == 2
+    assert replace(attack, loss="margin").num_restarts == 1
+    assert replace(PGD(restarts=3), loss=("cross_entropy", "margin")).num_restarts == 3
 
 
 def test_rivals_are_attacked_one_by_one():

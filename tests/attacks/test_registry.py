@@ -180,6 +180,7 @@ def test_callables_come_back_as_they_are():
             ValueError,
             r"`eps` with norm='l2' but got preset=",
         ),
+        ({"attack": "pgd", "preset": "mnist", "norm": "l2"}, ValueError, r"`eps` with norm='l2' but got preset="),
         ({"attack": 3}, TypeError, r"a callable \(model, x, y\) -> x_adv or a name, but got int"),
         ({"attack": PGD(), "eps": 0.1}, ValueError, r"eps, preset and options for the name of an attack only but got"),
         ({"attack": "torchattacks:PGD", "preset": "mnist"}, ValueError, r"no preset for 'torchattacks:PGD' but got"),

@@ -13,13 +13,13 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning_robustness._measurement.fixed_sample import FixedSample
 from sklearn.metrics import accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
-from lightning_robustness._measurement.fixed_sample import FixedSample
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.samples import SpreadSample
 from lightning_robustness.attacks import PGD, MinimumNormCW, Square, run_attack
@@ -156,7 +156,7 @@ def test_logged_values_are_those_computed_by_hand(tmp_path):
 
 def test_a_final_verdict(tmp_path):
     attack = PGD(eps=0.1, steps=20, loss="margin")
-    monitor = small_monitor(attack_samples=101, final_attacks=attack)
+    monitor = small_monitor(attack_samples=101, final_attack=attack)
     trainer, module, loader = make_trainer(tmp_path, monitor, max_epochs=2), Classifier(), val_loader()
     trainer.fit(module, train_loader(), loader)
     first, last = monitor.history
@@ -216,12 +216,12 @@ def test_validate_and_test_log_the_same_as_fit(tmp_path):
             assert fitted[key] == validated[key] == tested[key], key
 
 
-@pytest.mark.parametrize("mode", ["exact", "streaming"])
-def test_attack_free_values_do_not_depend_on_the_batch_size(tmp_path, mode):
+@pytest.mark.parametrize("storage", ["exact", "streaming"])
+def test_attack_free_values_do_not_depend_on_the_batch_size(tmp_path, storage):
     module, values = Classifier(), []
     make_trainer(tmp_path).fit(module, train_loader())
     for batch_size in (1, 7, 101):
-        trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=20, mode=mode))
+        trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=20, storage=storage))
         trainer.validate(module, val_loader(batch_size), verbose=False)
         values.append(logged(trainer))
     for other in values[1:]:
@@ -964,7 +964,7 @@ class Undifferentiable(Classifier):
             Regression,
             val_loader,
             {},
-            "labels from 0 to 1, for 2 classes, but got values from 0 to 9.*regression cannot",
+            "from 0 to 1, for 2 classes, but got values from 0 to 9.*regression cannot",
         ),
         (
             Silent,
@@ -1030,7 +1030,7 @@ def test_a_loader_that_is_not_there(tmp_path):
         ({"attacks": "pgd"}, "`attacks` to be a list but got 'pgd'"),
         ({"attacks": ["pdg"]}, "name of an attack but got 'pdg'"),
         ({"fim_method": "magic"}, "`fim_method` to be one of"),
-        ({"mode": "magic"}, "`mode` to be one of"),
+        ({"storage": "magic"}, "`storage` to be one of"),
         ({"num_classes": 1}, "`num_classes` to be an integer of at least 2"),
         ({"eps": -0.1}, "`eps` to be a finite number"),
     ],

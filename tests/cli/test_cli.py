@@ -461,10 +461,7 @@ def test_help_tells_commands_and_exit_codes(capsys):
     assert exit_info.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "{evaluate,sweep,compare,report}" in text
-    assert (
-        "Exit codes: 0 done, 1 a model could not be evaluated, 2 wrong arguments or data, 130 interrupted."
-        in text
-    )
+    assert "Exit codes: 0 done, 1 a model could not be evaluated, 2 wrong arguments or data, 130 interrupted." in text
 
 
 def test_version_and_attacks(capsys):

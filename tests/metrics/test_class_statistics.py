@@ -20,7 +20,7 @@ METRICS = [
     (ROBY, roby, {"p": 1.0, "normalization": "none"}),
 ]
 each_metric = pytest.mark.parametrize(("metric_class", "function", "options"), METRICS)
-each_mode = pytest.mark.parametrize("mode", ["auto", "exact", "streaming"])
+each_storage = pytest.mark.parametrize("storage", ["auto", "exact", "streaming"])
 
 
 def data(num_samples=150, num_classes=8, dtype=torch.float64, seed=0):
@@ -31,44 +31,44 @@ def data(num_samples=150, num_classes=8, dtype=torch.float64, seed=0):
 
 
 @each_metric
-@each_mode
-def test_contract(metric_class, function, options, mode):
+@each_storage
+def test_contract(metric_class, function, options, storage):
     features, preds = data()
     check_metric_contract(
-        lambda: metric_class(num_classes=8, mode=mode, **options),
+        lambda: metric_class(num_classes=8, storage=storage, **options),
         lambda f, k: function(f, k, **options),
         (features, preds),
     )
 
 
 @each_metric
-@each_mode
-def test_number_of_classes_from_numpy(metric_class, function, options, mode):
+@each_storage
+def test_number_of_classes_from_numpy(metric_class, function, options, storage):
     features, preds = data()
-    metric = metric_class(np.int64(8), mode=mode, **options)
+    metric = metric_class(np.int64(8), storage=storage, **options)
     metric.update(features, preds)
     torch.testing.assert_close(metric.compute(), function(features, preds, **options))
 
 
-@each_mode
+@each_storage
 @pytest.mark.parametrize("num_classes", [2, 200])
 @pytest.mark.parametrize("p", [1, 2, 3, math.inf])
-def test_equals_the_papers_loops(mode, num_classes, p):
+def test_equals_the_papers_loops(storage, num_classes, p):
     features, preds = data(num_classes=num_classes + 1)
     metrics = (
-        update_in_batches(RobustnessDifferenceIndex(num_classes, mode=mode), 7, features, preds),
-        update_in_batches(ROBY(num_classes, p=p, mode=mode), 7, features, preds),
+        update_in_batches(RobustnessDifferenceIndex(num_classes, storage=storage), 7, features, preds),
+        update_in_batches(ROBY(num_classes, p=p, storage=storage), 7, features, preds),
     )
     assert metrics[0].compute().item() == pytest.approx(references.rdi(features, preds)["rdi"], abs=1e-10)
     assert metrics[1].compute().item() == pytest.approx(references.roby(features, preds, p)["roby"], abs=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@each_mode
-def test_precision_of_the_features(dtype, mode):
+@each_storage
+def test_precision_of_the_features(dtype, storage):
     features, preds = data(dtype=torch.float32)
     features = (features + 30).to(dtype)
-    metric = update_in_batches(RobustnessDifferenceIndex(8, mode=mode), 32, features, preds)
+    metric = update_in_batches(RobustnessDifferenceIndex(8, storage=storage), 32, features, preds)
     assert metric.compute().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert metric.compute().item() == pytest.approx(references.rdi(features.double(), preds)["rdi"], abs=1e-6)
 
@@ -93,7 +93,7 @@ def test_adversarial_training_moves_both_in_the_robust_direction(digits, digits_
 @each_metric
 def test_streaming_forward_and_merge_beyond_what_is_kept(metric_class, function, options):
     features, preds = data(num_samples=60_000)
-    updated, forwarded, other = (metric_class(8, mode="streaming", **options) for _ in range(3))
+    updated, forwarded, other = (metric_class(8, storage="streaming", **options) for _ in range(3))
     for batch in zip(features[:40_000].split(500), preds[:40_000].split(500), strict=True):
         updated.update(*batch)
         forwarded(*batch)
@@ -118,9 +118,9 @@ def test_exact_features_do_not_keep_what_they_were_sliced_from():
     assert metric.features[0].untyped_storage().nbytes() == 10 * 6 * 4
 
 
-@each_mode
-def test_forward_of_features_with_a_graph_keeps_no_graph(mode):
-    metric = RobustnessDifferenceIndex(8, mode=mode)
+@each_storage
+def test_forward_of_features_with_a_graph_keeps_no_graph(storage):
+    metric = RobustnessDifferenceIndex(8, storage=storage)
     features, preds = data()
     features.requires_grad_()
     metric(features, preds).backward()
@@ -129,20 +129,20 @@ def test_forward_of_features_with_a_graph_keeps_no_graph(mode):
     assert not any(t.requires_grad for state in states for t in (state if isinstance(state, list) else [state]))
 
 
-@each_mode
+@each_storage
 @pytest.mark.parametrize(
     ("bad", "match"),
     [
         ((torch.randn(5), torch.zeros(5).long()), "at least 2 dimensions"),
-        ((torch.randn(5, 6), torch.zeros(4).long()), "one label for each row"),
-        ((torch.randn(5, 6), torch.full((5,), 8)), "in the range 0 to 7"),
+        ((torch.randn(5, 6), torch.zeros(4).long()), "`preds` to have shape"),
+        ((torch.randn(5, 6), torch.full((5,), 8)), "`preds` to be from 0 to 7"),
         ((torch.full((5, 6), float("nan")), torch.zeros(5).long()), "5 of 5 samples hold NaN or infinity"),
         ((torch.randn(5, 7), torch.zeros(5).long()), "`features` of width 6, as in the batches before, but got 7"),
     ],
 )
-def test_bad_batch_is_refused_and_the_state_stays_usable(mode, bad, match):
+def test_bad_batch_is_refused_and_the_state_stays_usable(storage, bad, match):
     features, preds = data()
-    metric = RobustnessDifferenceIndex(8, mode=mode)
+    metric = RobustnessDifferenceIndex(8, storage=storage)
     metric.update(features[:50], preds[:50])
     with pytest.raises(ValueError, match=match):
         metric.update(*bad)
@@ -150,10 +150,10 @@ def test_bad_batch_is_refused_and_the_state_stays_usable(mode, bad, match):
     torch.testing.assert_close(metric.compute(), robustness_difference_index(features, preds))
 
 
-@each_mode
-def test_merging_of_another_width_is_refused_and_the_state_stays_usable(mode):
+@each_storage
+def test_merging_of_another_width_is_refused_and_the_state_stays_usable(storage):
     features, preds = data()
-    metric, other = (RobustnessDifferenceIndex(8, mode=mode) for _ in range(2))
+    metric, other = (RobustnessDifferenceIndex(8, storage=storage) for _ in range(2))
     metric.update(features[:, :5], preds)
     other.update(features, preds)
     with pytest.raises(ValueError, match="`features` of width 6, as in the batches before, but got 5"):
@@ -163,9 +163,9 @@ def test_merging_of_another_width_is_refused_and_the_state_stays_usable(mode):
 
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
-@each_mode
-def test_compute_before_update_warns_and_is_the_worst(metric_class, mode):
-    metric = metric_class(3, mode=mode)
+@each_storage
+def test_compute_before_update_warns_and_is_the_worst(metric_class, storage):
+    metric = metric_class(3, storage=storage)
     with pytest.warns(UserWarning, match="called before the ``update`` method"):
         worst = metric.compute()
     assert worst == (1 if metric_class is ROBY else -1)
@@ -175,9 +175,9 @@ def test_compute_before_update_warns_and_is_the_worst(metric_class, mode):
 
 
 @pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
-@each_mode
-def test_one_populated_class_warns_once(metric_class, mode):
-    metric = metric_class(3, mode=mode)
+@each_storage
+def test_one_populated_class_warns_once(metric_class, storage):
+    metric = metric_class(3, storage=storage)
     metric.update(torch.randn(6, 4), torch.ones(6, dtype=torch.long))
     with pytest.warns(UserWarning, match=r"predicted as 1 class\(es\)") as record:
         assert metric.compute_components()["counts"].tolist() == [0, 6, 0]
@@ -191,7 +191,10 @@ def test_one_populated_class_warns_once(metric_class, mode):
     [
         ({"num_classes": 1}, "`num_classes` to be an integer of at least 2 but got 1"),
         ({"num_classes": 2.0}, "`num_classes` to be an integer of at least 2 but got 2.0"),
-        ({"num_classes": 3, "mode": "fast"}, r"`mode` to be one of \(.auto., .exact., .streaming.\) but got 'fast'"),
+        (
+            {"num_classes": 3, "storage": "fast"},
+            r"`storage` to be one of \(.auto., .exact., .streaming.\) but got 'fast'",
+        ),
     ],
 )
 def test_arguments_are_checked(metric_class, arguments, match):
@@ -220,7 +223,7 @@ def evaluate_share(rank, metric_class, options, shares):
 FIRST_CLASS_ALONE = (data()[1] == 0).nonzero().squeeze(1), (data()[1] != 0).nonzero().squeeze(1)
 
 
-@each_mode
+@each_storage
 @pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
 @pytest.mark.parametrize(
     "shares",
@@ -233,29 +236,29 @@ FIRST_CLASS_ALONE = (data()[1] == 0).nonzero().squeeze(1), (data()[1] != 0).nonz
     ],
     ids=["equal", "unequal", "class on one", "second empty", "first empty"],
 )
-def test_two_processes_equal_one(two_processes, mode, metric_class, shares):
-    metric = metric_class(8, mode="exact")
+def test_two_processes_equal_one(two_processes, storage, metric_class, shares):
+    metric = metric_class(8, storage="exact")
     metric.update(*data())
     expected = metric.compute_components()
-    for result in two_processes(evaluate_share, metric_class, {"mode": mode}, shares):
+    for result in two_processes(evaluate_share, metric_class, {"storage": storage}, shares):
         assert result.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(result[name], value, atol=1e-10, rtol=0, equal_nan=True)
 
 
-def evaluate_nothing(rank, mode):
+def evaluate_nothing(rank, storage):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return RobustnessDifferenceIndex(8, mode=mode).compute()
+        return RobustnessDifferenceIndex(8, storage=storage).compute()
 
 
-@each_mode
-def test_two_processes_without_data(two_processes, mode):
-    assert two_processes(evaluate_nothing, mode) == [-1, -1]
+@each_storage
+def test_two_processes_without_data(two_processes, storage):
+    assert two_processes(evaluate_nothing, storage) == [-1, -1]
 
 
-def evaluate_two_widths(rank, mode):
-    metric = RobustnessDifferenceIndex(2, mode=mode)
+def evaluate_two_widths(rank, storage):
+    metric = RobustnessDifferenceIndex(2, storage=storage)
     metric.update(torch.randn(4, 3 + rank), torch.arange(4) % 2)
     with pytest.raises(ValueError, match=r"one width in all processes but got \[3, 4\]"):
         metric.compute()
@@ -263,6 +266,6 @@ def evaluate_two_widths(rank, mode):
     return True
 
 
-@each_mode
-def test_two_processes_with_features_of_two_widths(two_processes, mode):
-    assert two_processes(evaluate_two_widths, mode) == [True, True]
+@each_storage
+def test_two_processes_with_features_of_two_widths(two_processes, storage):
+    assert two_processes(evaluate_two_widths, storage) == [True, True]

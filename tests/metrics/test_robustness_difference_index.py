@@ -5,11 +5,11 @@ from lightning_robustness.metrics import RobustnessDifferenceIndex
 from tests import references
 
 
-@pytest.mark.parametrize("mode", ["exact", "streaming"])
-def test_components(mode):
+@pytest.mark.parametrize("storage", ["exact", "streaming"])
+def test_components(storage):
     features, preds = torch.randn(40, 3, dtype=torch.float64), torch.arange(40) % 4
     preds[preds == 2] = 0
-    metric = RobustnessDifferenceIndex(4, mode=mode)
+    metric = RobustnessDifferenceIndex(4, storage=storage)
     metric.update(features, preds)
     parts, expected = metric.compute_components(), references.rdi(features, preds)
     for name in ("rdi", "intra", "inter"):

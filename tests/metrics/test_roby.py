@@ -6,11 +6,11 @@ from tests import references
 
 
 @pytest.mark.parametrize("normalization", ["pairs", "all", "none"])
-@pytest.mark.parametrize("mode", ["exact", "streaming"])
-def test_components(normalization, mode):
+@pytest.mark.parametrize("storage", ["exact", "streaming"])
+def test_components(normalization, storage):
     features, preds = torch.randn(40, 3, dtype=torch.float64), torch.arange(40) % 4
     preds[preds == 2] = 0
-    metric = ROBY(4, normalization=normalization, mode=mode)
+    metric = ROBY(4, normalization=normalization, storage=storage)
     metric.update(features, preds)
     parts, expected = metric.compute_components(), references.roby(features, preds, normalization=normalization)
     for name in ("roby", "fsa", "fsd"):

@@ -33,7 +33,7 @@ def gaussians(counts, width=64, separation=1.0):
 
 def check(name, features, preds, num_classes, batch_size=500):
     metric_class, function, options, tolerance = METRICS[name]
-    metric = metric_class(num_classes, mode="streaming", **options)
+    metric = metric_class(num_classes, storage="streaming", **options)
     value = update_in_batches(metric, batch_size, features, preds).compute()
     assert value.item() == pytest.approx(function(features, preds, **options).item(), abs=tolerance)
     return metric
@@ -112,17 +112,17 @@ def test_size_of_batches(name, batch_size, monkeypatch):
 def test_tiny_data_sets(name, num_samples):
     metric_class, function, options, _ = METRICS[name]
     features, preds = torch.randn(num_samples, 5, dtype=torch.float64), torch.arange(num_samples) % 3
-    metric = metric_class(1000, mode="streaming", **options)
+    metric = metric_class(1000, storage="streaming", **options)
     torch.testing.assert_close(
         update_in_batches(metric, 1, features, preds).compute(), function(features, preds, **options)
     )
 
 
-@pytest.mark.parametrize("mode", ["auto", "streaming"])
-def test_memory_does_not_grow(mode, monkeypatch):
+@pytest.mark.parametrize("storage", ["auto", "streaming"])
+def test_memory_does_not_grow(storage, monkeypatch):
     monkeypatch.setattr(class_statistics, "EXACT_BYTES", 2**23)  # for "auto"; streaming takes less here
     num_classes, width = 5, 16
-    metric = ROBY(num_classes, mode=mode)
+    metric = ROBY(num_classes, storage=storage)
     sizes = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -134,14 +134,14 @@ def test_memory_does_not_grow(mode, monkeypatch):
     # Features with labels and keys, a quarter of them waiting, and three float64 vectors for each class
     bound = 1.25 * 32768 * (width * 4 + 16) + 25 * num_classes * width + 2000 * (width * 4 + 8)
     assert max(sizes[100:]) < bound
-    if mode == "streaming":
+    if storage == "streaming":
         assert max(sizes) < bound
 
 
 def test_merging_of_thinned_metrics():
     features, preds = gaussians([8000] * 10, width=16)
     for metric_class, function, options, tolerance in METRICS.values():
-        first, second = (metric_class(10, mode="streaming", **options) for _ in range(2))
+        first, second = (metric_class(10, storage="streaming", **options) for _ in range(2))
         update_in_batches(first, 500, features[:38_000], preds[:38_000])
         update_in_batches(second, 500, features[38_000:] + 0.1, preds[38_000:])
         assert is_thinned(first)
@@ -152,7 +152,7 @@ def test_merging_of_thinned_metrics():
         assert len(first.sketch_samples) <= 32768
 
 
-# The mode "auto"
+# Storage "auto"
 
 
 @pytest.fixture
@@ -165,11 +165,11 @@ def _small_limit(monkeypatch):
 def test_auto_is_exact_up_to_the_limit_and_streaming_beyond(name):
     metric_class, function, options, tolerance = METRICS[name]
     features, preds = gaussians([500] * 5, width=25)
-    metric = metric_class(5, mode="auto", **options)
+    metric = metric_class(5, storage="auto", **options)
     update_in_batches(metric, 100, features[:1000], preds[:1000])  # 100,000 bytes
     assert sum(len(batch) for batch in metric.features) == 1000
     assert metric.compute() == function(features[:1000], preds[:1000], **options)
-    message = rf"{metric_class.__name__} has collected 0.00011 GB of features, .* goes on in streaming mode"
+    message = rf"{metric_class.__name__} has collected 0.00011 GB of features, .* Switching to streaming"
     with pytest.warns(UserWarning, match=message) as record:
         update_in_batches(metric, 100, features[1000:], preds[1000:])
     assert len(record) == 1
@@ -188,12 +188,12 @@ def test_auto_in_forward_and_merge():
     features, preds = gaussians([500] * 5, width=25)
     metrics = [RobustnessDifferenceIndex(5) for _ in range(3)]
     metrics[0](features[:900], preds[:900])
-    with pytest.warns(UserWarning, match="streaming mode"):
+    with pytest.warns(UserWarning, match="Switching to streaming"):
         metrics[0](features[900:], preds[900:])
     assert is_thinned(metrics[0])
     for metric, half in zip(metrics[1:], (slice(None, 900), slice(900, 1800)), strict=True):
         metric.update(features[half], preds[half])
-    with pytest.warns(UserWarning, match="streaming mode"):
+    with pytest.warns(UserWarning, match="Switching to streaming"):
         metrics[1].merge_state(metrics[2])
     assert is_thinned(metrics[1])
     for metric, count in zip(metrics, (2500, 1800), strict=False):
@@ -204,9 +204,11 @@ def test_auto_in_forward_and_merge():
 @pytest.mark.usefixtures("_small_limit")
 def test_exact_warns_once_of_its_size_and_goes_on():
     features, preds = gaussians([500] * 5, width=25)
-    metric = RobustnessDifferenceIndex(5, mode="exact")
+    metric = RobustnessDifferenceIndex(5, storage="exact")
     update_in_batches(metric, 100, features[:1000], preds[:1000])
-    message = r"has collected 0.00011 GB of features, and each 10,000 samples to come take another 0.001 GB. Pass mode"
+    message = (
+        r"has collected 0.00011 GB of features, and each 10,000 samples to come take another 0.001 GB. Pass storage"
+    )
     with pytest.warns(UserWarning, match=message) as record:
         update_in_batches(metric, 100, features[1000:], preds[1000:])
     assert len(record) == 1
@@ -215,7 +217,7 @@ def test_exact_warns_once_of_its_size_and_goes_on():
 
 def test_metrics_of_other_settings_share_no_state():
     metrics = {"rdi": RobustnessDifferenceIndex(5), "roby": ROBY(5), "roby_inf": ROBY(5, p=math.inf)}
-    collection = MetricCollection(metrics | {"streaming": ROBY(5, mode="streaming")})
+    collection = MetricCollection(metrics | {"streaming": ROBY(5, storage="streaming")})
     features, preds = gaussians([50] * 5, width=25)
     collection.update(features, preds)
     assert sorted(sorted(group) for group in collection.compute_groups.values()) == [
@@ -231,11 +233,11 @@ def test_metrics_of_other_settings_share_no_state():
 # Two processes
 
 
-def evaluate_share(rank, name, mode, shares, limit):
+def evaluate_share(rank, name, storage, shares, limit):
     torch.manual_seed(0)
     features, preds = gaussians([1000] * 5, width=25)
     metric_class, _, options, _ = METRICS[name]
-    metric = metric_class(5, mode=mode, **options)
+    metric = metric_class(5, storage=storage, **options)
     usual, class_statistics.EXACT_BYTES = class_statistics.EXACT_BYTES, limit
     try:
         with warnings.catch_warnings():
@@ -250,7 +252,7 @@ def evaluate_share(rank, name, mode, shares, limit):
     return value.item(), sum(len(batch) for batch in metric.features), has_sketch and is_thinned(metric)
 
 
-@pytest.mark.parametrize("mode", ["auto", "streaming"])
+@pytest.mark.parametrize("storage", ["auto", "streaming"])
 @pytest.mark.parametrize(
     "shares",
     [
@@ -263,13 +265,13 @@ def evaluate_share(rank, name, mode, shares, limit):
     ids=["both thinned", "first thinned", "second thinned", "second empty", "first empty"],
 )
 @each_metric
-def test_two_processes_in_different_states_equal_one(two_processes, name, shares, mode):
+def test_two_processes_in_different_states_equal_one(two_processes, name, shares, storage):
     features, preds = gaussians([1000] * 5, width=25)
     _, function, options, tolerance = METRICS[name]
     exact = function(features, preds, **options).item()
-    results = two_processes(evaluate_share, name, mode, shares, 100_000)
+    results = two_processes(evaluate_share, name, storage, shares, 100_000)
     assert results[0][0] == results[1][0] == pytest.approx(exact, abs=tolerance)
     for (_, collected, thinned), (start, end) in zip(results, shares, strict=True):
         assert thinned == (end - start > 1000)
-        if mode == "auto" and not thinned:  # still exact, also after the synchronisation
+        if storage == "auto" and not thinned:  # still exact, also after the synchronisation
             assert collected == end - start

@@ -18,6 +18,7 @@ from lightning_robustness._model.access import check_finite
 from lightning_robustness._model.batch import Batch
 from lightning_robustness.attacks import PGD, Attack, Budget, Cascade, budget_of
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
+from lightning_robustness.attacks._steps import as_column
 from lightning_robustness.attacks.attack import check_budgets, perturb
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
@@ -185,7 +186,7 @@ def _advance(
 ) -> Tensor:
     """Attack the active samples, from what is left of the budget before where the attack can start there."""
     if not isinstance(before, PGD) or not isinstance(attack, PGD) or attack.num_restarts > 1:
-        return perturb(attack, model, x, y, active).x_adv[active]
+        return perturb(attack, model, x, y, active).x_adv
     if attack.steps == 1 and attack.start == "clean" and attack.alpha is None:
         return x_adv[active]
     share = min(1.0, max(_WARM_SHARE, 2 * (1 - before.eps / attack.eps)))
@@ -199,4 +200,4 @@ def _stretch(model: Classifier, attack: Callable[..., Any], x: Tensor, x_adv: Te
     delta = x_adv - x
     size = torch.linalg.vector_norm(delta.flatten(1), ord=2 if norm == "l2" else torch.inf, dim=1)
     factor = torch.where(size > 0, eps / size, 1.0)
-    return model.clamp(x + delta * factor.reshape(-1, *[1] * (x.ndim - 1)))
+    return model.clamp(x + delta * as_column(factor, x))

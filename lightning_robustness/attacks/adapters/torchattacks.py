@@ -97,9 +97,9 @@ class TorchattacksAdapter(Attack):
         _, width = range_of(input_space, f"torchattacks' {self.name}")
         return [Budget(str(norm).lower(), options.get("eps", unit * width))]
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
-        """Attack the active samples of a batch, given by their indices, within a sandbox."""
-        return perturb_by_function(self._perturb_rows, model, x, y, active)
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
+        return perturb_by_function(self._perturb_rows, model, x, y)
 
     def _perturb_rows(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
         low, width = range_of(model.input_space, f"torchattacks' {self.name}")

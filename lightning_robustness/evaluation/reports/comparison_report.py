@@ -204,19 +204,24 @@ class ComparisonReport(Report):
         return [table for table in tables if table.rows or table.title != "Checkpoints"]
 
     @override
-    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
+    def figures(self) -> dict[str, "Figure"]:
+        first = next(iter(self._sweeps.values()))
+        label, scale = "CMMR (higher is more robust)", first._scale
+        panels = {
+            attack: {name: sweep._curves[attack] for name, sweep in self._sweeps.items()} for attack in first._curves
+        }
+        accuracies = figures.panels_of_curves([0.0, *self.eps], panels, "accuracy under attack", scale)
         drawn = {
             "Robust accuracy under the worst of all attacks": self.plot(),
-            "CMMR against the budget": self.plot_cmmr(),
-            "Accuracy against the budget, for every attack": figures.model_curves(self._sweeps, columns),
-            "Composite metric M, for every attack and budget": figures.composite_map(self.eps, self.composite, columns),
+            "CMMR against the budget": figures.curves(self.eps, self.curves, label, scale, limits=None),
+            "Accuracy against the budget, for every attack": accuracies,
+            "Composite metric M, for every attack and budget": figures.composite_map(self.eps, self.composite),
         }
         if self.correlations and len(self.reports) > 1:
-            drawn["Attack-free metrics against adversarial accuracy"] = self.plot_correlations(columns)
+            drawn["Attack-free metrics against adversarial accuracy"] = self._plot_correlations()
         for name, report in self.reports.items():
             if report.decision_space is not None:
-                space = figures.decision_space_figure(report.decision_space, columns)
-                drawn[f"Decision space of {name}: inputs of the classifier head"] = space
+                drawn[f"Decision space of {name}: inputs of the classifier head"] = report.decision_space.plot()
         return drawn
 
     @override
@@ -230,30 +235,19 @@ class ComparisonReport(Report):
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
         """
-        return figures.worst_curves(self._sweeps, self.budget or 0.0)
+        eps = [0.0, *self.eps]
+        shares = {name: [sweep.robust_accuracy(size) for size in eps] for name, sweep in self._sweeps.items()}
+        lines = {name: [share.value for share in own] for name, own in shares.items()}
+        bands = {name: ([share.low for share in own], [share.high for share in own]) for name, own in shares.items()}
+        scale = next(iter(self._sweeps.values()))._scale
+        return figures.curves(eps, lines, "robust accuracy", scale, bands, mark=self.budget)
 
-    def plot_cmmr(self) -> "Figure":
-        """Draw the CMMR of all models against the budget."""
-        first = next(iter(self._sweeps.values()))
-        return figures.cmmr_curves(self.eps, self.curves, first.has_pixels, first.norm)
-
-    def plot_ranks(self) -> "Figure":
-        """Draw the rank of each model by each metric."""
-        metrics = self._metrics()
-        return figures.rank_map({metrics[name].label: rank for name, rank in self.ranks.items()}, list(self.reports))
-
-    def plot_correlations(self, columns: int = 3) -> "Figure":
-        """Draw attack-free metrics against adversarial accuracy, with a fitted line.
-
-        Args:
-            columns: Largest number of panels side by side.
-
-        """
+    def _plot_correlations(self) -> "Figure":
         series = [
             figures.Series(get_key(name).axis_label, list(self._values(name).values()), row["pearson"])
             for name, row in self.correlations.items()
         ]
-        return figures.scatter(series, self.adversarial_accuracy, columns)
+        return figures.scatter(series, self.adversarial_accuracy)
 
     @override
     def records(self) -> list[dict[str, Any]]:

@@ -100,13 +100,8 @@ class Report:
         """Return the tables of the text and the page, the summary first."""
         raise NotImplementedError
 
-    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
-        """Draw the figures of the page, by caption, the most important first.
-
-        Args:
-            columns: Largest number of panels side by side, in figures that have several.
-
-        """
+    def figures(self) -> dict[str, "Figure"]:
+        """Draw the figures of the page, by caption, the most important first."""
         raise NotImplementedError
 
     def examples(self) -> list[Picture]:
@@ -194,18 +189,12 @@ class Report:
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
         """
-        figures, phone_figures = self.figures(), self.figures(columns=1)
         page = Page(
             title=self.title,
             verdict=self.verdict,
             facts=self.facts,
             notes=self.notes,
-            figures=figures,
-            phone_figures={
-                caption: figure
-                for caption, figure in phone_figures.items()
-                if figure.get_figwidth() != figures[caption].get_figwidth()
-            },
+            figures=self.figures(),
             tables=self.tables(),
             examples=self.examples(),
             glossary=glossary(self.terms()),

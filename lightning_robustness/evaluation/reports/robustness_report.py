@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self, override
 
 from lightning_robustness._display import report_figures as figures
-from lightning_robustness._display.class_accuracy import class_table
 from lightning_robustness._display.page import Picture
 from lightning_robustness._display.pictures import AdversarialExample
 from lightning_robustness._display.table import Cell, NumberText, Table
@@ -23,6 +22,9 @@ from lightning_robustness.evaluation.reports.verdict import Share, model_verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_MAX_CLASSES = 20  # in a table
 
 
 @dataclass(repr=False)
@@ -109,23 +111,23 @@ class RobustnessReport(Report):
 
     @override
     def tables(self) -> list[Table]:
-        tables = [self._summary(), self._attacks(), class_table(self.classes), self._signs(), self._seconds()]
+        tables = [self._summary(), self._attacks(), self._classes(), self._signs(), self._seconds()]
         settings = Table("Settings", ["setting", "value"], list(self.settings.items()), folded=True)
         tables += [settings] if self.sweep is None else [*self.sweep.tables(), settings]
         return [tables[0], *(table for table in tables[1:] if table.rows)]
 
     @override
-    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
+    def figures(self) -> dict[str, "Figure"]:
         drawn = {"Accuracy without and with attacks": self._plot_accuracies()} if self.rates else {}
         if self.sweep is not None:
-            drawn |= self.sweep.figures(columns)
+            drawn |= self.sweep.figures()
         if self.boundary is not None:
             has_pixels = self.threat_model is not None and self.threat_model.has_pixels
-            curve = figures.boundary_curve(self.boundary, has_pixels and self.boundary.norm == "linf")
+            has_pixels = has_pixels and self.boundary.norm == "linf"
+            curve = figures.boundary_figure({"": self.boundary}, has_pixels)
             drawn["Robust accuracy to first order, without attacks"] = curve
         if self.decision_space is not None:
-            space = figures.decision_space_figure(self.decision_space, columns)
-            drawn["Decision space: inputs of the classifier head"] = space
+            drawn["Decision space: inputs of the classifier head"] = self.decision_space.plot()
         return drawn
 
     @override
@@ -216,6 +218,17 @@ class RobustnessReport(Report):
         ]
         return Table("Attacks", header, rows)
 
+    def _classes(self) -> Table:
+        """Make a table of classes, the least robust first, if there are many not of all."""
+        ordered = sorted(self.classes, key=lambda accuracy: (accuracy.robust, accuracy.clean, accuracy.label))
+        shown = f" ({_MAX_CLASSES} of {len(ordered)})" if len(ordered) > _MAX_CLASSES else ""
+        return Table(
+            f"Classes, the least robust first{shown}",
+            ["class", "clean", "robust", "samples"],
+            [[a.label, a.clean, a.robust, a.samples] for a in ordered[:_MAX_CLASSES]],
+            note="Accuracy over the attacked samples, without an attack and under the worst of all attacks.",
+        )
+
     def _signs(self) -> Table:
         return Table(
             "Signs of masked gradients", ["sign", "evidence", "meaning", "remedy"], [list(s) for s in self.signs]
@@ -234,4 +247,4 @@ class RobustnessReport(Report):
         facts = {} if self.threat_model is None else self.threat_model.attacks
         unbounded = {name: fact.limit for name, fact in facts.items() if not fact.budgets}
         budget = "" if self.threat_model is None else self.threat_model.budget
-        return figures.accuracies(shares, unbounded, budget)
+        return figures.accuracies({name: share[:3] for name, share in shares.items()}, unbounded, budget)

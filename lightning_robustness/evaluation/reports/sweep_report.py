@@ -78,10 +78,18 @@ class SweepReport(Report):
         return self.eps[len(self.eps) // 2]
 
     @property
-    def has_pixels(self) -> bool:
-        """Whether budgets are in steps of 8-bit pixels."""
+    def _scale(self) -> figures.Scale:
+        """How budgets are written: those of images in steps of 8-bit pixels."""
         is_known = self.threat_model is not None and self.threat_model.has_pixels
-        return is_known and self.norm == "linf" and write_budget(self.middle).endswith("/255")
+        has_pixels = is_known and self.norm == "linf" and write_budget(self.middle).endswith("/255")
+        return figures.Scale(has_pixels, self.norm)
+
+    @property
+    def _curves(self) -> dict[str, list[float]]:
+        """Accuracy under each attack and under the worst of several, over no budget and all budgets."""
+        curves = dict(zip(self.attacks, self.values["accuracy"], strict=True))
+        curves |= {figures.WORST: self.worst} if len(self.attacks) > 1 else {}
+        return {name: [self.clean_accuracy, *values] for name, values in curves.items()}
 
     @property
     def norm(self) -> str | None:
@@ -113,7 +121,7 @@ class SweepReport(Report):
         ]
 
     @override
-    def figures(self, columns: int = 3) -> dict[str, "Figure"]:
+    def figures(self) -> dict[str, "Figure"]:
         return {"Accuracy against the budget, for every attack": self.plot()}
 
     @property
@@ -133,7 +141,7 @@ class SweepReport(Report):
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
         """
-        return figures.attack_curves(self)
+        return figures.curves([0.0, *self.eps], self._curves, "accuracy under attack", self._scale)
 
     @override
     def records(self) -> list[dict[str, Any]]:

@@ -75,9 +75,9 @@ def test_reports_of_earlier_versions_have_no_curve(tmp_path):
 def test_page_shows_every_table_and_figure(report, tmp_path):
     page = report.to_html(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == page
-    assert page.count("<table class=") == len(report.tables()) + 1  # and the glossary
+    assert page.count("<table>") == len(report.tables()) + 1  # and the glossary
     assert all(f"<figcaption>{caption}</figcaption>" in page for caption in report.figures())
-    assert page.count("<svg") == page.count('<div class="phone">') + len(report.figures()) > 0
+    assert page.count("<svg") == len(report.figures()) > 0
     assert "<b>" not in page
 
 
