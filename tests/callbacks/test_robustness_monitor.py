@@ -954,7 +954,7 @@ class Undifferentiable(Classifier):
             Regression,
             val_loader,
             {},
-            "labels from 0 to 1, for 2 classes, but got values from 0 to 9.*regression cannot",
+            "from 0 to 1, for 2 classes, but got values from 0 to 9.*regression cannot",
         ),
         (
             Silent,
