@@ -112,16 +112,16 @@ def against_forward() -> None:
             network(images)
 
     forward_seconds = seconds({"forward": forward}, repetitions=10)["forward"]
-    for mode in ("exact", "streaming"):
-        metrics = {RobustnessDifferenceIndex(10, mode=mode): logits, ROBY(10, mode=mode): embedding}
+    for storage in ("exact", "streaming"):
+        metrics = {RobustnessDifferenceIndex(10, storage=storage): logits, ROBY(10, storage=storage): embedding}
         start = time.perf_counter()
         for _ in range(600):  # the mean, since streaming does its work in blocks: 76,800 samples, more than it keeps
             for metric, features in metrics.items():
                 metric.update(features, preds)
         update = (time.perf_counter() - start) / 600
         share = update / forward_seconds
-        record(**{f"update_{mode}": share})
-        print(f"   {mode:9s}: {1e3 * update:6.2f} ms of {1e3 * forward_seconds:7.1f} ms, {share:.2%}")
+        record(**{f"update_{storage}": share})
+        print(f"   {storage:9s}: {1e3 * update:6.2f} ms of {1e3 * forward_seconds:7.1f} ms, {share:.2%}")
 
 
 def memory_of_streaming() -> None:
@@ -130,14 +130,14 @@ def memory_of_streaming() -> None:
     print("   samples  exact  streaming")
     for num_samples in (10_000, 50_000, 200_000):
         size = {}
-        for mode in ("exact", "streaming"):
-            metrics = RobustnessDifferenceIndex(100, mode=mode), ROBY(100, mode=mode)
+        for storage in ("exact", "streaming"):
+            metrics = RobustnessDifferenceIndex(100, storage=storage), ROBY(100, storage=storage)
             for _ in range(num_samples // 500):
                 for metric in metrics:
                     metric.update(torch.randn(500, 512), torch.randint(100, (500,)))
             states = [getattr(metric, name) for metric in metrics for name in metric._defaults]
             tensors = [t for state in states for t in (state if isinstance(state, list) else [state])]
-            size[mode] = sum(t.numel() * t.element_size() for t in tensors) / 2**20
+            size[storage] = sum(t.numel() * t.element_size() for t in tensors) / 2**20
         print(f"   {num_samples:7d}  {size['exact']:5.0f}  {size['streaming']:9.0f}")
 
 
@@ -178,16 +178,16 @@ def streaming_errors(features: Tensor, preds: Tensor, num_classes: int, batch_si
     """Streaming minus exact: RDI, ROBY with p = 2 and with p = inf."""
     errors = []
     for make in (
-        lambda mode: RobustnessDifferenceIndex(num_classes, mode=mode),
-        lambda mode: ROBY(num_classes, mode=mode),
-        lambda mode: ROBY(num_classes, p=float("inf"), mode=mode),
+        lambda storage: RobustnessDifferenceIndex(num_classes, storage=storage),
+        lambda storage: ROBY(num_classes, storage=storage),
+        lambda storage: ROBY(num_classes, p=float("inf"), storage=storage),
     ):
         value = {}
-        for mode in ("exact", "streaming"):
-            metric = make(mode)
+        for storage in ("exact", "streaming"):
+            metric = make(storage)
             for batch in zip(features.split(batch_size), preds.split(batch_size), strict=True):
                 metric.update(*batch)
-            value[mode] = metric.compute().item()
+            value[storage] = metric.compute().item()
         errors.append(value["streaming"] - value["exact"])
     return errors
 

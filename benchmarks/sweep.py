@@ -48,7 +48,7 @@ def measure(network: nn.Module, x: Tensor, y: Tensor, name: str, repetitions: in
         {
             "attacks": lambda: curves.update(independent=independent(network, x, y, name, with_quality=False)),
             "all": lambda: independent(network, x, y, name, with_quality=True),
-            "sweep": lambda: report.append(sweep(network, [(x, y)], [name], samples=None, progress=False)),
+            "sweep": lambda: report.append(sweep(network, [(x, y)], [name], attack_samples=None, progress=False)),
         },
         repetitions,
     )

@@ -49,7 +49,7 @@ def main() -> None:
 
     loader = DataLoader(TensorDataset(images[1200:], labels[1200:]), batch_size=128)
     eps = [number / 100 for number in range(1, arguments.budgets + 1)]
-    report = compare(models, loader, eps=eps, samples=arguments.samples, decision_space="pca")
+    report = compare(models, loader, budgets=eps, samples=arguments.samples, decision_space="pca")
     print(report)
     report.to_html(arguments.output)
     print(f"\nOpen {arguments.output} in a browser for the figures.")

@@ -57,7 +57,7 @@ def main() -> None:
         eps=arguments.eps,
         input_space=space,
         samples=arguments.samples,
-        sweep_eps=[arguments.eps * number / 5 for number in range(1, 11)],
+        sweep_budgets=[arguments.eps * number / 5 for number in range(1, 11)],
         decision_space="pca",
     )
     print(report)

@@ -232,7 +232,7 @@ def test_a_sweep_takes_the_same_batches(name):
     module = kind()
     data, attacks = Data(module), {"pgd": PGD(alpha=ALPHA, steps=STEPS, start="clean")}
     curves = sweep(module, data.loader(form), attacks, [EPS / 2, EPS], **options, progress=False)
-    both = {"sweep_eps": [EPS / 2, EPS], "sweep_attacks": attacks, **options}
+    both = {"sweep_budgets": [EPS / 2, EPS], "sweep_attacks": attacks, **options}
     expected = evaluate(module, data.loader(form), (), **both, progress=False).sweep
     for metric in ("accuracy", "mse"):
         assert curves.values[metric][0] == pytest.approx(expected.values[metric][0])
@@ -246,7 +246,7 @@ def test_batches_of_different_lengths_without_padding(tmp_path):
     assert values["val_acc"] == pytest.approx(data.check(values, InputSpace()))
     data.check(evaluate(module, data.loader(), **settings(), progress=False).metrics, InputSpace())
     # "index" is in the batch too, but the module does not take it: it must not split batches
-    report = sweep(module, data.loader(), ["fgsm"], eps=[0.05], progress=False)
+    report = sweep(module, data.loader(), ["fgsm"], budgets=[0.05], progress=False)
     assert report.clean_accuracy == pytest.approx((data.preds == data.y).double().mean().item())
 
 
@@ -264,7 +264,7 @@ def test_tokens_alone_have_the_values_that_need_no_attack(tmp_path):
     with pytest.warns(UserWarning, match=r"integers \(torch.int64\), which cannot be perturbed.*`embed_fn=`"):
         values = monitored(tmp_path, module, data.loader("tokens"))
     with pytest.warns(UserWarning, match="cannot be perturbed"):
-        report = evaluate(module, data.loader("tokens"), sweep_eps=[0.1], decision_space="pca", progress=False)
+        report = evaluate(module, data.loader("tokens"), sweep_budgets=[0.1], decision_space="pca", progress=False)
     for found in (values, report.metrics):
         assert found["rdi"] == pytest.approx(references.rdi(data.logits, data.preds)["rdi"], abs=1e-4)
         assert found["acc"] == pytest.approx((data.preds == data.y).double().mean().item())

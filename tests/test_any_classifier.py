@@ -401,9 +401,9 @@ def test_a_budget_beyond_the_range_is_refused_everywhere(eps):
     with pytest.raises(ValueError, match=match):
         evaluate(module, data.loader(), ["pgd"], eps=eps, progress=False)
     with pytest.raises(ValueError, match=match):
-        evaluate(module, data.loader(), (), sweep_eps=[0.1, eps], progress=False)
+        evaluate(module, data.loader(), (), sweep_budgets=[0.1, eps], progress=False)
     with pytest.raises(ValueError, match=match):
-        sweep(module, data.loader(), ["fgsm"], eps=[0.1, eps], progress=False)
+        sweep(module, data.loader(), ["fgsm"], budgets=[0.1, eps], progress=False)
     with pytest.raises(ValueError, match=match):
         run_attack(module, PGD(eps=eps), data.x, data.y)
 

@@ -675,10 +675,10 @@ for name, call in {
     "run": lambda: run_attack(MODEL, PGD(eps=8), X, Y),
     "run(torchattacks)": lambda: run_attack(MODEL, get_attack("torchattacks:PGD", eps=8), X, Y),
     "evaluate": lambda: evaluate(MODEL, LOADER, eps=8),
-    "evaluate(sweep_eps=...)": lambda: evaluate(MODEL, LOADER, sweep_eps=[0.1, 8]),
+    "evaluate(sweep_budgets=...)": lambda: evaluate(MODEL, LOADER, sweep_budgets=[0.1, 8]),
     "evaluate(decision_space=...)": lambda: evaluate(MODEL, LOADER, attacks=(), eps=8, decision_space="pca"),
-    "sweep": lambda: sweep(MODEL, LOADER, eps=[0.1, 8]),
-    "compare": lambda: compare({"a": MODEL}, LOADER, eps=[0.1, 8]),
+    "sweep": lambda: sweep(MODEL, LOADER, budgets=[0.1, 8]),
+    "compare": lambda: compare({"a": MODEL}, LOADER, budgets=[0.1, 8]),
     "RobustnessMonitor": lambda: RobustnessMonitor(eps=8),
     "AdversarialTraining": lambda: AdversarialTraining(eps=8),
     "trades_loss": lambda: trades_loss(MODEL, X, Y, eps=8),
@@ -939,7 +939,7 @@ options(
     fim_method=[("qr", ValueError, "to be one of .* but got 'qr'")],
     clever_radius=[(0, ValueError, "to be a finite number above 0 but got 0")],
     batch_size=[(0, ValueError, "to be an integer of at least 1 but got 0")],
-    sweep_eps=[
+    sweep_budgets=[
         *((v, TypeError, "Expected the budgets of a sweep .*Pass a list") for v in (3, ["a"], None)),
         ([0.2, 0.1], ValueError, "Expected argument `eps` to hold positive, increasing budgets but got"),
     ],

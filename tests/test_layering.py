@@ -21,7 +21,7 @@ LAYERS = [
 # Imports that the order forbids, to be removed: this list only shrinks
 EXCEPTIONS: set[tuple[str, str]] = set()
 FOREIGN = {
-    "lightning": {"callbacks", "_lightning", "cli"},
+    "lightning": {"callbacks", "_lightning"},
     "pytorch_lightning": {"callbacks", "_lightning"},
     "torchmetrics": {"metrics", "_measurement", "evaluation", "callbacks", "_lightning"},
 }

@@ -111,7 +111,7 @@ class Measurement:
 
     def sweep(self) -> dict[str, Any]:
         """Accuracy and image quality at the twenty budgets of the CMMR paper."""
-        report = sweep(self.network, self.batches, samples=self.sizes["sweep"], progress=False)
+        report = sweep(self.network, self.batches, attack_samples=self.sizes["sweep"], progress=False)
         names = ("attacks", "eps", "values", "worst", "clean_accuracy", "samples", "seconds", "settings")
         return {name: getattr(report, name) for name in names}
 

@@ -1,17 +1,11 @@
+import io
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-import io
-import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # The palette of Okabe and Ito, which colour-blind readers can tell apart, without yellow: it is too light for lines
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -53,20 +47,6 @@ def render(figure: "Figure") -> np.ndarray:
     canvas: Any = figure.canvas
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
-
-
-def amplification(delta: Tensor) -> int:
-    """Return the whole number by which perturbations of pixels in [0, 1] are multiplied to be seen, without clipping.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._display.drawing import amplification
-        >>> amplification(torch.tensor([-8 / 255, 4 / 255])), amplification(torch.tensor([0.75]))
-        (15, 1)
-
-    """
-    largest = delta.abs().max().item() or 0.5
-    return max(1, int(0.5 / largest + 1e-3))  # 0.1 in float32 still gives 5
 
 
 _PIXELS_PER_INCH = 96

@@ -1,4 +1,4 @@
-"""Figures of the reports, drawn without pyplot and its global state."""
+"""Figures of reports, drawn without pyplot and its global state."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lightning_robustness._display.drawing import COLORS, MARKERS, new_figure
+from lightning_robustness._display.drawing import COLORS, MARKERS, new_figure, plain_figure
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
 from lightning_robustness._measurement.keys import get_key
 from lightning_robustness._numbers import write_budget, write_share
@@ -15,19 +15,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lightning_robustness.evaluation.decision_space import DecisionSpace
-    from lightning_robustness.evaluation.reports.sweep_report import SweepReport
-    from lightning_robustness.evaluation.reports.verdict import Share
-
 # Petroff's ten colours, for classes
 _CLASS_COLORS = (
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
 )
-_WIDTH = 4.8  # of a figure with one panel: a phone can show it without making the text too small
+_WIDTH = 4.8  # of a figure with one panel
 _MAX_TICKS = 6
 _MAX_NAME = 24
 _MAX_MARKERS = 20
+# The curve that is the worst case of the others
+WORST = "worst of all"
+_LIMITS = (-0.03, 1.03)  # of an axis of shares
+
+
+class Scale(NamedTuple):
+    """How budgets are written: in steps of 8-bit pixels or as they are, and their norm where there is one for all."""
+
+    has_pixels: bool = False
+    norm: str | None = None
+
+
+_PLAIN = Scale()
 
 
 class Series(NamedTuple):
@@ -38,79 +47,88 @@ class Series(NamedTuple):
     correlation: float
 
 
-def attack_curves(sweep: "SweepReport") -> "Figure":
-    """Draw the accuracy of one model against the budget, one curve per attack and one for their worst case."""
-    figure = new_figure(_WIDTH, 3.5)
+def curves(
+    eps: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    ylabel: str,
+    scale: Scale = _PLAIN,
+    bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
+    mark: float | None = None,
+    limits: tuple[float, float] | None = _LIMITS,
+) -> "Figure":
+    """Draw lines over budgets, with bands from low to high, and a mark at one of the budgets."""
+    figure = new_figure(_WIDTH, 3.6)
     axis = figure.subplots()
-    for index, (name, values) in enumerate(zip(sweep.attacks, sweep.values["accuracy"], strict=True)):
-        line = _line(index, len(sweep.eps))
-        axis.plot([0.0, *sweep.eps], [sweep.clean_accuracy, *values], label=_text(name), **line)
-    if len(sweep.attacks) > 1:
-        axis.plot([0.0, *sweep.eps], [sweep.clean_accuracy, *sweep.worst], "k--", label="worst of all")
-    axis.set(xlabel=_write_budgets(axis, sweep.has_pixels, sweep.norm), ylabel="accuracy under attack")
-    axis.set_ylim(-0.03, 1.03)
+    for index, (name, values) in enumerate(lines.items()):
+        line = _line(index, len(eps))
+        if bands is not None:
+            axis.fill_between(eps, *bands[name], color=line["color"], alpha=0.12, linewidth=0)
+        axis.plot(eps, values, label=_text(name), **({"color": "k", "linestyle": "--"} if name == WORST else line))
+    if mark is not None:
+        axis.axvline(mark, color="0.5", linestyle=":", linewidth=1.2)
+    axis.set(xlabel=_write_budgets(axis, scale), ylabel=ylabel, ylim=limits)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=9, frameon=False)
     return figure
 
 
-def worst_curves(sweeps: Mapping[str, "SweepReport"], budget: float) -> "Figure":
-    """Draw the accuracy of several models under the worst of all attacks, with confidence intervals."""
-    first = next(iter(sweeps.values()))
-    figure = new_figure(_WIDTH, 3.7)
-    axis = figure.subplots()
-    for index, (name, sweep) in enumerate(sweeps.items()):
-        shares = [sweep.robust_accuracy(eps) for eps in (0.0, *sweep.eps)]
-        line = _line(index, len(sweep.eps))
-        low, high = [share.low for share in shares], [share.high for share in shares]
-        axis.fill_between([0.0, *sweep.eps], low, high, color=line["color"], alpha=0.12, linewidth=0)
-        axis.plot([0.0, *sweep.eps], [sweep.clean_accuracy, *sweep.worst], label=_text(name), **line)
-    axis.axvline(budget, color="0.5", linestyle=":", linewidth=1.2)
-    axis.set(xlabel=_write_budgets(axis, first.has_pixels, first.norm), ylabel="robust accuracy", ylim=(-0.03, 1.03))
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=9, frameon=False)
-    return figure
-
-
-def model_curves(sweeps: Mapping[str, "SweepReport"], columns: int = 3) -> "Figure":
-    """Draw the accuracy of several models against the budget, one panel per attack."""
-    first = next(iter(sweeps.values()))
-    panels = [*first.attacks, "worst of all"] if len(first.attacks) > 1 else first.attacks
-    figure, axes = _grid(len(panels), 3.4, 2.9, columns, shared="all")
-    for number, (axis, panel) in enumerate(zip(axes, panels, strict=True)):
-        for index, (name, sweep) in enumerate(sweeps.items()):
-            values = sweep.values["accuracy"][number] if number < len(sweep.attacks) else sweep.worst
-            accuracies, line = [sweep.clean_accuracy, *values], _line(index, len(sweep.eps))
-            axis.plot([0.0, *sweep.eps], accuracies, label=_text(name), **line)
-        axis.set_title(_text(panel), fontsize=10)
-        axis.set_ylim(-0.03, 1.03)
+def panels_of_curves(
+    eps: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], ylabel: str, scale: Scale = _PLAIN
+) -> "Figure":
+    """Draw lines over budgets in several panels, all with the same lines."""
+    figure, axes = _grid(len(panels), 3.4, 2.9, columns=3, shared="all")
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+        for index, (name, values) in enumerate(lines.items()):
+            axis.plot(eps, values, label=_text(name), **_line(index, len(eps)))
+        axis.set_title(_text(title), fontsize=10)
+        axis.set_ylim(_LIMITS)
         axis.grid(alpha=0.3)
     _share_legend(figure, axes[0])
-    figure.supxlabel(_write_budgets(axes[0], first.has_pixels, first.norm), fontsize=10)
-    figure.supylabel("accuracy under attack", fontsize=10)
+    figure.supxlabel(_write_budgets(axes[0], scale), fontsize=10)
+    figure.supylabel(ylabel, fontsize=10)
     return figure
 
 
-def cmmr_curves(
-    eps: Sequence[float], curves: Mapping[str, Sequence[float]], has_pixels: bool = False, norm: str | None = None
-) -> "Figure":
-    """Draw the CMMR of several models against the budget."""
-    figure = new_figure(_WIDTH, 3.5)
-    axis = figure.subplots()
-    for index, (name, values) in enumerate(curves.items()):
-        axis.plot(eps, values, label=_text(name), **_line(index, len(eps)))
-    axis.set(xlabel=_write_budgets(axis, has_pixels, norm), ylabel="CMMR (higher is more robust)")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=9, frameon=False)
+def boundary_figure(curves: Mapping[str, BoundaryCurve], has_pixels: bool = False) -> "Figure":
+    """Draw robust accuracy to first order over budgets, a line for each curve, from light to dark.
+
+    The last one has its 95 % confidence interval; a dotted line marks the budget of the attacks.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._display.report_figures import boundary_figure
+        >>> from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+        >>> curve = BoundaryCurve.of(torch.tensor([-0.1, 0.1, 0.3, 0.9]), "linf", eps=0.2)
+        >>> figure = boundary_figure({"epoch 0": curve, "epoch 5": curve, "epoch 9": curve})
+        >>> [line.get_label() for line in figure.axes[0].lines[:3]]
+        ['epoch 0', '_epoch 5', 'epoch 9']
+
+    """
+    figure = plain_figure(3.6, 2.8)
+    axis = figure.add_axes((0.16, 0.17, 0.77, 0.8))
+    *_, last = curves.values()
+    for number, (name, curve) in enumerate(curves.items()):
+        # Only the first and the last line have a name: a label that starts with an underscore is not in the legend
+        label = name if number in (0, len(curves) - 1) else f"_{name}"
+        opacity = 0.15 + 0.85 * (number + 1) / len(curves)
+        axis.plot(curve.eps, curve.share, color=COLORS[0], alpha=opacity, label=label)
+    axis.fill_between(last.eps, last.low, last.high, color=COLORS[0], alpha=0.15, linewidth=0)
+    axis.axvline(last.budget, color="0.4", linestyle=":", linewidth=1, zorder=0)
+    axis.text(last.budget, 1.0, " eps", fontsize=8, va="top")
+    axis.set(ylim=_LIMITS, yticks=[0, 0.25, 0.5, 0.75, 1], xlim=(0, last.eps[-1]))
+    axis.set_xlabel(_write_budgets(axis, Scale(has_pixels, last.norm)), fontsize=8)
+    axis.set_ylabel(get_key("boundary_acc").label, fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.grid(axis="y", alpha=0.3)
+    if len(curves) > 1:
+        axis.legend(fontsize=8, frameon=False, loc="upper right")
     return figure
 
 
-def composite_map(
-    eps: Sequence[float], composite: Mapping[str, Mapping[str, Sequence[float]]], columns: int = 2
-) -> "Figure":
+def composite_map(eps: Sequence[float], composite: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
     """Draw the composite metric M as one heat map per model, attacks by budgets."""
     num_attacks = len(next(iter(composite.values())))
-    figure, axes = _grid(len(composite), 4.2, 0.9 + 0.35 * num_attacks, min(columns, 2), shared="x")
+    figure, axes = _grid(len(composite), 4.2, 0.9 + 0.35 * num_attacks, columns=2, shared="x")
     values = np.array([list(rows.values()) for rows in composite.values()])
     for axis, cells, (name, rows) in zip(axes, values, composite.items(), strict=True):
         axis.imshow(cells, aspect="auto", cmap="viridis", vmin=values.min(), vmax=values.max())
@@ -123,27 +141,9 @@ def composite_map(
     return figure
 
 
-def rank_map(ranks: Mapping[str, Mapping[str, int]], models: Sequence[str]) -> "Figure":
-    """Draw the rank of every model by every metric, 1 for the most robust."""
-    cells = np.array([[ranks[metric][name] for name in models] for metric in ranks])
-    figure = new_figure(2.2 + 1.1 * len(models), 1.2 + 0.32 * len(ranks))
-    axis = figure.subplots()
-    # One hue, from dark to light, still reads when printed in grey
-    axis.imshow(cells, aspect="auto", cmap="Blues_r", vmin=1, vmax=max(len(models), 2) * 1.4)
-    for (row, column), rank in np.ndenumerate(cells):
-        is_dark = rank - 1 < 0.45 * max(len(models) * 1.4 - 1, 1)
-        axis.text(column, row, str(rank), ha="center", va="center", color="white" if is_dark else "black")
-    slant: dict[str, Any] = {"rotation": 20, "ha": "left"} if len(models) > 3 else {}
-    axis.set_xticks(range(len(models)), [_text(name) for name in models], fontsize=9, **slant)
-    axis.set_yticks(range(len(ranks)), list(ranks), fontsize=9)
-    axis.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-    axis.set_title("rank, 1 is most robust", fontsize=10)
-    return figure
-
-
-def scatter(series: Sequence[Series], accuracies: Mapping[str, float], columns: int = 3) -> "Figure":
+def scatter(series: Sequence[Series], accuracies: Mapping[str, float]) -> "Figure":
     """Draw attack-free metrics against adversarial accuracy, one point per model, with a fitted line."""
-    figure, axes = _grid(len(series), 3.4, 2.6, columns, shared="y")
+    figure, axes = _grid(len(series), 3.4, 2.6, columns=3, shared="y")
     accuracy = np.array(list(accuracies.values()))
     for axis, metric in zip(axes, series, strict=True):
         values = np.array(metric.values, dtype=float)
@@ -164,54 +164,34 @@ def scatter(series: Sequence[Series], accuracies: Mapping[str, float], columns: 
     return figure
 
 
-def accuracies(shares: Mapping[str, "Share"], unbounded: Mapping[str, str] | None = None, budget: str = "") -> "Figure":
-    """Draw the accuracy without an attack and under each of them, with confidence intervals."""
-    figure, unbounded = new_figure(_WIDTH, 1.1 + 0.42 * len(shares)), unbounded or {}
+def accuracies(
+    shares: Mapping[str, tuple[float, float, float]], unbounded: Mapping[str, str], budget: str = ""
+) -> "Figure":
+    """Draw the accuracy without an attack and under each of them, with the ends of their confidence intervals."""
+    figure = new_figure(_WIDTH, 1.1 + 0.42 * len(shares))
     axis = figure.subplots()
-    for row, (name, share) in enumerate(shares.items()):
+    for row, (name, (value, low, high)) in enumerate(shares.items()):
         color = {"clean": COLORS[2], "worst": COLORS[1]}.get(name, "0.5" if name in unbounded else COLORS[0])
-        axis.plot([share.low, share.high], [row, row], color=color, linewidth=4, alpha=0.45)
-        axis.plot([share.value], [row], "o", color=color)
-        side = 8 if share.high < 0.8 else -8
-        axis.annotate(
-            write_share(share.value),
-            (share.high if side > 0 else share.low, row),
-            xytext=(side, 0),
-            textcoords="offset points",
-            ha="left" if side > 0 else "right",
-            va="center",
-            fontsize=10,
-        )
+        axis.plot([low, high], [row, row], color=color, linewidth=4, alpha=0.45)
+        axis.plot([value], [row], "o", color=color)
+        end, side, alignment = (high, 8, "left") if high < 0.8 else (low, -8, "right")
+        place: dict[str, Any] = {"xytext": (side, 0), "textcoords": "offset points", "ha": alignment, "va": "center"}
+        axis.annotate(write_share(value), (end, row), fontsize=10, **place)
     names = [f"{_text(name)}, {unbounded[name]}" if name in unbounded else _text(name) for name in shares]
     axis.set_yticks(range(len(shares)), names)
-    axis.set_ylim(len(shares) - 0.5, -0.5)
-    axis.set_xlim(-0.02, 1.02)
+    axis.set(ylim=(len(shares) - 0.5, -0.5), xlim=(-0.02, 1.02))
     axis.set_xlabel(f"accuracy{f', attacks at {budget}' if budget else ''}, 95 % intervals")
     axis.grid(axis="x", alpha=0.3)
     return figure
 
 
-def boundary_curve(curve: BoundaryCurve, has_pixels: bool = False) -> "Figure":
-    """Draw robust accuracy to first order against the budget, with its confidence interval."""
-    figure = new_figure(_WIDTH, 3.5)
-    axis = figure.subplots()
-    axis.fill_between(curve.eps, curve.low, curve.high, color=COLORS[0], alpha=0.2, linewidth=0)
-    axis.plot(curve.eps, curve.share, color=COLORS[0])
-    axis.set(xlabel=_write_budgets(axis, has_pixels, curve.norm), ylabel=get_key("boundary_acc").label)
-    axis.set_ylim(-0.03, 1.03)
-    axis.grid(alpha=0.3)
-    return figure
-
-
-def decision_space_figure(space: "DecisionSpace", columns: int = 2) -> "Figure":
-    """Draw two-dimensional embeddings of clean and adversarial samples, coloured by true class."""
-    figure, axes = _grid(2, 4.2, 3.8, columns, shared="all")
-    labels = np.array(space.labels)
+def clouds(panels: Mapping[str, Sequence[Sequence[float]]], labels: Sequence[int], method: str) -> "Figure":
+    """Draw embeddings in two dimensions, one panel for each set of points, coloured by true class."""
+    figure, axes = _grid(len(panels), 4.2, 3.8, columns=2, shared="all")
     classes = np.unique(labels)
-    panels = {"clean samples": space.clean, f"under {space.attack}": space.adversarial}
     for axis, (title, points) in zip(axes, panels.items(), strict=True):
         for number, label in enumerate(classes):
-            rows = np.array(points)[labels == label]
+            rows = np.array(points)[np.array(labels) == label]
             color, marker = _CLASS_COLORS[number % len(_CLASS_COLORS)], MARKERS[number % len(MARKERS)]
             # Thousands of points as shapes would make a page slow
             look: dict[str, Any] = {"s": 14, "linewidths": 0, "alpha": 0.75, "rasterized": True}
@@ -219,15 +199,15 @@ def decision_space_figure(space: "DecisionSpace", columns: int = 2) -> "Figure":
         axis.set(title=title, xticks=[], yticks=[])
     if len(classes) <= 20:
         _share_legend(figure, axes[0], title="true class", markerscale=2)
-    figure.supxlabel(f"{space.method} of the embeddings, on the same axes", fontsize=9)
+    figure.supxlabel(f"{method} of the embeddings, on the same axes", fontsize=9)
     return figure
 
 
-def _write_budgets(axis: "Axes", has_pixels: bool, norm: str | None) -> str:
+def _write_budgets(axis: "Axes", scale: Scale) -> str:
     """Set the ticks of budgets and return the label of their axis."""
     unit = "units of the input"
     axis.locator_params(axis="x", nbins=_MAX_TICKS)
-    if has_pixels:
+    if scale.has_pixels:
         from matplotlib.ticker import FuncFormatter, MultipleLocator
 
         steps = 255 * axis.get_xlim()[1]
@@ -237,7 +217,7 @@ def _write_budgets(axis: "Axes", has_pixels: bool, norm: str | None) -> str:
             FuncFormatter(lambda value, _: f"{round(255 * value, 3):g}/255" if value else "0")
         )
         unit = "pixels from 0 to 1"
-    return f"perturbation budget ({unit}{f', {norm}' if norm else ''})"
+    return f"perturbation budget ({unit}{f', {scale.norm}' if scale.norm else ''})"
 
 
 def _text(name: str) -> str:
@@ -260,9 +240,7 @@ def _line(index: int, length: int) -> dict[str, Any]:
     }
 
 
-def _grid(
-    number: int, width: float, height: float, columns: int = 3, shared: str = ""
-) -> tuple["Figure", list["Axes"]]:
+def _grid(number: int, width: float, height: float, columns: int, shared: str) -> tuple["Figure", list["Axes"]]:
     """Make a figure with this many axes, filled row by row."""
     columns = min(columns, number)
     rows = math.ceil(number / columns)

@@ -1,52 +1,49 @@
+"""Figures of a training run, drawn by hand for speed: they appear on a board while it trains."""
+
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from lightning_robustness._display.drawing import COLORS, MARKERS, plain_figure, set_title
-from lightning_robustness._measurement.keys import Key, get_key
-from lightning_robustness._measurement.statistics import (
-    Evaluation,
-    accuracy_interval,
-    candidates,
-    comparable,
-    pick,
-    reference_of,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from lightning_robustness._display.drawing import amplification
-from lightning_robustness._measurement.boundary_curve import REACH, BoundaryCurve
+from lightning_robustness._display.drawing import COLORS, MARKERS, plain_figure, set_title
+from lightning_robustness._display.pictures import Triples, as_images, mosaic
+from lightning_robustness._measurement.keys import Key, get_key
 from lightning_robustness._measurement.meters.attack import Examples
-from lightning_robustness._measurement.threat_model import is_image
+from lightning_robustness._measurement.statistics import (
+    Evaluation,
+    accuracy_interval,
+    attack_of,
+    most_robust,
+    reference_of,
+)
+from lightning_robustness._numbers import write_share
 from lightning_robustness.input_space import InputSpace
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 _MAX_MARKERS = 40
 _WORST = "adv_acc/worst"
 _ATTACK_FREE = ("rdi", "roby", "fim")
 _ARROWS = {"higher": "↑", "lower": "↓"}
+_WIDTH = 3.6  # inches
+_GAP = 0.08  # between signals, relative to their width
+_NUM_EXAMPLES = 4
+_MAX_LINES = 8
+_MAX_NAME = 12
 
 
 def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure | None" = None) -> "Figure":
     """Draw a training run: accuracy, clean and under attack, and beside it RDI, ROBY and the Fisher information.
 
-    Bands are 95 % confidence intervals. A dotted line marks the epoch that would be kept: the most robust one of those
-    whose clean accuracy is within two points of the best. Triangles mark the evaluations in which all attacks ran, if
-    only some of them ran in others. Arrows point to what is more robust. C&W can be below the worst case: its success
-    counts within an l2 budget, the worst case within that of the other attacks.
+    Bands are 95 % confidence intervals. A dotted line marks the most robust epoch, which ``RobustModelCheckpoint``
+    keeps. Triangles mark the evaluations in which all attacks ran, if only some of them ran in others. Arrows point to
+    what is more robust. C&W can be below the worst case: its success counts within an l2 budget, the worst case within
+    that of the other attacks.
 
     Example:
         >>> from lightning_robustness._display.run_figures import history_figure
@@ -56,7 +53,7 @@ def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure |
         [[0.5, 0.75]]
 
     """
-    figure, position, kept = figure or _empty_history_figure(), _position(history), _kept(history)
+    figure, position, kept = figure or _empty_history_figure(), _position(history), most_robust(history)
     before = [[*axis.texts, *axis.collections, *axis.lines] for axis in figure.axes]
     for artist in (*figure.texts, *(artist for artists in before for artist in artists)):
         artist.remove()
@@ -67,11 +64,10 @@ def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure |
     for axis in figure.axes:
         axis.relim()
         if kept is not None:
-            axis.axvline(kept[position], color="0.4", linestyle=":", linewidth=1, zorder=0)
+            axis.axvline(kept[1][position], color="0.4", linestyle=":", linewidth=1, zorder=0)
     for axis in (accuracy, others[-1]):
         axis.set_xlabel(position, fontsize=8, labelpad=1)
-    title = f"{prefix}: no attack so far" if kept is None else f"{prefix}: {_describe_kept(kept, history, position)}"
-    set_title(figure, title)
+    set_title(figure, f"{prefix}: {_title(kept, position)}")
     return figure
 
 
@@ -96,18 +92,12 @@ def _position(history: Sequence[Evaluation]) -> str:
     return "epoch" if len(set(points)) == len(points) else "step"
 
 
-def _kept(history: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the evaluation that a guarded checkpoint would keep; None if no attack ran."""
-    reference = reference_of(history)
-    attacked = candidates(comparable(history, reference, reference))
-    return pick(attacked, reference) if attacked else None
-
-
-def _describe_kept(kept: Evaluation, history: Sequence[Evaluation], position: str) -> str:
-    reference = reference_of(history)
-    name = reference.removeprefix("adv_acc/")
-    attack = "all attacks" if name == "worst" else name
-    return f"{position} {kept[position]:g} would be kept, {100 * kept[reference]:.1f} % under {attack}"
+def _title(kept: tuple[str, Evaluation] | None, position: str) -> str:
+    if kept is None:
+        return "no attack ran"
+    reference, entry = kept
+    accuracy = f"{write_share(entry[reference])} under {attack_of(reference)}"
+    return f"{position} {entry[position]:g} most robust, {accuracy}"
 
 
 def _points(history: Sequence[Evaluation], key: str, position: str) -> list[tuple[float, float]]:
@@ -172,34 +162,6 @@ def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, floa
         axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)
 
 
-# In inches
-_WIDTH = 3.6
-# Space between samples, relative to their size
-_GAP = 0.08
-_NUM_EXAMPLES = 4
-_MAX_LINES = 8
-_MAX_NAME = 12
-
-
-def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
-    """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._display.run_figures import as_images
-        >>> from lightning_robustness.input_space import InputSpace
-        >>> as_images(torch.tensor([-2.0, 2.0]).reshape(1, 1, 1, 2), InputSpace(mean=0.5, std=0.25))
-        tensor([[[[0., 1.]]]])
-
-    """
-    if not is_image(x) or x.numel() == 0:
-        return None
-    x = _unnormalize(x, input_space)
-    low = x.min().item() if input_space.low is None else input_space.low
-    high = x.max().item() if input_space.high is None else input_space.high
-    return ((x - low) / ((high - low) or 1.0)).clamp(0.0, 1.0)
-
-
 def perturbation_figure(
     examples: Examples, input_space: InputSpace, title: str, class_names: Sequence[str] | None = None
 ) -> "Figure":
@@ -220,7 +182,7 @@ def perturbation_figure(
 
     """
     examples = Examples(*(part[:_NUM_EXAMPLES] for part in examples))
-    x, x_adv = (_as_matrices(_unnormalize(part, input_space)) for part in examples[:2])
+    x, x_adv = (_as_matrices(input_space.unnormalize(part.detach().cpu().float())) for part in examples[:2])
     images = as_images(torch.cat([x, x_adv]), InputSpace(input_space.low, input_space.high))
     if images is None:
         figure, columns = _line_figure(x, x_adv)
@@ -231,43 +193,6 @@ def perturbation_figure(
     labels = [_describe_classes(*row) for row in zip(*names, strict=True)]
     figure.axes[0].set_xticks(columns, labels)
     figure.axes[0].tick_params(length=0, labelsize=9, top=True, labeltop=True, bottom=False, labelbottom=False)
-    return figure
-
-
-def boundary_figure(curves: Mapping[int, BoundaryCurve]) -> "Figure":
-    """Draw robust accuracy to first order over budgets, a line for each epoch, from light to dark.
-
-    The last one has its 95 % confidence interval; a dotted line marks the budget of the attacks.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._display.run_figures import boundary_figure
-        >>> from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-        >>> curve = BoundaryCurve.of(torch.tensor([-0.1, 0.1, 0.3, 0.9]), "linf", eps=0.2)
-        >>> figure = boundary_figure({0: curve, 5: curve, 9: curve})
-        >>> [line.get_label() for line in figure.axes[0].lines[:3]]
-        ['epoch 0', '_epoch 5', 'epoch 9']
-
-    """
-    figure = plain_figure(3.6, 2.8)
-    axis = figure.add_axes((0.12, 0.17, 0.85, 0.72))
-    epochs = sorted(curves)
-    last = curves[epochs[-1]]
-    for number, epoch in enumerate(epochs):
-        # Only the first and the last line have a name: a label that starts with an underscore is not in the legend
-        name = f"epoch {epoch}" if epoch in (epochs[0], epochs[-1]) else f"_epoch {epoch}"
-        darkness = (number + 1) / len(epochs)
-        axis.plot(curves[epoch].eps, curves[epoch].share, color=COLORS[0], alpha=0.15 + 0.85 * darkness, label=name)
-    axis.fill_between(last.eps, last.low, last.high, color=COLORS[0], alpha=0.15, linewidth=0)
-    axis.axvline(last.eps[-1] / REACH, color="0.4", linestyle=":", linewidth=1, zorder=0)
-    axis.text(last.eps[-1] / REACH, 1.0, " eps", fontsize=8, va="top")
-    axis.set(ylim=(-0.03, 1.03), yticks=[0, 0.25, 0.5, 0.75, 1], xlim=(0, last.eps[-1]))
-    axis.locator_params(axis="x", nbins=5)
-    axis.set_xlabel(f"perturbation budget ({last.norm}, units of the input)", fontsize=8)
-    axis.tick_params(labelsize=8)
-    axis.grid(axis="y", alpha=0.3)
-    axis.legend(fontsize=8, frameon=False, loc="upper right")
-    set_title(figure, f"{get_key('boundary_acc').label}, over budgets")
     return figure
 
 
@@ -298,10 +223,6 @@ def class_figure(rates: Mapping[int, Tensor], class_names: Sequence[str], attack
     return figure
 
 
-def _unnormalize(x: Tensor, input_space: InputSpace) -> Tensor:
-    return input_space.unnormalize(x.detach().cpu().float())
-
-
 def _as_matrices(x: Tensor) -> Tensor:
     """Add a channel to matrices without one, such as spectrograms, so that they are drawn as images."""
     return x.unsqueeze(1) if x.ndim == 3 and x.shape[1] > _MAX_LINES else x
@@ -321,35 +242,21 @@ def _describe_classes(y: str, before: str, after: str) -> str:
 
 def _image_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:
     """Draw all images as one, since an axis for each takes many times as long; return the middle of each column."""
-    delta = x_adv - x
-    factor = amplification(delta)
-    # Zero is white with one channel, which has a colour for each sign, and grey with three
-    amplified = _signed_colors(factor * delta) if x.shape[1] == 1 else (0.5 + factor * delta).clamp(0.0, 1.0)
-    rows = {"clean": x, f"change \u00d7{factor}": amplified, "adversarial": x_adv}
-    height, width = x.shape[2:]
-    gap = max(1, round(_GAP * max(height, width)))
-    strips = [pad(part.expand(-1, 3, -1, -1), (0, gap, 0, gap), value=1.0) for part in rows.values()]
-    mosaic = torch.cat([torch.cat(list(strip), dim=2) for strip in strips], dim=1).permute(1, 2, 0)
-    mosaic = mosaic[:-gap, :-gap]
+    triples = Triples.of(x, x_adv)
+    drawn, gap = mosaic(triples[:3])
     left, bottom, top = 0.22, 0.02, 0.56  # inches around the images
-    scale = (_WIDTH - left - bottom) / mosaic.shape[1]
-    total = top + bottom + scale * mosaic.shape[0]
+    scale = (_WIDTH - left - bottom) / drawn.shape[1]
+    total = top + bottom + scale * drawn.shape[0]
     figure = plain_figure(_WIDTH, total)
     axis = figure.add_axes((left / _WIDTH, bottom / total, 1 - (left + bottom) / _WIDTH, 1 - (top + bottom) / total))
-    axis.imshow(mosaic.numpy(), aspect="auto")
+    axis.imshow(drawn.numpy(), aspect="auto")
+    height, width = x.shape[2:]
     middles = [row * (height + gap) + (height - 1) / 2 for row in range(3)]
-    axis.set_yticks(middles, list(rows), rotation=90, va="center", fontsize=8)
+    names = ["clean", f"change \u00d7{triples.factor}", "adversarial"]
+    axis.set_yticks(middles, names, rotation=90, va="center", fontsize=8)
     axis.tick_params(length=0)
     axis.set_frame_on(False)
     return figure, [column * (width + gap) + (width - 1) / 2 for column in range(len(x))]
-
-
-def _signed_colors(delta: Tensor) -> Tensor:
-    """Colour values from -0.5, blue, to 0.5, red, as images with three channels."""
-    from matplotlib import colormaps
-
-    colors = colormaps["RdBu_r"](delta.squeeze(1).numpy() + 0.5)[..., :3]
-    return torch.from_numpy(colors).permute(0, 3, 1, 2).float()
 
 
 def _line_figure(x: Tensor, x_adv: Tensor) -> tuple["Figure", list[float]]:

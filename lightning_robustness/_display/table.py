@@ -15,9 +15,6 @@ class NumberText(str):
 Cell = str | float | int | None
 # Rows from which a table of a page is folded
 _MANY_ROWS = 24
-# Columns up to which a table fits a phone, with lines that wrap; and characters of its longest words without that
-_FEW_COLUMNS = 3
-_FEW_CHARACTERS = 36
 
 
 class Table(NamedTuple):
@@ -54,35 +51,25 @@ class Table(NamedTuple):
         return "\n".join([self.title, *lines, *([self.note] if self.note else [])])
 
     def to_html(self) -> str:
-        """Return an HTML table with all text escaped; on a narrow screen, wide tables show one cell per line."""
+        """Return an HTML table with all text escaped, folded if it is long."""
         kinds = ["word" if self._holds_words(column) else "number" for column in range(len(self.header))]
-        names = [html.escape(name) for name in self.header]
-        head = "".join(f'<th class="{k}">{name}</th>' for name, k in zip(names, kinds, strict=True))
-        body = "".join(
-            "<tr>"
-            + "".join(
-                f'<td class="{k}" data-name="{name}">{html.escape(cell_text(c))}</td>'
-                for c, k, name in zip(row, kinds, names, strict=True)
-            )
-            + "</tr>\n"
-            for row in self.rows
-        )
-        width = "narrow" if self._fits_a_phone() else "wide"
-        table = f'<table class="{width}"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
+        head = _row("th", self.header, kinds)
+        body = "".join(f"{_row('td', [cell_text(cell) for cell in row], kinds)}\n" for row in self.rows)
+        table = f"<table><thead>{head}</thead>\n<tbody>{body}</tbody></table>"
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
         title = html.escape(self.title)
         if self.folded or len(self.rows) > _MANY_ROWS:
             return f"<details><summary>{title}</summary>{table}{note}</details>"
         return f"<figure><figcaption>{title}</figcaption>{table}{note}</figure>"
 
-    def _fits_a_phone(self) -> bool:
-        texts = [list(self.header), *([cell_text(cell) for cell in row] for row in self.rows)]
-        words = (max(len(text) for text in column) for column in zip(*texts, strict=True))
-        return len(self.header) <= _FEW_COLUMNS or sum(words) <= _FEW_CHARACTERS
-
     def _holds_words(self, column: int) -> bool:
         cells = [row[column] for row in self.rows]
         return not cells or any(isinstance(cell, str) and not isinstance(cell, NumberText) for cell in cells)
+
+
+def _row(tag: str, texts: Iterable[str], kinds: Iterable[str]) -> str:
+    cells = (f'<{tag} class="{kind}">{html.escape(text)}</{tag}>' for text, kind in zip(texts, kinds, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def cell_text(cell: Cell) -> str:

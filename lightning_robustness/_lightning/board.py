@@ -1,32 +1,36 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
 
 import torch
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from lightning_robustness._display.drawing import render
-from lightning_robustness._display.run_figures import (
-    as_images,
-    boundary_figure,
-    class_figure,
-    history_figure,
-    perturbation_figure,
-)
-from lightning_robustness._lightning.sinks import sinks_of
+from lightning_robustness._display.pictures import as_images
+from lightning_robustness._display.report_figures import boundary_figure
+from lightning_robustness._display.run_figures import class_figure, history_figure, perturbation_figure
+from lightning_robustness._lightning.faults import Faults
+from lightning_robustness._lightning.settings import MonitorSettings
+from lightning_robustness._lightning.sinks import Sink, sinks_of
+from lightning_robustness._lightning.trainer import find_class_names, log_step
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
 from lightning_robustness._measurement.findings import Findings
 from lightning_robustness._measurement.keys import KEYS, charts, get_key, logged_keys
 from lightning_robustness._measurement.meters.attack import Examples
 from lightning_robustness._measurement.rows import Rows
-from lightning_robustness._measurement.threat_model import AttackFacts
+from lightning_robustness._measurement.samples import FixedSample, Samples
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._measurement.threat_model import AttackFacts, ThreatModel
+from lightning_robustness._model.route import Route
 from lightning_robustness._numbers import write_budget
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import MaskingSign
-from lightning_robustness.input_space import InputSpace
+from lightning_robustness.attacks.attack import budgets_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,117 +45,114 @@ _MAX_CLASSES = 100
 
 
 class Board:
-    """Show everything but scalars in the loggers of a Trainer.
+    """Show everything but scalars in the loggers of a Trainer; what fails here never ends the run.
 
     TensorBoard shows everything. Weights & Biases, MLflow, and other loggers with ``log_image`` and ``log_text``, get
     the pictures and texts. TensorBoard has one layout of charts per run: several boards share it, but a layout that
     someone else wrote with ``add_custom_scalars`` is replaced.
 
-    The picture of the run is drawn in every evaluation, the others in every fifth and at the end.
-
-    Example:
-        >>> from lightning.pytorch.loggers import CSVLogger
-        >>> from lightning_robustness._lightning.board import Board
-        >>> board = Board([CSVLogger("logs")], prefix="robustness")
-        >>> board.open({"seed": "0"}, {}, step=0)  # a CSV file holds scalars only
-
+    The board is opened when there is something to show. The picture of the run is drawn in every evaluation, the others
+    in every fifth and at the end.
     """
 
-    def __init__(
-        self, loggers: Sequence[Logger], prefix: str, figures: bool = True, class_names: Sequence[str] | None = None
-    ) -> None:
-        self._sinks = list(sinks_of(loggers, prefix))
+    def __init__(self, settings: MonitorSettings, trainer: Trainer, prefix: str, faults: Faults) -> None:
+        self._settings = settings
+        self._trainer = trainer
         self._prefix = prefix
-        self._can_draw = figures
-        self._figures = figures
-        self._class_names = class_names
-        self._attack: str | None = None
+        self._faults = faults
+        self._sinks: list[Sink] | None = None
+        self._class_names: Sequence[str] | None = None
+        self._draws_figures = settings.log_figures
         self._num_evaluations = 0
         self._history_figure: Figure | None = None
-        self._curves: dict[int, BoundaryCurve] = {}
+        self._curves: dict[str, BoundaryCurve] = {}
         self._class_rates: dict[int, Tensor] = {}
         self._waiting: dict[str, Callable[[], Figure]] = {}
 
-    def open(
-        self,
-        settings: Mapping[str, str],
-        attacks: Mapping[str, AttackFacts],
-        step: int,
-        parts: Collection[str] = ("features", "fim"),
-    ) -> None:
-        """Lay out the charts, and show a glossary and the settings, once per run."""
-        unbounded = [name for name, facts in attacks.items() if not facts.budgets]
-        self._attack = next((name for name in attacks if name not in unbounded), None)
-        for sink in self._sinks:
-            sink.open(charts(parts, list(attacks), unbounded))
-        self.show_text("glossary", ("key", "meaning"), _glossary(attacks, parts), step)
-        self.show_text("settings", ("setting", "value"), settings.items(), step)
+    def draws(self, is_last: bool) -> bool:
+        """Return whether pictures are due in this evaluation, in all processes alike."""
+        is_due = is_last or self._num_evaluations % DRAW_EVERY == 0
+        return is_due and self._settings.log_figures and bool(self._trainer.loggers)
 
     def show(
-        self, step: int, epoch: int, input_space: InputSpace, findings: Findings, examples: Mapping[str, Examples]
+        self,
+        findings: Findings,
+        examples: Mapping[str, Examples],
+        epoch: int,
+        subject: Subject,
+        sample: FixedSample | None,
     ) -> None:
-        """Show the results of an evaluation."""
-        if findings.signs:
-            self.show_text("masking_signs", MaskingSign._fields, findings.signs, step)
-        for name, values in findings.histograms.items():
-            self._show_histogram(name, values, step)
-        for name, pairs in examples.items():
-            title = f"true class and prediction under {name}, epoch {epoch}"
-            draw = partial(perturbation_figure, pairs, input_space, title, self._class_names)
-            self._waiting[f"examples/{name}"] = draw
-        if findings.curve is not None:
-            self._curves[epoch] = findings.curve
-            self._waiting["boundary_curve"] = partial(boundary_figure, self._curves)
-        if self._attack is not None and self._attack in findings.attacks:
-            self._add_class_rates(epoch, self._attack, findings.attacks[self._attack])
-        if self._num_evaluations % DRAW_EVERY == 0:
-            self.draw_waiting(step)
+        """Show the results of an evaluation; every process counts it."""
+        is_due, is_main = self._num_evaluations % DRAW_EVERY == 0, self._trainer.is_global_zero
         self._num_evaluations += 1
+        if not is_main or not self._trainer.loggers or subject.route is None:
+            return
+        try:
+            if self._sinks is None:
+                self._open(subject, subject.route, findings.l2_budget)
+            self._add(findings, examples, epoch, subject)
+            if is_due:
+                self._draw_waiting()
+            if self._settings.log_embeddings and sample is not None and subject.route.head is not None:
+                self._embed(subject, sample.take(self._settings.sample_size, subject.extra_names))
+        except Exception as error:
+            self._faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
 
-    def show_run(self, history: Sequence[Mapping[str, float]], step: int) -> None:
-        """Show the picture of the run so far, under the prefix itself as its tag, so that it comes first."""
+    def show_history(self, history: Sequence[Mapping[str, float]]) -> float:
+        """Show the picture of the run so far, and return the seconds that it took."""
+        start = perf_counter()
 
         def draw() -> "Figure":
             self._history_figure = history_figure(history, self._prefix, self._history_figure)
             return self._history_figure
 
-        self._show_figure("", draw, step)
+        with self._faults.skipping("the picture of the run could not be logged", is_raised_early=True):
+            self._show_figure("", draw)  # the prefix itself is its tag, so that it comes first
+        return perf_counter() - start
 
-    def draw_waiting(self, step: int) -> None:
-        """Draw what has changed since it was last drawn."""
-        waiting, self._waiting = self._waiting, {}
-        for name, draw in waiting.items():
-            self._show_figure(name, draw, step)
+    def show_summary(self, lines: Iterable[tuple[str, str]]) -> None:
+        """Show the summary of the run, and pictures that wait."""
+        with self._faults.skipping("pictures could not be logged", is_raised_early=True):
+            self._draw_waiting()
+        with self._faults.skipping("the summary could not be logged", is_raised_early=True):
+            self._show_text("summary", ("title", "text"), lines)
 
-    def embed(
-        self,
-        step: int,
-        embedding: Tensor,
-        labels: Tensor,
-        preds: Tensor,
-        x: Tensor,
-        input_space: InputSpace,
-    ) -> None:
-        """Show embeddings of inputs in TensorBoard's projector, with classes and, for images, thumbnails."""
-        if len(embedding) == 0:
-            return
-        classes = {"label": labels, "prediction": preds}
-        columns = {title: [self._class_name(label) for label in part.tolist()] for title, part in classes.items()}
-        metadata = [list(row) for row in zip(*columns.values(), strict=True)]
-        images = as_images(x, input_space) if self._figures else None
-        thumbnails = None if images is None else _thumbnails(images)
-        points = embedding.detach().flatten(1).float()
+    def _open(self, subject: Subject, route: Route, l2_budget: float | None) -> None:
+        """Lay out the charts, and show a glossary and the settings."""
+        settings, plan = self._settings, self._settings.plan
+        with suppress(Exception):  # a data set may fail to say; numbers will do
+            self._class_names = find_class_names(self._trainer, settings.dataloader_idx, route.num_classes)
+        self._sinks = list(sinks_of(self._trainer.loggers, self._prefix))
+        threat = ThreatModel.of(plan.attacks, plan.input_space, plan.attack_samples, l2_budget=l2_budget)
+        unbounded = [name for name, facts in threat.attacks.items() if not facts.budgets]
         for sink in self._sinks:
-            sink.embedding("embedding", points, metadata, list(columns), thumbnails, step)
+            sink.open(charts(settings.parts, list(plan.attacks), unbounded))
+        self._show_text("glossary", ("key", "meaning"), _glossary(threat.attacks, settings.parts))
+        head = f"{route.head!r} of {type(subject.model).__name__}, {route.num_classes} classes"
+        self._show_text("settings", ("setting", "value"), (settings.describe() | {"head": head}).items())
 
-    def show_text(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]], step: int) -> None:
-        """Show texts as a list or table."""
-        rows = [list(row) for row in rows]
-        for sink in self._sinks:
-            sink.text(name, columns, rows, step)
+    def _add(self, findings: Findings, examples: Mapping[str, Examples], epoch: int, subject: Subject) -> None:
+        """Show signs and histograms, and keep what pictures need."""
+        if findings.signs:
+            self._show_text("masking_signs", MaskingSign._fields, findings.signs)
+        for name, values in findings.histograms.items():
+            self._show_histogram(name, values)
+        for name, pairs in examples.items():
+            title = f"true class and prediction under {name}, epoch {epoch}"
+            draw = partial(perturbation_figure, pairs, subject.input_space, title, self._class_names)
+            self._waiting[f"examples/{name}"] = draw
+        if findings.curve is not None:
+            self._curves[f"epoch {epoch}"] = findings.curve
+            self._waiting["boundary_curve"] = partial(boundary_figure, self._curves)
+        attack = self._bounded_attack()
+        if attack is not None and attack in findings.attacks:
+            self._add_class_rates(epoch, attack, findings.attacks[attack])
 
-    def _class_name(self, label: int) -> str:
-        return str(label) if self._class_names is None else self._class_names[label]
+    def _bounded_attack(self) -> str | None:
+        """Return the first attack with a budget, which the picture of classes is about."""
+        plan = self._settings.plan
+        bounded = (name for name, attack in plan.attacks.items() if None not in budgets_of(attack, plan.input_space))
+        return next(bounded, None)
 
     def _add_class_rates(self, epoch: int, attack: str, rows: Rows) -> None:
         """Add the robust accuracy of each class, NaN without samples."""
@@ -159,31 +160,62 @@ class Board:
         number = len(self._class_names) if self._class_names else int(max(y.max(), rows["adv_preds"].max())) + 1
         if number > _MAX_CLASSES or len(y) == 0:
             return
-        counts, right = (torch.bincount(y[rows], minlength=number) for rows in (slice(None), is_right))
-        self._class_rates[epoch] = right / counts
+        self._class_rates[epoch] = y[is_right].bincount(minlength=number) / y.bincount(minlength=number)
         names = [self._class_name(label) for label in range(number)]
         self._waiting["classes"] = partial(class_figure, self._class_rates, names, attack)
 
-    def _show_histogram(self, name: str, values: Tensor, step: int) -> None:
+    def _embed(self, subject: Subject, samples: Samples) -> None:
+        """Show embeddings in TensorBoard's projector, with classes and, for images, thumbnails."""
+        if not len(samples.x):
+            return
+        tap = cast(Route, subject.route).tap(subject.model)
+        calls = [tap.run(subject.logits_of(batch), batch.x) for batch in subject.batches(samples, "embeddings")]
+        points = torch.cat([call.embedding for call in calls if call.embedding is not None]).cpu().flatten(1).float()
+        preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
+        classes = {"label": preds if samples.y is None else samples.y, "prediction": preds}
+        columns = [[self._class_name(label) for label in part.tolist()] for part in classes.values()]
+        metadata = [list(row) for row in zip(*columns, strict=True)]
+        # Inputs of several shapes have no pictures
+        has_images = self._settings.log_figures and isinstance(samples.x, Tensor)
+        images = as_images(samples.x, subject.input_space) if has_images else None
+        thumbnails = None if images is None else _thumbnails(images)
+        for sink in self._sinks or ():
+            sink.embedding("embedding", points, metadata, list(classes), thumbnails, log_step(self._trainer))
+
+    def _class_name(self, label: int) -> str:
+        return str(label) if self._class_names is None else self._class_names[label]
+
+    def _show_text(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Show texts as a list or table."""
+        rows = [list(row) for row in rows]
+        for sink in self._sinks or ():
+            sink.text(name, columns, rows, log_step(self._trainer))
+
+    def _show_histogram(self, name: str, values: Tensor) -> None:
         values = values.detach().flatten().float()
         values = values[values.abs() < 1e20]  # drops NaN; the bins of TensorBoard end here
-        if self._figures and len(values):
-            for sink in self._sinks:
-                sink.histogram(name, values, step)
+        if self._settings.log_figures and len(values):
+            for sink in self._sinks or ():
+                sink.histogram(name, values, log_step(self._trainer))
 
-    def _show_figure(self, name: str, draw: Callable[[], "Figure"], step: int) -> None:
-        sinks = [sink for sink in self._sinks if sink.takes_images]
-        if not (self._can_draw and sinks):
+    def _draw_waiting(self) -> None:
+        """Draw what has changed since it was last drawn."""
+        waiting, self._waiting = self._waiting, {}
+        for name, draw in waiting.items():
+            self._show_figure(name, draw)
+
+    def _show_figure(self, name: str, draw: Callable[[], "Figure"]) -> None:
+        sinks = [sink for sink in self._sinks or () if sink.takes_images]
+        if not (self._draws_figures and sinks):
             return
         try:
-            figure = draw()
+            picture = render(draw())
         except ModuleNotFoundError as error:
-            self._can_draw = False
+            self._draws_figures = False
             rank_zero_warn(f"Figures are left out. {error}")
             return
-        picture = render(figure)
         for sink in sinks:
-            sink.image(name, picture, step)
+            sink.image(name, picture, log_step(self._trainer))
 
 
 def _glossary(attacks: Mapping[str, AttackFacts], parts: Collection[str]) -> list[tuple[str, str]]:

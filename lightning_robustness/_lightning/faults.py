@@ -38,12 +38,6 @@ class Faults:
                 raise MisconfigurationException(f"{self._owner}: {error}") from error
             self.error = error
 
-    def raise_error(self) -> None:
-        """Raise the error that was kept."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-
     @contextmanager
     def skipping(self, consequence: str, is_raised_early: bool = False) -> Iterator[None]:
         """Leave out what fails, which must fail in all processes or in none; warn in the one where it occurred."""
@@ -91,7 +85,7 @@ def warn_of_sharding(trainer: Trainer, settings: MonitorSettings) -> None:
         return
     left_out = [
         *(["attacks, with them `worst` and trust"] if settings.plan.attacks else []),
-        *(["`final_attacks`"] if settings.final else []),
+        *(["`final_attack`"] if settings.final else []),
         *(["the Fisher information and the distance to the decision boundary"] if settings.plan.fim_samples else []),
         *(["CLEVER"] if settings.plan.clever_samples else []),
         *(["the projector"] if settings.log_embeddings else []),

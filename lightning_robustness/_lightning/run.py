@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_robustness._isolation.leaks import find_leaks
+from lightning_robustness._lightning.board import Board
 from lightning_robustness._lightning.faults import Faults
-from lightning_robustness._lightning.run_board import RunBoard
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.step import StepRoute
 from lightning_robustness._lightning.trainer import (
@@ -39,8 +39,7 @@ from lightning_robustness._model.batch import Batch, require_labels
 from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
 
-# Pictures of adversarial inputs: how many, and evaluations from one drawing to the next
-_NUM_EXAMPLES, _DRAW_EVERY = 4, 5
+_NUM_EXAMPLES = 4  # pictures of adversarial inputs, per attack
 
 
 class Run:
@@ -50,7 +49,7 @@ class Run:
         self.settings = settings
         self.prefix = f"test_{settings.prefix}" if trainer.testing else settings.prefix
         self.faults = Faults(trainer, "RobustnessMonitor")
-        self.board = RunBoard(settings, trainer, pl_module, self.prefix, self.faults)
+        self.board = Board(settings, trainer, self.prefix, self.faults)
         self.epoch = 0
         self._trainer = trainer
         self._module = pl_module

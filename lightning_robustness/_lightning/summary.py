@@ -13,11 +13,12 @@ from lightning_robustness._measurement.keys import KEYS, PARTS, attack_free_metr
 from lightning_robustness._measurement.statistics import (
     Evaluation,
     accuracy_interval,
+    attack_of,
     candidates,
     comparable,
     measure_trust,
+    most_robust,
     pick,
-    reference_of,
 )
 from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness._numbers import write_distance, write_interval, write_share
@@ -39,7 +40,10 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A training run in a few lines: its most robust epoch, and how the attack-free values would have found it."""
+    """A training run in a few lines: its most robust epoch, and how the attack-free values would have found it.
+
+    The most robust epoch is the one that ``RobustModelCheckpoint`` keeps by the same accuracy under attack.
+    """
 
     reference: str | None
     epoch: int
@@ -50,27 +54,37 @@ class RunSummary:
     masked_epochs: list[int]
     seconds: dict[str, float]
     boundary: str | None = None
+    clean: float | None = None
 
     @classmethod
     def of(cls, history: Sequence[Evaluation], input_space: InputSpace | None = None) -> Self:
         """Summarise the evaluations of a run, as the monitor keeps them; distances are in units of the input space."""
-        reference, seconds = reference_of(history), dict[str, float]()
+        seconds = dict[str, float]()
         for entry in history:
             for key in (key for key in entry if key.startswith("seconds/")):
                 part = key.removeprefix("seconds/")
                 seconds[part] = seconds.get(part, 0.0) + entry[key]
-        attacked = comparable(history, reference, reference)
-        if not attacked:
+        kept = most_robust(history)
+        if kept is None:
             return cls(None, 0, 0.0, (0.0, 1.0), 0, {}, [], seconds)
-        best = pick(attacked, reference)
+        reference, best = kept
         number, accuracy = best["samples_attacks"], best[reference]
+        attacked = comparable(history, reference, reference)
         masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
-        interval, choices = accuracy_interval(accuracy, number), _choices(history, reference)
         space = check_input_space(input_space)
         has_pixels = (space.low, space.high) == (0, 1)
-        boundary = write_distance(best["boundary"], has_pixels) if "boundary" in best else None
-        epoch, masked_epochs = int(best["epoch"]), list(masked)
-        return cls(reference, epoch, accuracy, interval, int(number), choices, masked_epochs, seconds, boundary)
+        return cls(
+            reference,
+            int(best["epoch"]),
+            accuracy,
+            accuracy_interval(accuracy, number),
+            int(number),
+            _choices(history, reference),
+            list(masked),
+            seconds,
+            write_distance(best["boundary"], has_pixels) if "boundary" in best else None,
+            best.get("acc"),
+        )
 
     def lines(self) -> list[tuple[str, str]]:
         """Return what there is to say, each with a title."""
@@ -80,9 +94,8 @@ class RunSummary:
         if self.reference is None:
             return [("most robust epoch", "not known, as no attack ran"), overhead]
         low, high = (100 * end for end in self.interval)
-        name = self.reference.removeprefix("adv_acc/")
         best = (
-            f"{self.epoch}, accuracy {100 * self.accuracy:.1f} % under {'all attacks' if name == 'worst' else name} "
+            f"{self.epoch}, accuracy {write_share(self.accuracy)} under {attack_of(self.reference)} "
             f"(95 % interval {low:.1f} to {high:.1f}, {self.num_samples} samples)"
         )
         epochs = ", ".join(map(str, self.masked_epochs))
@@ -150,11 +163,10 @@ def run_verdict(summary: RunSummary, history: Sequence[Evaluation], budget: str)
         return "Nothing was measured: there was no validation epoch to watch."
     if summary.reference is None:
         return f"The most robust of {len(history)} evaluations is unknown, as no attack ran."
-    name = summary.reference.removeprefix("adv_acc/")
-    what = f"robust accuracy at {budget}" if budget and name == "worst" else f"accuracy under {name}"
-    what += f" at {budget}" if budget and name != "worst" else ""
-    best = next(entry for entry in history if entry["epoch"] == summary.epoch and summary.reference in entry)
-    clean = f", {write_share(best['acc'])} clean" if "acc" in best else ""
+    attack = attack_of(summary.reference)
+    what = "robust accuracy" if budget and attack == "all attacks" else f"accuracy under {attack}"
+    what += f" at {budget}" if budget else ""
+    clean = "" if summary.clean is None else f", {write_share(summary.clean)} clean"
     epochs = ", ".join(map(str, summary.masked_epochs))
     if epochs:
         masking = f"signs of masked gradients in epochs {epochs}, so the true value may be lower"
@@ -179,8 +191,8 @@ def _tables(
             "Epochs that attack-free metrics would have picked",
             ["metric", "epoch", "points lost", "guarded epoch", "points lost, guarded", "trust"],
             choices,
-            note="Points lost: accuracy under attack below that of the most robust epoch. Guarded: only epochs within "
-            "two points of the best clean accuracy count. Trust: Kendall's tau-b with accuracy under attack.",
+            note="Points lost: accuracy under attack below the highest. Guarded: only epochs within two points of the "
+            "best clean accuracy count. Trust: Kendall's tau-b with accuracy under attack.",
         ),
         *(
             _history_table(title, history, [name for name in names if _part(name) == part])

@@ -117,6 +117,8 @@ def kendall_w(ratings: Tensor) -> float:
 Evaluation = Mapping[str, float]
 # Evaluations below which the coefficient says nothing
 MIN_EVALUATIONS = 5
+# Distance from the best value within which evaluations are tied, so that clean accuracy decides
+TIE_MARGIN = 0.005
 
 
 class Trust(NamedTuple):
@@ -200,6 +202,48 @@ def candidates(history: Sequence[Evaluation], tolerance: float = 0.02) -> Sequen
     """Return the evaluations whose clean accuracy is within a tolerance of the highest; all if none is known."""
     known = [entry["acc"] for entry in history if not math.isnan(entry.get("acc", math.nan))]
     return [entry for entry in history if entry.get("acc", math.nan) >= max(known) - tolerance] if known else history
+
+
+def preference(value: float, accuracy: float, best: float, margin: float = TIE_MARGIN) -> tuple[bool, float, float]:
+    """Return what to sort epochs by, the best last: clean accuracy if the value is tied with the best, else the value.
+
+    A clean accuracy of minus infinity is not known.
+    """
+    is_tied = value >= best - 1.0001 * margin  # values are logged in float32
+    accuracy = accuracy if is_tied else -math.inf
+    return is_tied, accuracy, value if math.isinf(accuracy) else 0.0
+
+
+def most_robust(history: Sequence[Evaluation]) -> tuple[str, Evaluation] | None:
+    """Return the evaluation that ``RobustModelCheckpoint`` keeps by accuracy under attack, and the name of that value.
+
+    As a run goes, an evaluation replaces the kept one if it comes first in the order of ``preference``, or is equal.
+    None if no attack ran.
+
+    Example:
+        >>> from lightning_robustness._measurement.statistics import most_robust
+        >>> pairs = [(0.80, 0.530), (0.81, 0.527), (0.85, 0.48)]
+        >>> history = [{"epoch": n, "acc": acc, "adv_acc/pgd": robust} for n, (acc, robust) in enumerate(pairs)]
+        >>> most_robust(history)
+        ('adv_acc/pgd', {'epoch': 1, 'acc': 0.81, 'adv_acc/pgd': 0.527})
+
+    """
+    reference, kept, best = reference_of(history), None, -math.inf
+    for entry in comparable(history, reference, reference):
+        best = max(best, entry[reference])
+        kept = max(entry, kept or entry, key=lambda one: preference(one[reference], _clean_accuracy(one), best))
+    return None if kept is None else (reference, kept)
+
+
+def _clean_accuracy(entry: Evaluation) -> float:
+    accuracy = entry.get("acc", math.nan)
+    return -math.inf if math.isnan(accuracy) else accuracy
+
+
+def attack_of(reference: str) -> str:
+    """Name the attack of an accuracy under attack."""
+    name = reference.removeprefix(_FAMILY)
+    return "all attacks" if name == "worst" else name
 
 
 def pick(history: Iterable[Evaluation], name: str, higher_is_better: bool = True) -> Evaluation:

@@ -18,6 +18,7 @@ from lightning_robustness._lightning.guard import (
     new_value,
     split_key,
 )
+from lightning_robustness._measurement.statistics import TIE_MARGIN, preference
 from lightning_robustness._processes import rank_zero_warn
 
 
@@ -81,7 +82,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
         check_name("monitor", monitor)
         super().__init__(monitor=monitor, mode=mode_of(monitor, mode), save_on_train_epoch_end=False, **kwargs)
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
-        default_margin = 0.0 if split_key(monitor)[1] is None else 0.005
+        default_margin = 0.0 if split_key(monitor)[1] is None else TIE_MARGIN
         self.tie_margin = default_margin if tie_margin is None else check_number("tie_margin", tie_margin)
         self._sign = 1 if self.mode == "max" else -1
         self._guard_value = math.nan
@@ -89,7 +90,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
         self._guard_values: dict[str, float] = {}
         # Value, and that of the guard, of every epoch that was a candidate, kept or not
         self._evaluations: list[tuple[float, float]] = []
-        self._lowest_tied = -math.inf
+        self._best = -math.inf
         self._has_seen_value = False
 
     @override
@@ -176,7 +177,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
     def _arrange(self) -> None:
         """Tell Lightning which checkpoint is the best, and which it is to remove next."""
         values = [self._sign * value for value, guard_value in self._evaluations if self._guard.admits(guard_value)]
-        self._lowest_tied = max(values, default=-math.inf) - 1.0001 * self.tie_margin  # values are logged in float32
+        self._best = max(values, default=-math.inf)
         if self.best_k_models:
             paths = sorted(self.best_k_models, key=self._rank_of)  # a later one above its equals
             self.kth_best_model_path, self.best_model_path = paths[0], paths[-1]
@@ -186,8 +187,6 @@ class RobustModelCheckpoint(ModelCheckpoint):
         return self._rank(self.best_k_models[path], self._guard_values.get(path, math.nan))
 
     def _rank(self, score: Tensor, guard_value: float) -> tuple[bool, bool, float, float]:
-        """Return what to sort epochs by, the best one last: clean accuracy if it is tied with the best, else value."""
-        value = self._sign * score.item()
-        is_tied = value >= self._lowest_tied
-        accuracy = self._guard.quality(guard_value) if is_tied else -math.inf
-        return self._guard.admits(guard_value), is_tied, accuracy, value if math.isinf(accuracy) else 0.0
+        """Return what to sort epochs by, the best one last: candidates first."""
+        value, accuracy = self._sign * score.item(), self._guard.quality(guard_value)
+        return self._guard.admits(guard_value), *preference(value, accuracy, self._best, self.tie_margin)

@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from lightning_robustness._display.run_figures import history_figure
 from lightning_robustness._lightning.faults import warn_of_sharding
-from lightning_robustness._lightning.hparams import announce_values, close_table
 from lightning_robustness._lightning.record import RunRecord, find_distrust, is_at_the_end
 from lightning_robustness._lightning.run import Run
 from lightning_robustness._lightning.settings import MonitorSettings
+from lightning_robustness._lightning.sinks import announce_values, close_table
 from lightning_robustness._lightning.summary import RunSummary, run_page
 from lightning_robustness._lightning.trainer import (
     check_order,

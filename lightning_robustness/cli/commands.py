@@ -1,154 +1,53 @@
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import wraps
-from typing import TYPE_CHECKING, Any
-
-from torch import nn
-
-from lightning_robustness._processes import rank_zero_warn
-
-if TYPE_CHECKING:
-    from lightning.fabric import Fabric
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-from lightning_robustness._arguments import check_device, check_integer, check_number
+from torch import nn
+
 from lightning_robustness._display.drawing import new_figure
 from lightning_robustness._display.provenance import describe_checkpoint
-from lightning_robustness._measurement.meters.sweep import plan_sweep
-from lightning_robustness._measurement.plan import name_attacks
-from lightning_robustness.attacks.attack import check_budgets
+from lightning_robustness._lightning.devices import launched, make_fabric
 from lightning_robustness.cli.class_path import Target, load_object
 from lightning_robustness.cli.loading import load_data, load_model
-from lightning_robustness.cli.parser import OWN_OPTIONS
+from lightning_robustness.cli.parser import OPTIONS
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
-from lightning_robustness.evaluation.reports.comparison_checks import check_budget, check_prior
 from lightning_robustness.evaluation.reports.report import Report, read_json
 
-_OPTIONS = ("accelerator", "strategy", "devices", "num_nodes", "precision")
 
-
-def make_fabric(options: Any) -> "Fabric | None":
-    """Return the Fabric that the options ask for, not launched yet, or None if they ask for none."""
-    given = {name: options[name] for name in _OPTIONS if options[name] is not None}
-    if not given:
-        return None
-    names = ", ".join(f"--{name}" for name in given)
-    if options.device is not None:
-        raise ValueError(f"Expected either --device or {names} but got both. Leave out --device.")
-    from lightning.fabric import Fabric
-
-    try:
-        return Fabric(**given)
-    except Exception as error:  # Lightning has errors of several kinds for wrong arguments
-        raise ValueError(f"Expected {names} as Lightning's Fabric takes them. {error}") from error
-
-
-@contextmanager
-def launched(fabric: "Fabric | None", options: Any, models: Iterable[Any]) -> Iterator[bool]:
-    """Start the processes, and bring the models into the precision that was asked for."""
-    if fabric is None:
-        yield True
-        return
-    import torch.distributed as dist
-
-    fabric.launch()
-    try:
-        options.device = str(fabric.device)
-        for model in models:
-            if isinstance(model, nn.Module) and options.precision is not None:
-                convert(model, fabric, str(options.precision))
-        yield fabric.is_global_zero
-    finally:
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def convert(model: nn.Module, fabric: "Fabric", precision: str) -> None:
-    """Let a model compute in a precision, whoever calls it.
-
-    Only its ``forward`` runs in the precision. Inputs, perturbations and gradients with respect to them stay as they
-    are, since the casts are part of the graph: an attack takes its steps in single precision.
-    """
-    plugin = fabric.strategy.precision
-    plugin.convert_module(model)
-    forward = model.forward
-    if precision.startswith("16"):
-        rank_zero_warn(
-            f"In precision {precision!r}, small gradients are rounded to zero, so attacks on confident predictions may "
-            "fail. Use 'bf16-mixed' or 'bf16-true'."
-        )
-
-    @wraps(forward)
-    def converted(*args: Any, **kwargs: Any) -> Any:
-        if "mixed" not in precision:  # autocast takes inputs as they are, and rounds as late as it can
-            args, kwargs = plugin.convert_input((args, kwargs))
-        with plugin.forward_context():
-            return forward(*args, **kwargs)
-
-    converted.__qualname__ = f"{forward.__qualname__} in {precision}"
-    model.forward = converted  # type: ignore[method-assign]
-
-
-# Returns a context whose errors count as wrong arguments
-_Checked = Callable[[], AbstractContextManager[None]]
-# The largest seed that NumPy and Lightning accept
-_MAX_SEED = 2**32 - 1
-
-
-def _evaluate(checked: _Checked, options: Any) -> int:
-    with checked():
-        _check_output(options)
-        options.eps, options.sweep_eps = _budget(options.eps), [_budget(eps) for eps in options.sweep_eps]
-        check_budgets(name_attacks(options.attacks, options.eps).values(), options.input_space)
-        if options.sweep_eps:
-            plan_sweep(options.sweep_attacks, options.sweep_eps, options.input_space)
-        _check_settings(options)
-        fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
-        settings = _settings(evaluate, options, "attacks", "eps", "sweep_attacks", "sweep_eps", "head")
+def _evaluate(options: Any) -> int:
+    _check_output(options)
+    settings = _settings(evaluate, options)
+    fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
     with launched(fabric, options, [model]) as is_first:
         report = evaluate(model, loader, device=options.device, **settings)
     report.provenance |= _origin(options) | _describe_checkpoint(options.checkpoint)
     return _finish(report, options, is_first, is_interrupted=report.interrupted is not None)
 
 
-def _sweep(checked: _Checked, options: Any) -> int:
-    with checked():
-        _check_output(options)
-        options.eps = [_budget(eps) for eps in options.eps]
-        plan_sweep(options.attacks, options.eps, options.input_space)
-        _check_settings(options, least_samples=1)
-        fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
-        settings = _settings(sweep, options, "attacks", "eps")
+def _sweep(options: Any) -> int:
+    _check_output(options)
+    settings = _settings(sweep, options)
+    fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
     with launched(fabric, options, [model]) as is_first:
         report = sweep(model, loader, device=options.device, **settings)
     report.provenance |= _origin(options) | _describe_checkpoint(options.checkpoint)
     return _finish(report, options, is_first, is_interrupted=report.interrupted)
 
 
-def _compare(checked: _Checked, options: Any) -> int:
-    with checked():
-        _check_output(options)
-        options.eps = [_budget(eps) for eps in options.eps]
-        plan_sweep(options.attacks, options.eps, options.input_space)
-        check_prior(options.prior, options.balance)
-        options.budget = None if options.budget is None else check_budget(_budget(options.budget), options.eps)
-        _check_settings(options)
-        fabric = make_fabric(options)
-        models: dict[str, nn.Module | RobustnessReport] = {}
-        for entry in options.models:
-            name, model = _named_model(entry, options)
-            if name in models:
-                raise ValueError(f"Expected models with different names but got {name!r} twice.")
-            models[name] = model
-            if options.data is None and isinstance(model, nn.Module):
-                raise ValueError(f"Expected `--data` to evaluate the model {name!r} on but got none.")
-        loader = None if options.data is None else _load_data(options)
-        settings = _settings(evaluate, options, "attacks", "eps", "prior", "balance", "budget", "head")
+def _compare(options: Any) -> int:
+    _check_output(options)
+    settings = _settings(compare, options)
+    fabric = make_fabric(options)
+    models: dict[str, nn.Module | RobustnessReport] = {}
+    for entry in options.models:
+        name, model = _named_model(entry, options)
+        if name in models:
+            raise ValueError(f"Expected models with different names but got {name!r} twice.")
+        models[name] = model
+    loader = None if options.data is None else _load_data(options)
     with launched(fabric, options, models.values()) as is_first:
         report = compare(models, loader, device=options.device, **settings)
     report.provenance |= _origin(options)
@@ -158,15 +57,13 @@ def _compare(checked: _Checked, options: Any) -> int:
     return _finish(report, options, is_first, is_interrupted=bool(report.missing), is_failed=bool(report.failed))
 
 
-def _report(checked: _Checked, options: Any) -> int:
+def _report(options: Any) -> int:
     kinds: dict[str, type[Report]] = {k.__name__: k for k in (RobustnessReport, ComparisonReport, SweepReport)}
-    with checked():
-        _check_output(options)
-        kind = read_json(options.report).get("kind")
-        if not isinstance(kind, str) or kind not in kinds:
-            raise ValueError(f"Expected one of {', '.join(kinds)} in {options.report} but got {kind!r}.")
-        report = kinds[kind].from_json(options.report)
-    _write(report, options)
+    _check_output(options)
+    kind = read_json(options.report).get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"Expected one of {', '.join(kinds)} in {options.report} but got {kind!r}.")
+    _write(kinds[kind].from_json(options.report), options)
     return 0
 
 
@@ -188,6 +85,8 @@ def _named_model(entry: str, options: Any) -> tuple[str, nn.Module | RobustnessR
         raise ValueError(f"Expected name=package.module:Class@checkpoint or name=report.json but got {entry!r}.")
     if source.endswith(".json"):
         return name, RobustnessReport.from_json(source)
+    if options.data is None:
+        raise ValueError(f"Expected `--data` to evaluate the model {name!r} on but got none.")
     path, _, checkpoint = source.partition("@")
     target = _with_arguments(path, options.model_args)
     return name, load_model(target, checkpoint or None, trust_checkpoint=options.trust_checkpoint)
@@ -211,32 +110,29 @@ def _with_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
     return {**target, "init_args": {**(target.get("init_args") or {}), **arguments}} if arguments else target
 
 
-def _settings(function: Callable[..., Any], options: Any, *own: str) -> dict[str, Any]:
-    names = [name for name in inspect.signature(function).parameters if name not in OWN_OPTIONS]
-    functions = {name: _load_function(name, options[name]) for name in ("forward_fn", "embed_fn", "batch_fn")}
-    return {name: options[name] for name in (*names, *own, "input_space")} | functions
+def _settings(function: Callable[..., Any], options: Any) -> dict[str, Any]:
+    """Return the arguments of a function that need no loading, but for the device, which Fabric may choose."""
+    names = inspect.signature(function).parameters.keys() - {"model", "models", "dataloader", "device"}
+    return {name: _read_option(name, options[name]) for name in names}
 
 
-def _load_function(name: str, path: str | None) -> Callable[..., Any] | None:
-    function = None if path is None else load_object(path)
-    if function is not None and not callable(function):
+def _read_option(name: str, value: Any) -> Any:
+    if value is None or name not in OPTIONS:
+        return value
+    if name.endswith("_fn"):
+        return _load_function(name, value)
+    if name in ("eps", "rank_budget"):
+        return _budget(value)
+    return [_budget(budget) for budget in value] if name.endswith("budgets") else value
+
+
+def _load_function(name: str, path: str) -> Callable[..., Any]:
+    function = load_object(path)
+    if not callable(function):
         raise TypeError(
             f"Expected argument `{name}` to be the path of a function but got {path!r}, which is {function!r}."
         )
-    return function
-
-
-def _check_settings(options: Any, least_samples: int = 0) -> None:
-    for name, minimum in {"batch_size": 1, "fim_samples": 0, "attack_samples": 0, "clever_samples": 0}.items():
-        if name in options:
-            check_integer(name, options[name], minimum)
-    if "clever_radius" in options:
-        check_number("clever_radius", options.clever_radius, exclusive=True)
-    if options.samples is not None:
-        check_integer("samples", options.samples, least_samples)
-    if not 0 <= options.seed <= _MAX_SEED:
-        raise ValueError(f"Expected argument `seed` to be an integer from 0 to {_MAX_SEED} but got {options.seed}.")
-    check_device(options.device)
+    return function  # type: ignore[no-any-return]
 
 
 def _budget(text: str | float) -> float:

@@ -1,9 +1,7 @@
 import json
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,8 @@ from lightning_robustness.cli.parser import make_parser
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 _SIGNS = ("trainer", "seed_everything")
+# Errors of arguments, and of a model or data that do not fit; others are failures
+_MISFITS = (FileNotFoundError, ModuleNotFoundError, PermissionError, TypeError, ValueError)
 
 
 def translate_configs(arguments: Sequence[str]) -> list[str]:
@@ -69,40 +69,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             'pip install "lightning-robustness[cli]"'
         )
     try:
-        with _checked_arguments(parser, show_traceback="--traceback" in given):
-            given = translate_configs(given)
-        options = parser.parse_args(given)
-        return _run(parser, options, ["lightning-robustness", *given])
+        return _run(parser, given)
     except KeyboardInterrupt:
         return _fail("interrupted before there was anything to report", code=130)
+    except Exception as error:
+        if "--traceback" in given:
+            traceback.print_exc()
+        if isinstance(error, _MISFITS):
+            parser.error(str(error))  # exits with 2, as for what the parser finds
+        return _fail(f"{type(error).__name__}: {error}")
 
 
-def _run(parser: Any, options: Any, command: Sequence[str]) -> int:
+def _run(parser: Any, given: Sequence[str]) -> int:
+    given = translate_configs(given)
+    options = parser.parse_args(given)  # before imports that take seconds
     from lightning_robustness._display.provenance import write_command
     from lightning_robustness.cli import commands
     from lightning_robustness.cli.class_path import instantiate
 
-    checked = partial(_checked_arguments, parser, options.traceback)
-    with checked():
-        options = instantiate(parser, options)
-        options[options.command]["command_line"] = write_command(command)  # for the provenance of the report
-    try:
-        return commands.COMMANDS[options.command](checked, options[options.command])
-    except Exception as error:
-        if options.traceback:
-            traceback.print_exc()
-        return _fail(f"{type(error).__name__}: {error}")
-
-
-@contextmanager
-def _checked_arguments(parser: Any, show_traceback: bool) -> Iterator[None]:
-    """Report errors in arguments as the parser reports its own, with exit code 2."""
-    try:
-        yield
-    except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
-        if show_traceback:
-            traceback.print_exc()
-        parser.error(str(error))
+    options = instantiate(parser, options)
+    chosen = options[options.command]
+    chosen["command_line"] = write_command(["lightning-robustness", *given])  # for the provenance of the report
+    return commands.COMMANDS[options.command](chosen)
 
 
 def _fail(message: str, code: int = 1) -> int:

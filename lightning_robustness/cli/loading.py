@@ -32,6 +32,12 @@ def load_model(
     build = load_object(name)
     if not callable(build):
         raise TypeError(f"Expected {name!r} to be a class or function that makes a model but got {build!r}.")
+    if checkpoint is None and isinstance(build, type):
+        raise ValueError(
+            f"Expected argument `checkpoint` with the weights of {name!r} but got none: they would be random. On the "
+            f"command line, pass `--checkpoint FILE`, or {name}@FILE to `compare`. If they come from elsewhere, pass "
+            "a function that returns the trained model."
+        )
     given |= {**(read_arguments(build, init_args) if init_args else {}), **dict(arguments or {})}
     is_lightning = "pytorch-lightning_version" in content and hasattr(build, "load_from_checkpoint")
     if checkpoint is not None and trust_checkpoint and is_lightning:
@@ -143,40 +149,25 @@ def _load_weights(model: nn.Module, state: Any, checkpoint: str | Path) -> None:
     prefix = _find_prefix(state, own, f"{name} in {checkpoint}")
     state = state if prefix is None else {key: state[prefix + key] for key in own}
     is_strict = bool(getattr(model, "strict_loading", True))
-    try:
-        model.load_state_dict(state, strict=is_strict)
-        error = None
-    except Exception as raised:  # weights may be of any type
-        error = raised
     missing = [key for key in own if key not in state]
-    if error is not None or (not is_strict and own and len(missing) == len(own)):
-        found = _differences(state, own, missing) or f"{type(error).__name__}: {error}"
+    has_none = bool(own) and len(missing) == len(own)
+    try:
+        model.load_state_dict(state, strict=is_strict or has_none)
+    except Exception as error:  # weights may be of any type
         inner = [key for key, value in state.items() if isinstance(value, Mapping)]
         remedy = (
-            f"It holds dictionaries ({_list(inner)}): save the one with the weights to a separate file."
+            f"It holds dictionaries ({', '.join(inner)}): save the one with the weights to a separate file."
             if inner
             else "Does it belong to another class, or to one with other arguments (`model_args`)?"
         )
         raise ValueError(
-            f"Expected {checkpoint} to hold the weights of {name} but it does not. {found}. {remedy}"
+            f"Expected {checkpoint} to hold the weights of {name} but it does not. {remedy} {error}"
         ) from error
-    if not is_strict and missing:
+    if missing:
         rank_zero_warn(
-            f"{checkpoint} lacks weights of {name}, which keep their initial values: {_list(missing)}. Loading is not "
-            "strict because `strict_loading` is False."
+            f"{checkpoint} lacks weights of {name}, which keep their initial values: {', '.join(missing)}. Loading is "
+            "not strict because `strict_loading` is False."
         )
-
-
-def _differences(state: Mapping[str, Any], own: Mapping[str, Any], missing: list[str]) -> str:
-    reshaped = []
-    for key, value in own.items():
-        shape = getattr(state.get(key), "shape", None)
-        if key in state and shape != value.shape:
-            observed = f"a {type(state[key]).__name__}" if shape is None else f"shape {tuple(shape)}"
-            reshaped.append(f"{key} ({observed} instead of {tuple(value.shape)})")
-    unexpected = [key for key in state if key not in own]
-    problems = {"missing": missing, "unexpected": unexpected, "different": reshaped}
-    return "; ".join(f"{name}: {_list(keys)}" for name, keys in problems.items() if keys)
 
 
 def _find_prefix(state: Mapping[str, Any], own: Mapping[str, Any], what: str) -> str | None:
@@ -189,14 +180,8 @@ def _find_prefix(state: Mapping[str, Any], own: Mapping[str, Any], what: str) ->
     fitting = [p for p in named if all(getattr(state[p + k], "shape", None) == v.shape for k, v in own.items())]
     # A network with two names is saved twice
     if any(not torch.equal(state[fitting[0] + key], state[other + key]) for other in fitting[1:] for key in own):
-        prefixes = [repr(prefix) for prefix in fitting]
         raise ValueError(
-            f"Expected one {what} but got {len(prefixes)}, with the prefixes {_list(prefixes)}. Save the state dict of "
-            "the intended one to a separate file."
+            f"Expected one {what} but got {len(fitting)}, with the prefixes {', '.join(map(repr, fitting))}. Save the "
+            "state dict of the intended one to a separate file."
         )
     return next(iter(fitting or named), None)
-
-
-def _list(keys: list[str]) -> str:
-    rest = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-    return ", ".join(keys[:5]) + rest

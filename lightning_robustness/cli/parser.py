@@ -1,9 +1,10 @@
 """Options of the commands."""
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from lightning_robustness import __version__
 
@@ -11,21 +12,30 @@ from lightning_robustness import __version__
 _BUDGET = float | str
 # A path of a class or function, or a mapping of LightningCLI
 _TARGET = dict[str, Any] | str
-# Options of Fabric: their names, types and help
-_DEVICE_OPTIONS = (
-    ("devices", int | str | None, "Number of devices, a list such as 0,1 or auto, with one process each"),
-    ("num_nodes", int | None, "Number of machines"),
-    ("accelerator", str | None, "Kind of device, such as cpu or cuda"),
-    ("strategy", str | None, "How to start processes, such as ddp"),
-    ("precision", int | str | None, "Precision of the model, such as bf16-mixed"),
-)
-# Arguments that are added by hand rather than from the signatures of the functions
-OWN_OPTIONS = frozenset(
-    {
-        *("model", "dataloader", "attacks", "eps", "input_space", "head", "device", "sweep_eps", "sweep_attacks"),
-        *("forward_fn", "embed_fn", "batch_fn"),
-    }
-)
+# Options of Fabric: their types and help
+_DEVICE_OPTIONS = {
+    "devices": (int | str | None, "Number of devices, a list such as 0,1 or auto, with one process each"),
+    "num_nodes": (int | None, "Number of machines"),
+    "accelerator": (str | None, "Kind of device, such as cpu or cuda"),
+    "strategy": (str | None, "How to start processes, such as ddp"),
+    "precision": (int | str | None, "Precision of the model, such as bf16-mixed"),
+}
+# Arguments of the functions that the command line takes in another form, such as a path: types, or of each in a list
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "attacks": (list[str], "Attacks by name (--list_attacks); none if empty."),
+    "eps": (_BUDGET, "Budget of the attacks, such as 0.1 or 8/255."),
+    "budgets": (list[_BUDGET], "Budgets, increasing, such as 2/255 4/255 8/255."),
+    "sweep_budgets": (list[_BUDGET], "Budgets of a sweep, increasing."),
+    "sweep_attacks": (list[str], "Attacks of the sweep."),
+    "rank_budget": (_BUDGET | None, "Budget by which models are sorted, one of --budgets; by default the middle one."),
+    "head": (str | None, "Name of the classifier head, if not found."),
+    "device": (str | None, "Where to run, such as cuda."),
+    "forward_fn": (str | None, "Function that takes the model and inputs and returns logits: package.module:function."),
+    "embed_fn": (str | None, "Function that takes the model and what the loader gives and returns embeddings."),
+    "batch_fn": (str | None, "Function that takes a batch and returns inputs and labels: package.module:function."),
+}
+# Arguments that the command gets by loading, or that are made of several options
+_LOADED = {"model", "models", "dataloader", "input_space"}
 
 
 def make_parser(arguments: Sequence[str]) -> Any:
@@ -35,7 +45,7 @@ def make_parser(arguments: Sequence[str]) -> Any:
     parser = ArgumentParser(
         prog="lightning-robustness",
         description="Measure how robust trained classifiers are against adversarial examples.",
-        epilog="Exit codes: 0 done, 1 a model could not be evaluated, 2 wrong arguments, 130 interrupted.",
+        epilog="Exit codes: 0 done, 1 a model could not be evaluated, 2 wrong arguments or data, 130 interrupted.",
         version=__version__,
     )
     parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
@@ -66,21 +76,10 @@ class _ListAttacks(argparse.Action):
 
 
 def _add_evaluate(parser: Any) -> None:
-    from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS
     from lightning_robustness.evaluation.evaluate import evaluate
 
     _add_model(parser)
     _add_data(parser, required=True)
-    parser.add_argument(
-        "--attacks",
-        nargs="*",
-        default=["pgd", "cw", "square"],
-        help="Attacks by name (--list_attacks); none if empty.",
-    )
-    parser.add_argument("--eps", type=_BUDGET, default="8/255", help="Budget of the attacks, such as 0.1 or 8/255.")
-    parser.add_argument("--sweep_eps", nargs="*", type=_BUDGET, default=[], help="Budgets of a sweep, increasing.")
-    parser.add_argument("--sweep_attacks", nargs="*", default=list(SWEEP_ATTACKS), help="Attacks of the sweep.")
-    parser.add_argument("--head", type=str | None, default=None, help="Name of the classifier head, if not found.")
     _add_settings(parser, evaluate)
 
 
@@ -89,32 +88,22 @@ def _add_sweep(parser: Any) -> None:
 
     _add_model(parser)
     _add_data(parser, required=True)
-    _add_sweep_attacks(parser)
     _add_settings(parser, sweep)
 
 
 def _add_compare(parser: Any) -> None:
+    from lightning_robustness.evaluation.compare import compare
     from lightning_robustness.evaluation.evaluate import evaluate
 
     parser.add_argument(
         "--models",
         required=True,
         nargs="+",
-        help="name=package.module:Class@checkpoint, or name=report.json as written by `evaluate --sweep_eps`.",
+        help="name=package.module:Class@checkpoint, or name=report.json as written by `evaluate --sweep_budgets`.",
     )
     _add_model_arguments(parser)
     _add_data(parser, required=False)
-    _add_sweep_attacks(parser)
-    parser.add_argument("--prior", type=dict[str, float], default={}, help="Prior weights of metrics: {accuracy: 2}.")
-    parser.add_argument(
-        "--budget",
-        type=_BUDGET | None,
-        default=None,
-        help="Budget at which models are sorted by robust accuracy, one of `--eps`; by default the middle one.",
-    )
-    parser.add_argument("--balance", type=float, default=0.0, help="Share of the weight that no metric gets.")
-    parser.add_argument("--head", type=str | None, default=None, help="Name of the classifier head, if not found.")
-    _add_settings(parser, evaluate)
+    _add_settings(parser, compare, evaluate)
 
 
 def _add_report(parser: Any) -> None:
@@ -130,7 +119,10 @@ def _add_model(parser: Any) -> None:
         help="package.module:Class, a function that returns a model, or {class_path: ..., init_args: ...}.",
     )
     parser.add_argument(
-        "--checkpoint", type=str | None, default=None, help="Weights: a checkpoint of Lightning, or a state dict."
+        "--checkpoint",
+        type=str | None,
+        default=None,
+        help="Weights: a checkpoint of Lightning, or a state dict. Required if the model is a class.",
     )
     _add_model_arguments(parser)
 
@@ -163,27 +155,26 @@ def _add_data(parser: Any, required: bool) -> None:
     parser.add_argument("--split", choices=["val", "test"], default="test", help="Which loader of the data module.")
 
 
-def _add_sweep_attacks(parser: Any) -> None:
-    from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS
-
-    parser.add_argument("--attacks", nargs="+", default=list(SWEEP_ATTACKS), help="Names of the attacks.")
-    parser.add_argument("--eps", nargs="+", type=_BUDGET, default=list(SWEEP_BUDGETS), help="Budgets, increasing.")
-
-
-def _add_settings(parser: Any, function: Callable[..., Any]) -> None:
+def _add_settings(parser: Any, function: Callable[..., Any], *passed_on: Callable[..., Any]) -> None:
+    """Add the arguments of a function, with the help of others that it passes them on to."""
     from lightning_robustness.input_space import InputSpace
 
-    parser.add_argument("--device", type=str | None, default=None, help="Where to run, such as cuda.")
-    for name, kind, help_text in _DEVICE_OPTIONS:
+    for name, (kind, help_text) in _DEVICE_OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind, default=None, help=f"{help_text}, as in Lightning's Fabric.")
-    for name, help_text in {
-        "forward_fn": "Function that takes the model and inputs and returns logits: package.module:function.",
-        "embed_fn": "Function that takes the model and inputs, such as tokens, and returns embeddings to perturb.",
-        "batch_fn": "Function that takes a batch and returns inputs and labels: package.module:function.",
-    }.items():
-        parser.add_argument(f"--{name}", type=str | None, default=None, help=help_text)
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        kind, help_text = OPTIONS.get(name, (None, ""))
+        if get_origin(kind) is list:
+            (kind,), default = get_args(kind), list(parameter.default)
+            parser.add_argument(f"--{name}", nargs="*", type=kind, default=default, help=help_text)
+        elif kind is not None:
+            parser.add_argument(f"--{name}", type=kind, default=parameter.default, help=help_text)
     parser.add_class_arguments(InputSpace, "input_space")
-    parser.add_function_arguments(function, skip=set(OWN_OPTIONS))
+    added = _LOADED | OPTIONS.keys()
+    for source in (*passed_on, function):
+        names = inspect.signature(source).parameters.keys()
+        parser.add_function_arguments(source, skip=added | (names - parameters.keys()))
+        added |= names
     _add_output(parser)
 
 

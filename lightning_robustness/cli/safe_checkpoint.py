@@ -4,8 +4,10 @@ import argparse
 import pickle
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,9 +15,8 @@ from torch import nn
 
 from lightning_robustness.cli.class_path import load_object, split_path
 
-# Hold data and do nothing when they are made. A path of another system is read as one of this.
+# A path of another system is read as one of this.
 _PATHS = [f"pathlib.{module}{name}" for module in ("", "_local.") for name in ("Path", "PosixPath", "WindowsPath")]
-_PLAIN: dict[str, type] = {"argparse.Namespace": argparse.Namespace, **dict.fromkeys(_PATHS, Path)}
 _TORCH: dict[str, tuple[type, ...]] = {
     "torch.nn.modules.": (nn.Module,),
     "torch.optim.": (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler),
@@ -41,17 +42,18 @@ def read_checkpoint(checkpoint: str | Path, path: str, trust_checkpoint: bool = 
         )
     if not Path(checkpoint).is_file():
         raise ValueError(f"Expected a checkpoint at {checkpoint} but there is no such file.")
-    if trust_checkpoint:
-        load_object(path)  # a pickle may import from the current directory
+    build = load_object(path)
     try:
-        with torch.serialization.safe_globals([] if trust_checkpoint else _allowed(checkpoint, path)):
+        with _without_code(build, split_path(path)[0]) if not trust_checkpoint else nullcontext():
             content = torch.load(checkpoint, map_location="cpu", weights_only=not trust_checkpoint)
-    except _RefusedError as error:
-        raise ValueError(_refusal(checkpoint, path, error.names)) from error
     except Exception as error:  # of any type, since every byte of a foreign file is read as an instruction
         refused = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if refused is not None:
-            raise ValueError(_refusal(checkpoint, path, [refused[1]])) from error
+            raise ValueError(
+                f"Expected {checkpoint} to hold weights, plain values and classes of torch.nn, torch.optim and "
+                f"{split_path(path)[0]!r} only but it refers to {refused[1]}. Save the state dict alone, or leave this "
+                f"out of the hyper-parameters (`save_hyperparameters(ignore=...)`). {_REMEDY}"
+            ) from error
         raise ValueError(
             "Expected argument `checkpoint` to be a file that `torch.save` or Lightning has written but "
             f"{checkpoint} cannot be read: {type(error).__name__}: {_reason(error)}. Is it another file, or incomplete?"
@@ -87,12 +89,6 @@ def refuse_code(hyper_parameters: Mapping[str, Any], checkpoint: str | Path) -> 
             )
 
 
-class _RefusedError(Exception):
-    def __init__(self, names: list[str]) -> None:
-        super().__init__(", ".join(names))
-        self.names = names
-
-
 def _reason(error: Exception) -> str:
     """First line of a message, without torch's advice on how to load the file regardless."""
     text = str(error).strip()
@@ -100,46 +96,36 @@ def _reason(error: Exception) -> str:
     return (inner[1] if inner else text.partition("\n")[0]).rstrip(". ") or "no message"
 
 
-def _refusal(checkpoint: str | Path, path: str, names: list[str]) -> str:
-    return (
-        f"Expected {checkpoint} to hold weights, plain values and classes of torch.nn, torch.optim and "
-        f"{split_path(path)[0]!r} only but it refers to {', '.join(names)}. Save the state dict alone, or leave "
-        f"this out of the hyper-parameters (`save_hyperparameters(ignore=...)`). {_REMEDY}"
-    )
-
-
-def _allowed(checkpoint: str | Path, path: str) -> list[Any]:
-    """Classes that a checkpoint refers to and may use, by the names that it has for them."""
+@contextmanager
+def _without_code(build: Any, module_name: str) -> Iterator[None]:
+    """Let torch read classes that hold data and do nothing else, and import nothing from the current directory."""
+    # Of other callables, such as a `functools.partial`, this is the module of their type
+    homes = {module_name, build.__module__ if isinstance(build, type | FunctionType) else module_name}
+    kept = list(sys.path)
+    sys.path[:] = [entry for entry in kept if Path(entry) != Path.cwd()]
     try:
-        names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(checkpoint)))
-    except Exception:  # an older format: `torch.load` reads it with its own list of what is allowed
-        return []
-    found = {name: _PLAIN.get(name) or _torch_class(name) or _own_class(name, path) for name in names}
-    refused = [name for name, kind in found.items() if kind is None]
-    if refused:
-        raise _RefusedError(refused)
-    return [(kind, name) for name, kind in found.items()]
+        with torch.serialization.safe_globals(_allowed(homes)):
+            yield
+    finally:
+        sys.path[:] = kept
 
 
-def _torch_class(name: str) -> type | None:
-    module, _, attribute = name.rpartition(".")
-    bases = next((bases for prefix, bases in _TORCH.items() if module.startswith(prefix)), ())
-    kind = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
-    return kind if isinstance(kind, type) and issubclass(kind, bases) and kind.__module__ == module else None
-
-
-def _own_class(name: str, path: str) -> type | None:
-    """Class that the module of the model defines, or has imported from its own package."""
-    build, (own, _) = load_object(path), split_path(path)
-    module, _, attribute = name.rpartition(".")
-    for home in dict.fromkeys([own, getattr(build, "__module__", own)]):
-        kind = vars(sys.modules[home]).get(attribute)
+def _allowed(homes: Iterable[str]) -> list[Any]:
+    """List the classes that a checkpoint may use: those of torch, and of the modules of the model and their package."""
+    allowed: list[Any] = [argparse.Namespace, *((Path, name) for name in _PATHS)]
+    for prefix, bases in _TORCH.items():
+        for name in [name for name in sys.modules if name.startswith(prefix)]:
+            allowed += [kind for kind in _classes(name) if issubclass(kind, bases) and kind.__module__ == name]
+    for home in homes:
+        package = home.partition(".")[0]
+        own = [kind for kind in _classes(home) if kind.__module__.partition(".")[0] == package]
         # What `__main__` defined when the model was trained is in a module that was run as a script
-        expected = home if module == "__main__" else module
-        is_same = isinstance(kind, type) and kind.__module__ == expected
-        if is_same and expected.partition(".")[0] == home.partition(".")[0]:
-            return kind
-    return None
+        allowed += own + [(kind, f"__main__.{kind.__name__}") for kind in own if kind.__module__ == home]
+    return allowed
+
+
+def _classes(module_name: str) -> list[type]:
+    return [kind for kind in getattr(sys.modules.get(module_name), "__dict__", {}).values() if isinstance(kind, type)]
 
 
 def _find_code(value: Any) -> tuple[str, Any] | None:

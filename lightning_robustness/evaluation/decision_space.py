@@ -1,11 +1,11 @@
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
-from typing_extensions import Self, override
+from typing_extensions import override
 
 from lightning_robustness._display import report_figures as figures
 from lightning_robustness._measurement.meters import Meter
@@ -35,16 +35,8 @@ class DecisionSpace:
 
     def plot(self) -> "Figure":
         """Draw clean and adversarial samples side by side, coloured by true class."""
-        return figures.decision_space_figure(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as dictionaries, lists, strings and numbers."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Make it from the result of ``to_dict``."""
-        return cls(**fields)
+        panels = {"clean samples": self.clean, f"under {self.attack}": self.adversarial}
+        return figures.clouds(panels, self.labels, self.method)
 
 
 @dataclass(frozen=True)

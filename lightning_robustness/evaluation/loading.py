@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,6 +136,7 @@ def pass_over(
 
     ``look`` finds out about the model on the first batch. The features of all samples are measured if it finds a route.
     """
+    start = perf_counter()
     own = take_share(subject.model, dataloader, processes, subject.seed)
     saved = folder.features()
     sample = FixedSample(2**62 if size is None else size, own.share.total, subject.seed)
@@ -148,8 +150,12 @@ def pass_over(
     except KeyboardInterrupt:
         is_interrupted = True
     _check_shares(own, processes.gather(under_way.checksum))
-    found = agree(processes, under_way.found)
-    features = saved if found is None or saved is not None else under_way.compute(found, processes)
+    found = agree(processes, under_way.found if under_way.has_samples else None)
+    features = saved
+    if found is not None and saved is None:
+        features = under_way.compute(found, processes)
+        # Loading and forward passes count too; the slowest process has the say
+        features = features._replace(seconds=max(processes.gather(perf_counter() - start)))
     subject = under_way.subject if found is None else replace(under_way.subject, route=found.route)
     passed = Passed(subject, found, features, sample, is_interrupted)
     if is_interrupted:
@@ -178,6 +184,7 @@ class _Pass:
         self.found: Found | None = None
         self.fingerprint = DataFingerprint()
         self.checksum: int | None = None
+        self.has_samples = False
         self._look = look
         self._sample = sample
         self._storage = storage
@@ -193,6 +200,7 @@ class _Pass:
             self.fingerprint.add_labels(batch)
         if self.found is not None and not is_measured:
             self._measure(batch.to(self.subject.device), self.found.route)
+        self.has_samples = True
 
     def compute(self, found: Found, processes: Processes) -> Features:
         """Compute the features of all processes; one without samples takes part with none."""

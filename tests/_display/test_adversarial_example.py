@@ -34,7 +34,10 @@ def test_pictures_are_the_images(channels, space):
     picture = pixels(second)
     assert picture.shape == (4, 3 * 5 + 2, 4)
     tiles = [picture[:, start : start + 5] for start in (0, 6, 12)]
-    expected = [x[1], torch.ones_like(x[1]), x[1] + 0.125]
+    red = (
+        torch.tensor([178 / 255, 24 / 255, 43 / 255]).reshape(3, 1, 1).expand(3, 4, 5)
+    )  # the largest increase of one channel
+    expected = [x[1], red if channels == 1 else torch.ones_like(x[1]), x[1] + 0.125]
     for tile, image in zip(tiles, expected, strict=True):
         shown = np.broadcast_to(image.permute(1, 2, 0).numpy(), (4, 5, 3))
         np.testing.assert_allclose(tile[..., :3], shown, atol=0.5 / 255 + 1e-6)
@@ -44,7 +47,7 @@ def test_pictures_are_the_images(channels, space):
 
 def test_large_images_are_shrunk():
     (example,) = make_examples("pgd", examples(torch.full((1, 3, 224, 112), 0.5), number=1), InputSpace())
-    assert pixels(example).shape == (64, 3 * 32 + 2 * 4, 4)
+    assert pixels(example).shape == (64, 3 * 32 + 2 * 5, 4)
     np.testing.assert_allclose(pixels(example)[:, :32, :3], 0.5, atol=0.5 / 255 + 1e-6)
     assert len(example.png) < 1000
 

@@ -21,7 +21,6 @@ def full_page():
         facts={"norm <1>": "l2 & more"},
         notes=["note <1>"],
         figures={"curve": figure("<script>"), "again": figure()},
-        phone_figures={"again": figure()},
         tables=[Table("First table", ["a"], [[1]]), Table("Second table", ["a"], [[1]], folded=True)],
         examples=[Picture('"<b>', base64.b64encode(b"png").decode())],
         glossary=Table("Terms", ["a"], [["<i>"]]),
@@ -34,7 +33,7 @@ def test_page_needs_nothing_else():
     assert page.startswith("<!DOCTYPE html>")
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
     assert not re.findall(r"@import|url\((?!#)|https?:", page)
-    assert page.count("<svg") == page.count("</svg>") == 3
+    assert page.count("<svg") == page.count("</svg>") == 2
 
 
 def test_everything_is_escaped():
@@ -72,9 +71,16 @@ def test_figures_follow_the_colours_of_the_page():
     assert "var(--series-1)" in svg
     assert not re.findall(f"#000000|#ffffff|{COLORS[1].lower()}", svg)
     page = full_page()
-    assert page.count(f"--series-1: {COLORS[1]};") == 1
-    assert page.count("--series-1: ") == 2
+    for number, color in enumerate(COLORS):
+        assert page.count(f"--series-{number}: {color};") == 1
+        assert page.count(f"--series-{number}: ") == 2
 
 
 def test_same_content_gives_the_same_page():
     assert full_page() == full_page()
+
+
+def test_wide_figures_have_a_row_of_their_own():
+    page = Page(title="x", figures={"first": figure(), "wide": new_figure(10, 2), "small": new_figure(4, 2)}).to_html()
+    assert '<figure class="spread"><figcaption>wide</figcaption>' in page
+    assert page.count('class="spread"') == 1

@@ -39,7 +39,6 @@ def test_html_is_escaped():
     assert "&lt;script&gt;" in page
     assert "&lt;title&gt;" in page
     assert '<th class="word">a &amp; b</th>' in page
-    assert 'data-name="a &amp; b"' in page
 
 
 def test_written_numbers_are_aligned_as_numbers():
@@ -47,7 +46,7 @@ def test_written_numbers_are_aligned_as_numbers():
     assert table.to_text().splitlines() == [
         *("Title", "name  distance", "a      3.1/255", "b       0.2500", "In <pixels>."),
     ]
-    assert '<td class="number" data-name="distance">3.1/255</td>' in table.to_html()
+    assert '<td class="number">3.1/255</td>' in table.to_html()
     assert "<p>In &lt;pixels&gt;.</p>" in table.to_html()
 
 
@@ -56,14 +55,6 @@ def test_written_numbers_are_aligned_as_numbers():
 )
 def test_long_tables_are_folded(rows, folded, tag):
     assert Table("Title", ["a"], [[1]] * rows, folded=folded).to_html().startswith(f"<{tag}>")
-
-
-@pytest.mark.parametrize(
-    ("header", "width"),
-    [(["a" * 60, "b", "c"], "narrow"), (["class", "clean", "robust", "samples"], "narrow"), (["a" * 10] * 4, "wide")],
-)
-def test_tables_that_fit_no_phone_are_marked(header, width):
-    assert f'<table class="{width}">' in Table("Title", header, [[1] * len(header)]).to_html()
 
 
 def test_empty_table_has_its_header():

@@ -28,25 +28,25 @@ from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
 from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 
+from lightning_robustness import RobustnessMonitor
 from lightning_robustness._display.drawing import render
-from lightning_robustness._display.run_figures import (
-    boundary_figure,
-    class_figure,
-    history_figure,
-    perturbation_figure,
-)
+from lightning_robustness._display.report_figures import boundary_figure
+from lightning_robustness._display.run_figures import class_figure, history_figure, perturbation_figure
 from lightning_robustness._lightning import board as board_module
 from lightning_robustness._lightning.board import Board
+from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.sinks import markdown_list
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.findings import Findings
 from lightning_robustness._measurement.keys import logged_keys, tag
-from lightning_robustness._measurement.meters.attack import AttackOutcome, Examples
-from lightning_robustness._measurement.threat_model import AttackFacts
-from lightning_robustness.attacks import MaskingSign
+from lightning_robustness._measurement.meters.attack import Examples
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.samples import Samples
+from lightning_robustness._model.head import HeadCall
+from lightning_robustness.attacks import PGD, MaskingSign, MinimumNormCW
 from lightning_robustness.input_space import InputSpace
 
 SPACE = InputSpace(mean=0.5, std=0.25)
-NOTHING = {"epoch": 0, "histograms": {}, "examples": {}, "outcomes": {}, "signs": [], "input_space": SPACE}
 SIGN = MaskingSign("zero_gradients", "PGD finds none.", "It cannot move.", "Use `Square`.")
 
 KEYS = [
@@ -59,10 +59,7 @@ KEYS = [
         *(f"adv_acc_{end}/{name}" for end in ("low", "high") for name in ("pgd", "cw", "worst")),
     )
 ]
-ATTACKS = {
-    "pgd": AttackFacts({"linf": 8 / 255}, "8 steps"),
-    "cw": AttackFacts({}, "C&W from a DDN start, 16 + 2 steps", l2_budget=0.2),
-}
+ATTACKS = {"pgd": PGD(eps=8 / 255, steps=8), "cw": MinimumNormCW(initial_steps=16, steps=2)}
 PARTS = ["features", "fim", "trust"]
 ATTACKED = {
     f"Accuracy under the {name} attack, 95 % interval": [f"adv_acc/{name}"]
@@ -108,7 +105,10 @@ def texts(logger, tag):
 
 
 def all_tags(logger):
-    return {tag for tags in read(logger).Tags().values() if isinstance(tags, list) for tag in tags}
+    """All tags but those of what every board begins with."""
+    tags = {tag for tags in read(logger).Tags().values() if isinstance(tags, list) for tag in tags}
+    begins = ("custom_scalars__config__", "/glossary/text_summary", "/settings/text_summary")
+    return {tag for tag in tags if not tag.endswith(begins)}
 
 
 def charts(logger):
@@ -148,13 +148,37 @@ def charts_of(prefix):
     }
 
 
-def open_board(logger, prefix, step=0, attacks=ATTACKS, parts=PARTS):
-    Board([logger], prefix).open({}, attacks, step=step, parts=parts)
+class Shown(Board):
+    """A board of a Trainer of which the loggers and the step matter alone."""
+
+    def __init__(self, loggers, prefix="robustness", attacks=ATTACKS, **options):
+        loop = SimpleNamespace(_batches_that_stepped=0)
+        trainer = SimpleNamespace(loggers=loggers, is_global_zero=True, fit_loop=SimpleNamespace(epoch_loop=loop))
+        settings = RobustnessMonitor(attacks, input_space=SPACE, **options).settings
+        super().__init__(settings, trainer, prefix, Faults(trainer, "RobustnessMonitor"))
+        self.loop = loop
+
+    def show(self, step, epoch=0, examples=None, sample=None, subject=None, **found):
+        """Show findings at a step."""
+        self.loop._batches_that_stepped = step
+        parts = dict.fromkeys(("features", "worst", "curve")) | {"signs": []}
+        parts |= {name: {} for name in ("rows", "attacks", "rates", "histograms")} | {"values": {"l2_budget": 0.2}}
+        route = SimpleNamespace(head="fc", num_classes=10)
+        subject = subject or SimpleNamespace(route=route, input_space=SPACE, model=torch.nn.Identity())
+        super().show(Findings(**parts | found), examples or {}, epoch, subject, sample)
+
+    def show_history(self, history, step):
+        self.loop._batches_that_stepped = step
+        return super().show_history(history)
+
+    def show_summary(self, lines, step):
+        self.loop._batches_that_stepped = step
+        super().show_summary(lines)
 
 
 def test_charts_find_their_values(logger):
     logger.log_metrics({f"{p}/{key}": 1.0 for p in ("robustness", "robustness2") for key in KEYS}, step=1)
-    open_board(logger, "robustness")
+    Shown([logger]).show(0)
     assert charts(logger) == charts_of("robustness")
     assert [[*group] for group in charts(logger).values()] == [[*SUCCESS], [*ATTACKED], [*OTHERS]]
 
@@ -163,16 +187,16 @@ def test_all_boards_of_a_run_get_their_charts(logger):
     prefixes = ["robustness", "second+monitor.", "test_robustness"]
     logger.log_metrics({f"{prefix}/{key}": 1.0 for prefix in prefixes for key in KEYS}, step=1)
     for prefix in prefixes[:2]:
-        open_board(logger, prefix)
+        Shown([logger], prefix).show(0)
     logger.finalize("success")  # as `fit` does, before `test`
-    open_board(logger, prefixes[2], step=9)
+    Shown([logger], prefixes[2]).show(9)
     assert charts(logger) == charts_of(prefixes[0]) | charts_of(prefixes[1]) | charts_of(prefixes[2])
 
 
 def test_runs_do_not_mix(logger, tmp_path):
     other = TensorBoardLogger(tmp_path, name="other")
-    Board([logger], "first").open({}, {}, step=0)
-    Board([logger, other], "second").open({}, {}, step=0)
+    Shown([logger], "first", ()).show(0)
+    Shown([logger, other], "second", ()).show(0)
     assert [*charts(logger)] == ["first: other values", "second: other values"]
     assert [*charts(other)] == ["second: other values"]
 
@@ -180,33 +204,37 @@ def test_runs_do_not_mix(logger, tmp_path):
 def test_prefix_of_the_logger(tmp_path, examples):
     logger = TensorBoardLogger(tmp_path, prefix="fold1")
     logger.log_metrics({f"robustness/{key}": 1.0 for key in KEYS}, step=1)
-    open_board(logger, "robustness")
+    Shown([logger]).show(0)
     assert charts(logger) == charts_of("fold1-robustness")
-    Board([logger], "robustness").show(3, **NOTHING | {"examples": {"pgd": examples}})
+    Shown([logger]).show(3, examples={"pgd": examples})
     assert read(logger).Tags()["images"] == ["fold1-robustness/examples/pgd"]
 
 
 def test_charts_of_parts_without_attacks(logger):
     logger.log_metrics({f"robustness/{key}": 1.0 for key in KEYS}, step=1)
-    open_board(logger, "robustness", attacks={}, parts=["clever"])
-    assert charts(logger) == {"robustness: other values": {"CLEVER": ["robustness/clever"]}}
+    Shown([logger], attacks=(), fim_samples=0, clever_samples=4).show(0)
+    shown = {"RDI": "rdi", "ROBY": "roby", "Clean accuracy": "acc", "CLEVER": "clever"}
+    assert charts(logger) == {
+        "robustness: other values": {title: [f"robustness/{name}"] for title, name in shown.items()}
+    }
 
 
 def test_glossary(logger):
-    open_board(logger, "robustness", step=3, parts=["clever"])
+    Shown([logger], fim_samples=0, clever_samples=4).show(3)
     ((step, text),) = texts(logger, "robustness/glossary/text_summary")
     lines = text.splitlines()
     assert step == 3
     assert lines[0] == "- **attack pgd**: 8 steps, perturbations of at most 8/255 in linf"
     assert lines[1] == "- **attack cw**: C&amp;W from a DDN start, 16 + 2 steps, l2 &lt;= 0.2"
-    assert lines[2].startswith("- **clever**: mean CLEVER score: ")
-    assert lines[2].endswith(" (higher is more robust)")
-    names = [line.split("**")[1] for line in lines[3:]]
-    assert names == [*(f"{kind}/&lt;attack&gt;" for kind in ("adv_acc", "asr", "distortion")), "masking"]
+    (clever,) = [line for line in lines if line.startswith("- **clever**: mean CLEVER score: ")]
+    assert clever.endswith(" (higher is more robust)")
+    names = [line.split("**")[1] for line in lines]
+    assert {*(f"{kind}/&lt;attack&gt;" for kind in ("adv_acc", "asr", "distortion")), "masking"} <= {*names}
+    assert "fim" not in names
 
 
 def test_glossary_has_every_key_that_is_logged(logger):
-    open_board(logger, "robustness")
+    Shown([logger]).show(0)
     ((_, text),) = texts(logger, "robustness/glossary/text_summary")
     assert "Kendall's tau-b of <key> with" in html.unescape(re.sub("<[^<>]+>", "", markdown_to_safe_html(text)))
     shown = [html.unescape(line.split("**")[1]) for line in text.splitlines()][len(ATTACKS) :]
@@ -217,15 +245,17 @@ def test_glossary_has_every_key_that_is_logged(logger):
 
 
 def test_settings(logger):
-    Board([logger], "robustness").open({"attacks": "pgd: PGD(eps=0.1)", "seed": "0"}, ATTACKS, step=3)
-    expected = "- **attacks**: pgd: PGD(eps=0.1)\n- **seed**: 0"
-    assert texts(logger, "robustness/settings/text_summary") == [(3, expected)]
+    board = Shown([logger])
+    board.show(3)
+    ((step, text),) = texts(logger, "robustness/settings/text_summary")
+    described = board._settings.describe() | {"head": "'fc' of Identity, 10 classes"}
+    assert (step, html.unescape(text)) == (3, "\n".join(f"- **{name}**: {value}" for name, value in described.items()))
 
 
 def test_masking_signs(logger):
-    board = Board([logger], "robustness")
-    board.show(1, **NOTHING)
-    board.show(2, **NOTHING | {"signs": [SIGN, SIGN._replace(name="other")]})
+    board = Shown([logger])
+    board.show(1)
+    board.show(2, signs=[SIGN, SIGN._replace(name="other")])
     line = "PGD finds none. It cannot move. Use `Square`."
     expected = f"- **zero_gradients**: {line}\n- **other**: {line}"
     assert texts(logger, "robustness/masking_signs/text_summary") == [(2, expected)]
@@ -243,9 +273,7 @@ def test_texts_are_shown_as_they_are(text):
 
 def test_histograms_of_distances(logger):
     values = torch.tensor([1.0, torch.nan, 4.0, torch.inf, 2.5, 1e25])
-    Board([logger], "robustness").show(
-        7, **NOTHING | {"histograms": {"distances/rdi": values, "distances/roby": values[:1]}}
-    )
+    Shown([logger]).show(7, histograms={"distances/rdi": values, "distances/roby": values[:1]})
     (event,) = read(logger).Histograms("robustness/distances/rdi")
     histogram = event.histogram_value
     assert event.step == 7
@@ -256,14 +284,14 @@ def test_histograms_of_distances(logger):
 def test_other_precisions(logger):
     for step, dtype in enumerate([torch.float16, torch.bfloat16, torch.float64]):
         values = torch.tensor([1.0, 2.0], dtype=dtype)
-        Board([logger], "r").show(step, **NOTHING | {"histograms": {"distances/rdi": values}})
+        Shown([logger]).show(step, histograms={"distances/rdi": values})
     events = read(logger)
-    assert [event.histogram_value.sum for event in events.Histograms("r/distances/rdi")] == [3.0] * 3
+    assert [event.histogram_value.sum for event in events.Histograms("robustness/distances/rdi")] == [3.0] * 3
 
 
 def test_nothing_to_show(logger):
     nothing = torch.full((3,), torch.nan)
-    Board([logger], "r").show(0, **NOTHING | {"histograms": {"distances/rdi": nothing, "lambda_log10": torch.zeros(0)}})
+    Shown([logger]).show(0, histograms={"distances/rdi": nothing, "lambda_log10": torch.zeros(0)})
     assert all_tags(logger) == set()
 
 
@@ -279,66 +307,68 @@ def examples_figure(examples, name, epoch, names=None):
 
 
 def test_examples_of_each_attack(logger, examples):
-    board = Board([logger], "robustness")
-    board.show(3, **NOTHING | {"examples": {"pgd": examples, "cw": Examples(*(part[:0] for part in examples))}})
+    Shown([logger]).show(3, examples={"pgd": examples})
     assert read(logger).Tags()["images"] == ["robustness/examples/pgd"]
     np.testing.assert_array_equal(
         pictures(logger, "robustness/examples/pgd")[3], examples_figure(examples, "pgd", epoch=0)
     )
 
 
-def test_names_of_classes(logger, examples):
+def name_classes(monkeypatch, names):
+    monkeypatch.setattr(board_module, "find_class_names", lambda *args: names)
+
+
+def test_names_of_classes(logger, examples, monkeypatch):
     names = [f"class {number}" for number in range(11)]
-    board = Board([logger], "robustness", class_names=names)
-    board.show(3, **NOTHING | {"examples": {"pgd": examples}})
+    name_classes(monkeypatch, names)
+    Shown([logger]).show(3, examples={"pgd": examples})
     np.testing.assert_array_equal(
         pictures(logger, "robustness/examples/pgd")[3], examples_figure(examples, "pgd", 0, names)
     )
 
 
 def test_slow_pictures_are_drawn_every_fifth_time_and_at_the_end(logger, examples):
-    board, curves = Board([logger], "robustness"), {epoch: curve_of(epoch) for epoch in range(8)}
+    board, curves = Shown([logger]), {epoch: curve_of(epoch) for epoch in range(8)}
     for epoch, curve in curves.items():
-        shown = {"pgd": examples} if epoch < 7 else {}
-        board.show(10 * epoch, **NOTHING | {"epoch": epoch, "examples": shown}, curve=curve)
-    board.draw_waiting(71)
-    board.draw_waiting(72)
+        assert board.draws(is_last=False) == (epoch in (0, 5))
+        assert board.draws(is_last=True)
+        board.show(10 * epoch, epoch, {"pgd": examples} if epoch < 7 else {}, curve=curve)
+    board.show_summary([], step=71)
+    board.show_summary([], step=72)
     assert [*pictures(logger, "robustness/examples/pgd")] == [0, 50, 71]
     np.testing.assert_array_equal(
         pictures(logger, "robustness/examples/pgd")[71], examples_figure(examples, "pgd", epoch=6)
     )
     drawn = pictures(logger, "robustness/boundary_curve")
     assert [*drawn] == [0, 50, 71]
-    np.testing.assert_array_equal(drawn[71], render(boundary_figure(curves)))
+    expected = boundary_figure({f"epoch {epoch}": curve for epoch, curve in curves.items()})
+    np.testing.assert_array_equal(drawn[71], render(expected))
 
 
-def outcome(y, adv_preds):
-    parts = dict.fromkeys(AttackOutcome._fields, torch.zeros(len(y)))
-    return AttackOutcome(**parts | {"y": torch.tensor(y), "adv_preds": torch.tensor(adv_preds)})
+def rows(y, adv_preds):
+    return Rows(torch.arange(len(y)), {"y": torch.tensor(y), "adv_preds": torch.tensor(adv_preds)})
 
 
-def test_classes(logger):
-    board = Board([logger], "robustness", class_names=["cat", "dog", "frog", "owl"])
-    board.open({}, {"cw": AttackFacts({}, ""), "fgsm": AttackFacts({"linf": 0.1}, "")}, step=0)
-    found = {"cw": outcome([0], [1]), "fgsm": outcome([0, 0, 1, 1, 3], [0, 1, 1, 1, 0])}
-    board.show(4, **NOTHING | {"epoch": 2, "outcomes": found})
+def test_classes(logger, monkeypatch):
+    name_classes(monkeypatch, ["cat", "dog", "frog", "owl"])
+    board = Shown([logger], attacks={"cw": ATTACKS["cw"], "fgsm": PGD(eps=0.1, steps=1)})
+    board.show(4, 2, attacks={"cw": rows([0], [1]), "fgsm": rows([0, 0, 1, 1, 3], [0, 1, 1, 1, 0])})
     rates = torch.tensor([0.5, 1.0, torch.nan, 0.0])
     expected = render(class_figure({2: rates}, ["cat", "dog", "frog", "owl"], "fgsm"))
     np.testing.assert_array_equal(pictures(logger, "robustness/classes")[4], expected)
 
 
 def test_too_many_classes(logger):
-    board = Board([logger], "robustness")
-    board.open({}, ATTACKS, step=0)
-    board.show(4, **NOTHING | {"outcomes": {"pgd": outcome([3, 100], [3, 3])}})
+    Shown([logger]).show(4, attacks={"pgd": rows([3, 100], [3, 3])})
     assert read(logger).Tags()["images"] == []
 
 
 def test_the_run_is_one_picture_that_comes_first(logger):
-    board = Board([logger], "robustness")
+    board = Shown([logger])
+    board.show(0)
     history = [{"epoch": epoch, "step": 9 + epoch, "acc": 0.5, "adv_acc/pgd": 0.1 * epoch} for epoch in range(3)]
     for number in range(1, 4):
-        board.show_run(history[:number], number)
+        assert board.show_history(history[:number], number) > 0
     drawn = pictures(logger, "robustness")
     assert [*drawn] == [1, 2, 3]
     for number in range(1, 4):
@@ -351,28 +381,44 @@ def curve_of(epoch):
 
 def test_turned_off(logger, examples):
     full = {"histograms": {"lambda_log10": torch.ones(3)}, "examples": {"pgd": examples}}
-    Board([logger], "robustness", figures=False).show(0, **NOTHING | full | {"signs": [SIGN], "curve": curve_of(0)})
+    Shown([logger], log_figures=False).show(0, **full, signs=[SIGN], curve=curve_of(0))
     assert all_tags(logger) == {"robustness/masking_signs/text_summary"}
 
 
 def test_without_matplotlib_there_is_one_warning_and_everything_else(logger, examples, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    board = Board([logger], "r")
-    full = NOTHING | {"examples": {"pgd": examples, "cw": examples}, "histograms": {"lambda_log10": torch.ones(3)}}
+    board = Shown([logger])
+    full = {"examples": {"pgd": examples, "cw": examples}, "histograms": {"lambda_log10": torch.ones(3)}}
     with pytest.warns(UserWarning, match=r'Figures are left out.*pip install "lightning-robustness\[plot\]"') as record:
         board.show(0, **full)
     assert len(record) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         board.show(1, **full)
-    assert all_tags(logger) == {"r/lambda_log10"}
-    assert len(read(logger).Histograms("r/lambda_log10")) == 2
+    assert all_tags(logger) == {"robustness/lambda_log10"}
+    assert len(read(logger).Histograms("robustness/lambda_log10")) == 2
 
 
-def embed(logger, x, embedding=None, space=SPACE, more=None, **kwargs):
-    y = torch.arange(len(x)) % 10
-    embedding = torch.randn(len(x), 4) if embedding is None else embedding
-    Board([logger], "robustness", **kwargs).embed(5, embedding, y, y + 1, space.normalize(x), space, **more or {})
+def subject_of(embedding, space=SPACE):
+    """A subject whose network gives an embedding, and predicts the next class."""
+    logits = torch.eye(12)[torch.arange(len(embedding)) % 10 + 1]
+    tap = SimpleNamespace(run=lambda forward, x: HeadCall(embedding, logits))
+    return SimpleNamespace(
+        route=SimpleNamespace(head="fc", num_classes=12, tap=lambda model: tap),
+        input_space=space,
+        model=torch.nn.Identity(),
+        extra_names=(),
+        logits_of=lambda batch: None,
+        batches=lambda samples, title: [samples],
+    )
+
+
+def embed(logger, x, embedding=None, space=SPACE, **options):
+    x = space.normalize(x)
+    samples = Samples(x, torch.arange(len(x)) % 10, torch.arange(len(x)))
+    sample = SimpleNamespace(take=lambda size, names: samples)
+    subject = subject_of(torch.randn(len(x), 4) if embedding is None else embedding, space)
+    Shown([logger], log_embeddings=True, **options).show(5, sample=sample, subject=subject)
     return f"{logger.log_dir}/00005/robustness%2fembedding"
 
 
@@ -395,7 +441,7 @@ def test_projector_reads_labels_and_thumbnails(logger, digits):
     folder = embed(logger, x, embedding)
     np.testing.assert_allclose(np.loadtxt(f"{folder}/tensors.tsv"), embedding.flatten(1), rtol=1e-6)
     rows = [line.split("\t") for line in Path(folder, "metadata.tsv").read_text().splitlines()]
-    assert rows == [["label", "prediction", "input"], *([str(label), str(label + 1), "clean"] for label in range(5))]
+    assert rows == [["label", "prediction"], *([str(label), str(label + 1)] for label in range(5))]
     expected = np.repeat(x.permute(0, 2, 3, 1).numpy(), 3, axis=3)
     np.testing.assert_allclose(cut_tiles(folder, 8, 5), expected, atol=1 / 255)
     (info,) = config(logger)
@@ -405,17 +451,11 @@ def test_projector_reads_labels_and_thumbnails(logger, digits):
         assert path.startswith("00005/robustness%2fembedding/")
 
 
-def test_projector_joins_points(logger):
-    """The page draws a line to the point whose index is in the column ``__next__``."""
-    names, more = list("abcd"), {"kinds": ["clean", "clean", "pgd"], "following": [None, 2, None]}
-    folder = embed(logger, torch.randn(3, 9), space=InputSpace(None, None), more=more, class_names=names)
+def test_projector_has_names_of_classes(logger, monkeypatch):
+    name_classes(monkeypatch, list("abcdefghijkl"))
+    folder = embed(logger, torch.randn(3, 9), space=InputSpace(None, None))
     rows = [line.split("\t") for line in Path(folder, "metadata.tsv").read_text().splitlines()]
-    assert rows == [
-        ["label", "prediction", "input", "__next__"],
-        ["a", "b", "clean", ""],
-        ["b", "c", "clean", "2"],
-        ["c", "d", "pgd", ""],
-    ]
+    assert rows == [["label", "prediction"], ["a", "b"], ["b", "c"], ["c", "d"]]
 
 
 @pytest.mark.parametrize(("height", "width"), [(12, 7), (7, 12)])
@@ -439,7 +479,7 @@ def test_large_images_are_made_smaller(logger, monkeypatch):
 
 def test_without_thumbnails(logger, digits):
     embed(logger, torch.randn(4, 9), space=InputSpace(None, None))
-    embed(logger, digits[0][:4], figures=False)
+    embed(logger, digits[0][:4], log_figures=False)
     assert [info.HasField("sprite") for info in config(logger)] == [False, False]
 
 
@@ -449,12 +489,11 @@ def test_nothing_to_embed(logger):
 
 
 def show_all(loggers, examples):
-    board = Board(loggers, "robustness")
-    board.open({"seed": "0"}, ATTACKS, step=0)
+    board = Shown(loggers, log_embeddings=True)
+    sample = SimpleNamespace(take=lambda size, names: Samples(examples.x, examples.y, torch.arange(2)))
     full = {"histograms": {"lambda_log10": torch.ones(3)}, "examples": {"pgd": examples}}
-    board.show(4, **NOTHING | full | {"signs": [SIGN]})
-    board.show_run([{"epoch": 0, "step": 4, "acc": 0.5}], 4)
-    board.embed(4, torch.ones(2, 3), examples.y, examples.preds, examples.x, SPACE)
+    board.show(4, **full, signs=[SIGN], sample=sample, subject=subject_of(torch.ones(2, 3)))
+    board.show_history([{"epoch": 0, "step": 4, "acc": 0.5}], 4)
 
 
 def test_weights_and_biases(examples, monkeypatch):
@@ -475,8 +514,8 @@ def test_weights_and_biases(examples, monkeypatch):
     assert defined == [("robustness/*", {"step_metric": "epoch", "step_sync": True})]
     glossary, settings, signs, (step, pictures), (last, run) = logged
     assert glossary[1]["robustness/glossary"]["columns"] == ["key", "meaning"]
-    table = {"columns": ["setting", "value"], "data": [["seed", "0"]], "dataframe": None}
-    assert settings == (0, {"robustness/settings": table})
+    table = settings[1]["robustness/settings"]
+    assert (settings[0], table["columns"], ["seed", "0"] in table["data"]) == (4, ["setting", "value"], True)
     table = {"columns": ["name", "evidence", "explanation", "remedy"], "data": [list(SIGN)], "dataframe": None}
     assert signs == (4, {"robustness/masking_signs": table})
     assert step == last == 4
@@ -496,7 +535,8 @@ def test_mlflow(examples):
     show_all([logger], examples)
     glossary, settings, signs, picture, run = logged
     assert glossary[:2] == ("run", "fold_1-robustness/glossary.md")
-    assert settings == ("run", "fold_1-robustness/settings.md", "- **seed**: 0")
+    assert settings[:2] == ("run", "fold_1-robustness/settings.md")
+    assert "- **seed**: 0\n" in settings[2]
     assert signs[1] == "fold_1-robustness/masking_signs.md"
     assert picture == ("run", "fold_1-robustness/examples/pgd", 4, examples_figure(examples, "pgd", 0).shape)
     assert run == ("run", "fold_1-robustness", 4, (360, 504, 3))
@@ -527,7 +567,7 @@ def test_tensorboard_by_its_name(tmp_path):
     """The logger of ``pytorch_lightning`` is not a subclass of that of ``lightning``."""
     foreign = type("TensorBoardLogger", (), {"experiment": SummaryWriter(tmp_path), "log_dir": str(tmp_path)})
     logger = type("Mine", (foreign,), {})()
-    Board([logger], "robustness").show(2, **NOTHING | {"histograms": {"lambda_log10": torch.ones(3)}})
+    Shown([logger]).show(2, histograms={"lambda_log10": torch.ones(3)})
     assert read(logger).Histograms("robustness/lambda_log10")[0].step == 2
     logger.experiment.close()
 

@@ -6,22 +6,17 @@ import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness._lightning.faults import Faults
+from lightning_robustness._processes import OtherProcessError, ProcessesLostError
 
 
-def make_faults(num_batches=1, world_size=1, others_agree=True, **state):
-    """Faults of a Trainer that has trained on some batches, beside a process that agrees or has an error."""
-
-    def reduce(decision, **kwargs):
-        return decision and others_agree
-
+def make_faults(num_batches=1, **state):
+    """Faults of a Trainer that has trained on some batches."""
     progress = SimpleNamespace(total=SimpleNamespace(ready=num_batches))
     trainer = SimpleNamespace(
         state=SimpleNamespace(fn="fit"),
         sanity_checking=False,
         fast_dev_run=False,
-        world_size=world_size,
         fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
-        strategy=SimpleNamespace(reduce_boolean_decision=reduce),
     )
     vars(trainer).update(state)
     return Faults(trainer, "Owner")
@@ -38,21 +33,28 @@ def test_errors_are_raised_before_training_has_begun(state):
         fail()
     with pytest.raises(MisconfigurationException, match="Owner: wrong"):
         faults.refuse("wrong", "It is left out.")
-    with pytest.raises(KeyError):
-        faults.tolerate("nothing", fail)
+    with pytest.raises(KeyError), faults.skipping("nothing", is_raised_early=True):
+        fail()
+    with pytest.warns(UserWarning, match="left out: KeyError: 'label'"), faults.skipping("left out"):
+        fail()
 
 
 def test_errors_become_warnings_once_per_text():
     faults = make_faults()
     with faults.guard():
         fail()
-    assert faults.error == "KeyError: 'label'"
+    assert isinstance(faults.error, KeyError)
     with pytest.warns(UserWarning, match="Owner: left epoch 3 out: KeyError: 'label'"):
-        assert not faults.agree("left epoch 3 out")
+        with faults.skipping("left epoch 3 out", is_raised_early=True):
+            raise faults.error
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not faults.agree("left epoch 4 out")
+        with faults.skipping("left epoch 4 out"):
+            raise faults.error
     with pytest.warns(UserWarning, match=r"Owner: wrong It is left out\."):
+        faults.refuse("wrong", "It is left out.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         faults.refuse("wrong", "It is left out.")
 
 
@@ -60,25 +62,32 @@ def test_divergence_is_an_error_of_the_epoch_at_any_time():
     faults = make_faults(num_batches=0)
     with faults.guard():
         raise FloatingPointError("NaN")
-    assert faults.error == "NaN"
+    assert isinstance(faults.error, FloatingPointError)
 
 
 def test_a_part_that_fails_is_left_out():
-    faults = make_faults()
-    assert faults.attempt("left out", list)
-    with pytest.warns(UserWarning, match="left out: KeyError"):
-        assert not faults.attempt("left out", fail)
+    faults, finished = make_faults(), []
+    with faults.skipping("left out"):
+        finished.append("first")
+    with pytest.warns(UserWarning, match="left out: KeyError"), faults.skipping("left out"):
+        finished.append("second")
+        fail()
+        finished.append("never")
+    assert finished == ["first", "second"]
     assert faults.error is None
-    assert faults.compute("left out", lambda: 3) == 3
-    assert faults.compute("left out", fail) is None
 
 
-def test_processes_agree():
-    faults = make_faults(world_size=2, others_agree=False)
-    assert not faults.attempt("left out", list)
-    assert not faults.agree("left out")
-    with pytest.raises(KeyError):  # the others would wait for this one
-        faults.compute("left out", fail)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ProcessesLostError])
+def test_what_ends_the_run_is_not_left_out(error):
+    with pytest.raises(error), make_faults().skipping("left out"):
+        raise error
+
+
+def test_an_error_of_another_process_is_reported_there():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with make_faults().skipping("left out"):
+            raise OtherProcessError("Process 1 of 2 failed.", "KeyError: 'label'")
 
 
 def test_warnings_that_are_errors_go_to_the_log_once_training_has_begun(caplog):

@@ -1,8 +1,11 @@
+import random
+
 import pytest
 import scipy.stats
 
-from lightning_robustness import InputSpace
+from lightning_robustness import InputSpace, RobustModelCheckpoint
 from lightning_robustness._lightning.summary import RunSummary
+from tests.callbacks.test_robust_model_checkpoint import fit
 
 ACC = [0.60, 0.95, 0.94, 0.93, 0.95, 0.95]
 ROBUST = [0.10, 0.40, 0.55, 0.50, 0.35, 0.30]
@@ -71,3 +74,23 @@ def test_without_attacks():
         "most robust epoch  not known, as no attack ran\nwatching took      0.0 s (next to nothing)"
     )
     assert str(RunSummary.of([])).startswith("most robust epoch  not known")
+
+
+RANDOM = random.Random(0)
+RUNS = [
+    [(0.9, 0.500), (0.8, 0.504), (0.7, 0.508)],  # the second is tied with the third, but was not kept
+    [(0.80, 0.530), (0.81, 0.527), (0.85, 0.48)],
+    [(0.8, 0.5), (0.8, 0.5)],
+    *([(RANDOM.choice([0.7, 0.8, 0.9]), RANDOM.choice([0.5, 0.504, 0.508])) for _ in range(6)] for _ in range(3)),
+]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_the_most_robust_epoch_is_the_one_that_a_checkpoint_keeps(run, tmp_path):
+    acc, robust = (list(values) for values in zip(*run, strict=True))
+    columns = {"acc": acc, "adv_acc/pgd": robust}
+    rows = [dict(zip(columns, values, strict=True)) | {"samples_attacks": 200} for values in run]
+    summary = RunSummary.of([{"epoch": epoch, "step": epoch, **row} for epoch, row in enumerate(rows)])
+    checkpoint = RobustModelCheckpoint("robustness/adv_acc/pgd", dirpath=tmp_path, filename="{epoch}")
+    assert {summary.epoch} == fit(tmp_path, checkpoint, robust, acc=acc)
+    assert (summary.accuracy, summary.clean) == (robust[summary.epoch], acc[summary.epoch])

@@ -147,9 +147,9 @@ def warning_of(**kwargs):
 
 
 def test_one_warning_says_what_is_left_out():
-    (everything,) = warning_of(final_attacks="worst", clever_samples=4, log_embeddings=True)
+    (everything,) = warning_of(final_attack="worst", clever_samples=4, log_embeddings=True)
     assert (
-        "left out are: attacks, with them `worst` and trust; `final_attacks`; the Fisher information and the distance "
+        "left out are: attacks, with them `worst` and trust; `final_attack`; the Fisher information and the distance "
         "to the decision boundary; CLEVER; the projector. For everything, train with strategy='ddp'"
     ) in everything
     (functions,) = warning_of(attacks=(), fim_samples=0, forward_fn=lambda module, x: module(x))
@@ -159,7 +159,7 @@ def test_one_warning_says_what_is_left_out():
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. FSDPStrategy shards")
 def test_nothing_waits_for_what_is_left_out(tmp_path):
-    monitor = RobustnessMonitor(final_attacks="worst", log_figures=False)
+    monitor = RobustnessMonitor(final_attack="worst", log_figures=False)
     trainer = as_if_sharded(tmp_path, monitor, max_epochs=2)
     trainer.fit(trained(), train_loader(), val_loader())
     assert set(monitor.history[-1]) - {"epoch", "step", "seconds/features", "seconds/figures"} == set(FEATURES)

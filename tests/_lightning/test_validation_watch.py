@@ -3,14 +3,14 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness._lightning.watch import ValidationWatch
-from lightning_robustness._measurement.feature_meter import FeatureMeter
-from lightning_robustness._measurement.samples import LoaderShare, SpreadSample
+from lightning_robustness._lightning.watch import Watch
+from lightning_robustness._measurement.feature_pass import FeaturePass
+from lightning_robustness._measurement.samples import FixedSample, LoaderShare
+from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadTap
 from lightning_robustness._model.route import find_route
-
-CPU = torch.device("cpu")
-
+from lightning_robustness._processes import Processes
+from tests._measurement.subjects import CPU, subject
 
 PASSES = []
 
@@ -32,30 +32,40 @@ class Counted(nn.Module):
 def make_watch(model, share=None, sample=None):
     route = find_route(model, torch.rand(2, 4))
     PASSES.clear()
-    return ValidationWatch(model, model, route, FeatureMeter(3, "exact", CPU), share or LoaderShare(None), sample)
+    return Watch(subject(model), route, FeaturePass(3, "exact", CPU), share or LoaderShare(None), sample)
 
 
 def batches(number=3):
     generator = torch.Generator().manual_seed(1)
-    return [(torch.rand(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(number)]
+    return [
+        Batch(torch.rand(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(number)
+    ]
 
 
 def measured(model, data):
-    meter = FeatureMeter(3, "exact", CPU)
-    for x, y in data:
-        meter.update(HeadTap(model, "net.2").run(model, x), y)
-    return meter.compute()
+    features = FeaturePass(3, "exact", CPU)
+    for number, batch in enumerate(data):
+        batch = batch._replace(positions=8 * number + torch.arange(8))
+        features.add(batch, HeadTap(model, "net.2").run(model, batch.x))
+    return features.compute(Processes())
+
+
+def assert_equal(watch, expected):
+    found = watch.features.compute(Processes())
+    assert found.values == pytest.approx(expected.values)
+    assert torch.equal(found.margins.positions, expected.margins.positions)
+    torch.testing.assert_close(found.margins["margin"], expected.margins["margin"])
 
 
 def test_features_come_from_the_passes_of_others():
     model, data = Counted(), batches()
     watch = make_watch(model)
-    for x, y in data:
-        watch.before(x, y)
-        model(x)
+    for batch in data:
+        watch.before(batch)
+        model(batch.x)
         assert not watch.after()
     assert len(PASSES) == 3
-    assert watch.meter.compute() == pytest.approx(measured(model, data))
+    assert_equal(watch, measured(model, data))
     watch.close()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -63,29 +73,53 @@ def test_features_come_from_the_passes_of_others():
 def test_a_batch_that_nobody_runs_gets_a_pass():
     model, data = Counted(), batches()
     watch = make_watch(model)
-    for x, y in data:
-        watch.before(x, y)
+    for batch in data:
+        watch.before(batch)
         assert watch.after()
     assert len(PASSES) == 3
-    assert watch.meter.compute() == pytest.approx(measured(model, data))
+    assert_equal(watch, measured(model, data))
 
 
 def test_repeated_samples_do_not_count():
-    model, data, sample = Counted(), batches(2), SpreadSample(100, 31)
+    model, data, sample = Counted(), batches(2), FixedSample(100, 31)
     watch = make_watch(model, LoaderShare(total=31, num_replicas=2, rank=1), sample)
-    for x, y in data:
-        watch.before(x, y)
-        model(x)
+    for batch in data:
+        watch.before(batch)
+        model(batch.x)
         watch.after()
-    assert watch.meter.compute()["samples"] == 15  # 1, 3, ..., 29; the sampler repeats a sample as number 31
-    assert np.array_equal(sample.indices, np.arange(1, 31, 2))
+    assert (
+        watch.features.compute(Processes()).values["samples"] == 15
+    )  # 1, 3, ..., 29; the sampler repeats a sample as number 31
+    assert np.array_equal(sample.positions, np.arange(1, 31, 2))
 
 
 def test_divergence():
-    model, ((x, y), *_) = Counted(), batches()
+    model, (batch, *_) = Counted(), batches()
     watch = make_watch(model)
-    watch.before(torch.full_like(x, torch.nan), y)
-    model(torch.full_like(x, torch.nan))
-    with pytest.raises(FloatingPointError, match="the logits or the embedding of some samples are NaN or infinite"):
+    batch = batch._replace(x=torch.full_like(batch.x, torch.nan))
+    watch.before(batch)
+    model(batch.x)
+    with pytest.raises(FloatingPointError, match="NaN or infinite"):
         watch.after()
     assert not watch.after()
+
+
+def test_a_process_that_does_not_count_takes_part_without_samples():
+    model, (batch, *_), sample = Counted(), batches(), FixedSample(100, 8)
+    features = FeaturePass(3, "exact", CPU)
+    route = find_route(model, torch.rand(2, 4))
+    watch = Watch(subject(model), route, features, LoaderShare(8), sample, is_counted=False)
+    watch.before(batch)
+    model(batch.x)
+    watch.after()
+    found = features.compute(Processes())
+    assert (found.values["samples"], len(found.margins), len(sample.positions)) == (0, 0, 0)
+
+
+def test_without_passes_of_its_own_a_batch_that_nobody_runs_is_an_error():
+    model, (batch, *_) = Counted(), batches()
+    route = find_route(model, torch.rand(2, 4))
+    watch = Watch(subject(model), route, FeaturePass(3, "exact", CPU), LoaderShare(None), has_passes=False)
+    watch.before(batch)
+    with pytest.raises(ValueError, match="`validation_step` to run the network on the inputs of its batch"):
+        watch.after()

@@ -1,10 +1,13 @@
 import torch
 
+from lightning_robustness._measurement.findings import conclude
 from lightning_robustness._measurement.measure import measure
+from lightning_robustness._measurement.plan import Plan
 from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.access import Access
 from lightning_robustness._processes import Processes
+from lightning_robustness.input_space import InputSpace
 
 CPU = torch.device("cpu")
 
@@ -22,3 +25,28 @@ def samples(x, y=None, first=0):
 def rows_of(meter, model, x, y=None, space=None, first=0, **options):
     """Rows of all processes that a meter measures."""
     return measure(meter, subject(model, space, **options), samples(x, y, first), Processes())
+
+
+def make_plan(attacks=None, **changes):
+    """A plan of attacks alone, with other settings on top."""
+    settings = {
+        "input_space": InputSpace(),
+        "attack_samples": 512,
+        "fim_samples": 0,
+        "fim_method": "auto",
+        "clever_samples": 0,
+        "clever_radius": 2.0,
+        "budget": None,
+        "minimum_norm_budget": None,
+        "storage": "exact",
+        "batch_size": 128,
+        "seed": 0,
+    }
+    return Plan(attacks or {}, **{**settings, **changes})
+
+
+def findings_of(plan, model, x, y, first=0, **options):
+    """What all attacks of a plan say about samples."""
+    meters = plan.attack_meters()
+    rows = {meter.name: rows_of(meter, model, x, y, plan.input_space, first, **options) for meter in meters}
+    return conclude(plan, None, rows)

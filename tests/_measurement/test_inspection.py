@@ -2,11 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness._measurement.inspection import inspect_model, rehearse
+from lightning_robustness._measurement.inspection import Found, agree, inspect, rehearse
 from lightning_robustness._measurement.meters.fisher import FisherMeter
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.access import Access
+from lightning_robustness._model.batch import Batch
+from lightning_robustness._processes import Processes
 from lightning_robustness.attacks import PGD
-from lightning_robustness.input_space import InputSpace
-from tests._measurement.subjects import subject
+from tests._measurement.subjects import CPU, subject
 
 X = torch.rand(8, 6, generator=torch.Generator().manual_seed(0))
 
@@ -16,30 +19,96 @@ def network(*more):
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3), *more)
 
 
+def batch(x=X, y=None, **extras):
+    return Batch(x, y, None, extras, torch.arange(len(x)))
+
+
+def route_of(model, x=X, y=None, **access):
+    measured, found = inspect(Subject(model, Access(**access), model, CPU), batch(x, y), needs_gradients=True)
+    assert measured.route is found.route
+    return found.route
+
+
 def test_head_features_and_classes():
     model = network()
-    route = inspect_model(model, subject(model), X)
+    route = route_of(model)
     assert (route.head, route.num_features, route.num_classes) == ("2", 5, 3)
-    assert inspect_model(model, subject(model), X, head=model[2], num_classes=3).head == "2"
+    assert route_of(model, head=model[2], num_classes=3).head == "2"
 
 
 def test_another_number_of_classes():
-    model = network()
-    with pytest.raises(ValueError, match=r"Expected 4 classes, as `num_classes` or the models before say.* has 3"):
-        inspect_model(model, subject(model), X, num_classes=4)
+    with pytest.raises(ValueError, match=r"Expected 4 classes, as `num_classes`.* has 3"):
+        route_of(network(), num_classes=4)
+    with pytest.raises(ValueError, match=r"labels from 0 to 2, for 3 classes, but got values from 0 to 7"):
+        route_of(network(), y=torch.arange(8))
 
 
 def test_a_model_that_fails():
-    with pytest.raises(
-        ValueError, match=r"Expected `Linear\(x\)` to return logits.*\(2, 6\) but it failed.*forward_fn="
-    ):
-        inspect_model(nn.Linear(5, 3), subject(nn.Linear(5, 3)), X)
+    with pytest.raises(ValueError, match=r"`Linear\(x\)` to return logits.*\(2, 6\) but it failed.*forward_fn="):
+        route_of(nn.Linear(5, 3))
 
 
 def test_probabilities_get_a_warning():
-    model = network(nn.Softmax(dim=1))
     with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
-        inspect_model(model, subject(model), X)
+        route_of(network(nn.Softmax(dim=1)))
+
+
+class Masked(nn.Module):
+    """Takes a mask from the batch, next to its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x, mask):
+        return self.head(x * mask)
+
+
+def test_other_entries_that_a_model_takes():
+    model, mask = Masked(), torch.ones(8, 6)
+    measured, found = inspect(subject(model), batch(mask=mask, length=torch.arange(8)), needs_gradients=True)
+    assert measured.extra_names == ("mask",)
+    assert found == Found(measured.route, is_discrete=False, is_image=False)
+    logits = measured.logits_of(batch(mask=0 * mask))(X)
+    torch.testing.assert_close(logits, model.head.bias.expand(8, -1))
+
+
+def test_inputs_that_cannot_be_perturbed():
+    model = nn.Sequential(nn.Embedding(9, 5), nn.Flatten(), nn.Linear(20, 3))
+    tokens = torch.arange(8).reshape(2, 4)
+    with pytest.warns(UserWarning, match=r"Inputs are integers \(torch.int64\).*`embed_fn="):
+        _, found = inspect(subject(model), batch(tokens), needs_gradients=True)
+    assert found.is_discrete
+    assert not inspect(subject(model), batch(tokens), needs_gradients=False)[1].is_discrete
+    with pytest.raises(ValueError, match=r"inputs in the range \[0.0, 1.0\] but observed"):
+        inspect(subject(network()), batch(X + 1), needs_gradients=True)
+
+
+def test_images():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+    for channels, expected in ((3, True), (12, False)):
+        x = torch.rand(2, channels, 4, 12 // channels)
+        assert inspect(subject(model), batch(x), needs_gradients=True)[1].is_image is expected
+
+
+class Some(Processes):
+    """The first of two processes; the other one has found something else."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def gather(self, value):
+        return [value, self.other]
+
+
+def test_processes_without_samples_learn_from_the_others():
+    route = route_of(network())
+    found = Found(route, is_discrete=False, is_image=True)
+    assert agree(Some(None), None) is None
+    assert agree(Some(found), None) == agree(Some(None), found) == found
+    # A part that any process must leave out is left out in all of them
+    assert agree(Some(found._replace(is_discrete=True)), found).is_discrete
 
 
 def test_rehearsal_finds_what_cannot_work():
@@ -49,14 +118,20 @@ def test_rehearsal_finds_what_cannot_work():
     def broken(model, x, y):
         raise RuntimeError("no luck")
 
-    meters = [FisherMeter(8, "exact", InputSpace(), seed=0)]
-    rehearse(subject(network()), X, meters, {"pgd": PGD(), "mine": lambda model, x, y: x})
+    meters = [FisherMeter(8, "exact")]
+    rehearse(subject(network()), batch(), meters, {"pgd": PGD(), "mine": lambda model, x, y: x})
     with pytest.raises(ValueError, match=r"Fisher information cannot be computed: .*`fim_samples=0`, or .*blackbox"):
-        rehearse(subject(cut), X, meters, {})
+        rehearse(subject(cut), batch(), meters, {})
     with pytest.raises(RuntimeError, match="no luck"):
-        rehearse(subject(network()), X, [], {"mine": broken})
+        rehearse(subject(network()), batch(), [], {"mine": broken})
 
 
 def test_the_remedy_works_where_the_graph_is_cut():
-    meter = FisherMeter(8, "blackbox", InputSpace(), seed=0)
-    rehearse(subject(lambda x: network()(x.detach())), X, [meter], {})
+    rehearse(subject(lambda x: network()(x.detach())), batch(), [FisherMeter(8, "blackbox")], {})
+
+
+def test_rehearsal_has_the_other_entries_of_the_batch():
+    measured, _ = inspect(subject(Masked()), batch(mask=torch.ones(8, 6)), needs_gradients=True)
+    seen = []
+    rehearse(measured, batch(mask=torch.ones(8, 6)), [], {"mine": lambda model, x, y: seen.append(model(x)) or x})
+    torch.testing.assert_close(seen[0], measured.model(X[:1], torch.ones(1, 6)))

@@ -28,11 +28,16 @@ def trained(kind=Classifier):
     return module
 
 
-def validate(path, mode="exact", loader=None, **kwargs):
+def validate(path, storage="exact", loader=None, **kwargs):
     """Validate a network, the same in each process, and return what was logged."""
     module = trained()
     monitor = RobustnessMonitor(
-        attacks=("pgd", "square"), eps=0.1, fim_samples=51, attack_samples=NUM_SAMPLES, mode=mode, log_figures=False
+        attacks=("pgd", "square"),
+        eps=0.1,
+        fim_samples=51,
+        attack_samples=NUM_SAMPLES,
+        storage=storage,
+        log_figures=False,
     )
     trainer = make_trainer(path, monitor, **kwargs)
     trainer.validate(module, val_loader(16, NUM_SAMPLES) if loader is None else loader, verbose=False)

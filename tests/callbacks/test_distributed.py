@@ -29,16 +29,16 @@ def assert_same_values(values, expected):
             assert values[key] == pytest.approx(value, rel=1e-6, abs=1e-6), key
 
 
-def validate_as_one_of_two(rank, path, mode):
+def validate_as_one_of_two(rank, path, storage):
     as_torchrun_would(rank)
-    return validate(path, mode, strategy="ddp", devices=2)
+    return validate(path, storage, strategy="ddp", devices=2)
 
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
-@pytest.mark.parametrize("mode", ["exact", "streaming"])
-def test_two_processes_log_the_values_of_one(tmp_path, two_processes, mode):
-    expected = validate(tmp_path, mode)
-    first, second = two_processes(validate_as_one_of_two, tmp_path, mode)
+@pytest.mark.parametrize("storage", ["exact", "streaming"])
+def test_two_processes_log_the_values_of_one(tmp_path, two_processes, storage):
+    expected = validate(tmp_path, storage)
+    first, second = two_processes(validate_as_one_of_two, tmp_path, storage)
     assert first == second
     assert expected["robustness/debug/samples"] == first["robustness/debug/samples"] == NUM_SAMPLES
     assert first["robustness/debug/samples_attacks"] == NUM_SAMPLES

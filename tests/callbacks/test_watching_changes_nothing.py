@@ -91,7 +91,7 @@ def test_streaming_torchattacks_and_two_monitors(tmp_path):
     # Both reset the global random state, or add to gradients, when nobody keeps them from it
     foreign = {"square": get_attack("torchattacks:Square", n_queries=20), "cw": get_attack("torchattacks:CW", steps=5)}
     other = RobustnessMonitor(attacks=foreign, attack_samples=16, prefix="second", log_figures=False)
-    monitors = [everything(mode="streaming"), other]
+    monitors = [everything(storage="streaming"), other]
     assert_identical(run(tmp_path, []), run(tmp_path, monitors))
 
 

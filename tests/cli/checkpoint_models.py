@@ -37,6 +37,13 @@ class Unusable(Net):
         raise RuntimeError("out of order")
 
 
+class Fragile(Net):
+    def forward(self, x):
+        if x.requires_grad:
+            raise RuntimeError("out of order")
+        return super().forward(x)
+
+
 class NeedsArgument(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -77,6 +84,18 @@ class Data:
 
 def make_net():
     return Net(width=5)
+
+
+def make_interrupted():
+    return Interrupted()
+
+
+def make_unusable():
+    return Unusable()
+
+
+def make_fragile():
+    return Fragile()
 
 
 def make_loader(number=8):

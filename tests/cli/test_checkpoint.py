@@ -89,7 +89,10 @@ def test_class_of_lightning_loads_itself(tmp_path, monkeypatch, kind):
     loaded = load_model(f"{HERE}:Kind", tmp_path / "module.ckpt")
     assert same_weights(loaded, module)
     assert same_weights(module, loaded)
-    with pytest.raises(ValueError, match=r"module.ckpt to hold the weights of .* different: network.body.0.weight"):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)module.ckpt to hold the weights of .*`model_args`.*size mismatch for network.body.0.weight",
+    ):
         load_model(f"{HERE}:Kind", tmp_path / "module.ckpt", {"config": {"width": 8}})
 
 
@@ -117,7 +120,7 @@ def test_loading_that_is_not_strict(tmp_path, monkeypatch):
     assert torch.equal(loaded.network.head.weight, module.network.head.weight)
     monkeypatch.setattr("tests.cli.test_checkpoint.config_part", "nothing")
     save_checkpoint(module, tmp_path / "module.ckpt")
-    with pytest.raises(ValueError, match=r"to hold the weights of Partial but it does not. missing: network.body"):
+    with pytest.raises(ValueError, match=r"(?s)to hold the weights of Partial .*Missing key.*network.body"):
         load_model(f"{HERE}:Partial", tmp_path / "module.ckpt")
 
 
@@ -163,32 +166,26 @@ def test_arguments_take_precedence(tmp_path):
     assert load_model(f"{HERE}:Anything", tmp_path / "any.ckpt").arguments == {"width": 2, "old": 1}
 
 
-def test_functions_and_models_without_a_checkpoint():
+def test_only_functions_make_a_model_without_a_checkpoint():
     assert load_model(f"{HERE}:make_net").head.in_features == 5
-    assert load_model("torch.nn:Linear", arguments={"in_features": 3, "out_features": 2}).weight.shape == (2, 3)
+    with pytest.raises(
+        ValueError, match=r"`checkpoint` with the weights of .*:Net.*a function that returns the trained"
+    ):
+        load_model(f"{HERE}:Net")  # an untrained network
 
 
 def test_checkpoint_of_another_class(tmp_path):
     torch.save(nn.Linear(2, 3).state_dict(), tmp_path / "other.pt")
-    expected = (
-        r"to hold the weights of Net but it does not. missing: body.0.weight, body.0.bias, head.weight, head.bias; "
-        r"unexpected: weight, bias\. Does it belong to another class, or to one with other arguments \(`model_args`\)\?"
-    )
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match=r"(?s)the weights of Net .*`model_args`.*Missing.*body.0.*Unexpected.*bias"):
         load_model(f"{HERE}:Net", tmp_path / "other.pt")
     torch.save(Net(width=8).state_dict(), tmp_path / "wide.pt")
-    with pytest.raises(
-        ValueError, match=r"different: body.0.weight \(shape \(8, 2\) instead of \(4, 2\)\), body.0.bias"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)the weights of Net .*size mismatch for body.0.weight"):
         load_model(f"{HERE}:Net", tmp_path / "wide.pt")
     torch.save({"model": Net().state_dict(), "epoch": 3}, tmp_path / "inner.pt")
     with pytest.raises(
         ValueError, match=r"It holds dictionaries \(model\): save the one with the weights to a separate file"
     ):
         load_model(f"{HERE}:Net", tmp_path / "inner.pt")
-    torch.save({str(number): torch.ones(1) for number in range(7)}, tmp_path / "many.pt")
-    with pytest.raises(ValueError, match="unexpected: 0, 1, 2, 3, 4 and 2 more"):
-        load_model(f"{HERE}:Net", tmp_path / "many.pt")
 
 
 def test_errors(tmp_path):
@@ -196,14 +193,15 @@ def test_errors(tmp_path):
     with pytest.raises(ValueError, match=r"seven.pt to hold a state dict, with names of weights, but got 7"):
         load_model(f"{HERE}:Net", tmp_path / "seven.pt")
     torch.save({**Net().state_dict(), "head.bias": 7}, tmp_path / "part.pt")
-    with pytest.raises(ValueError, match=r"different: head.bias \(a int instead of \(3,\)\)"):
+    with pytest.raises(ValueError, match=r"(?s)the weights of Net .*head.bias"):
         load_model(f"{HERE}:Net", tmp_path / "part.pt")
     with pytest.raises(TypeError, match="to be a class or function that makes a model but got 3"):
         load_model(f"{HERE}:NUMBER")
     with pytest.raises(TypeError, match=r"to make a torch.nn.Module but got NoneType"):
         load_model(f"{HERE}:make_nothing")
+    torch.save({}, tmp_path / "empty.pt")
     with pytest.raises(TypeError, match=r"to take the arguments none but it failed: .*width"):
-        load_model(f"{HERE}:NeedsArgument")
+        load_model(f"{HERE}:NeedsArgument", tmp_path / "empty.pt")
 
 
 def test_data_modules_and_functions():

@@ -9,16 +9,27 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from lightning_robustness import cli
+from lightning_robustness._lightning.devices import convert
 from lightning_robustness.attacks import PGD
-from lightning_robustness.cli.commands import convert
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport
 from tests.cli.checkpoint_models import Net
 
 HERE = "tests.cli.checkpoint_models"
 ROOT = Path(__file__).parents[2]
 DATA = ["--data", f"{HERE}:Data", "--progress", "false"]
-EVALUATE = ["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, "--eps", "0.1", "--samples", "20"]
-ATTACKS = ["--attacks", "fgsm", "pgd", "--sweep_eps", "0.05", "0.1", "--per_sample", "true"]
+EVALUATE = [
+    "evaluate",
+    "--model",
+    f"{HERE}:Net",
+    "--checkpoint",
+    "net.pt",
+    *DATA,
+    "--eps",
+    "0.1",
+    "--attack_samples",
+    "20",
+]
+ATTACKS = ["--attacks", "fgsm", "pgd", "--sweep_budgets", "0.05", "0.1", "--per_sample", "true"]
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +91,7 @@ def test_one_device_by_fabric():
     options = ["--devices", "1", "--accelerator", "cpu", "--precision", "32-true"]
     assert cli.main([*EVALUATE, *ATTACKS, *options, "--json", "fabric.json"]) == 0
     assert without_times("fabric.json") == without_times("plain.json")
-    sweep = ["sweep", *EVALUATE[1:-4], "--attacks", "fgsm", "--eps", "0.05", "0.1", *options]
+    sweep = ["sweep", *EVALUATE[1:-4], "--attacks", "fgsm", "--budgets", "0.05", "0.1", *options]
     assert cli.main([*sweep, "--json", "sweep.json", "--resume", "folder"]) == 0
     assert SweepReport.from_json("sweep.json").samples == 40
     assert list(Path("folder").glob("sweep*.pt"))
@@ -88,8 +99,8 @@ def test_one_device_by_fabric():
 
 @pytest.mark.filterwarnings("ignore:'second' could not be measured")
 def test_a_model_that_fails_is_named_and_the_code_says_so(capsys):
-    models = ["--models", f"first={HERE}:Net@net.pt", f"second={HERE}:Unusable"]
-    options = ["--attacks", "fgsm", "--eps", "0.05", "0.1", "--samples", "20", "--json", "x.json"]
+    models = ["--models", f"first={HERE}:Net@net.pt", f"second={HERE}:make_unusable"]
+    options = ["--attacks", "fgsm", "--budgets", "0.05", "0.1", "--json", "x.json"]
     assert cli.main(["compare", *models, *DATA, *options, "--resume", "folder"]) == 1
     report = ComparisonReport.from_json("x.json")
     assert list(report.reports) == ["first"]

@@ -62,7 +62,7 @@ class Interleaved(IterableDataset):
 def evaluate_all(**options):
     """Everything that a report can hold, from a loader that shuffles."""
     loader = DataLoader(make_data(), batch_size=8, shuffle=True)
-    arguments = {"sweep_eps": [0.01, EPS], "sweep_attacks": ["fgsm", "pgd"], "decision_space": "pca"}
+    arguments = {"sweep_budgets": [0.01, EPS], "sweep_attacks": ["fgsm", "pgd"], "decision_space": "pca"}
     return evaluate(
         make_network(),
         loader,
@@ -83,20 +83,28 @@ def sweep_divided(**options):
     sampler = DistributedSampler(data, shuffle=False) if dist.is_initialized() else None
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     options = {"per_sample": True, **options}
-    return sweep(make_network(), loader, ["pgd"], [0.01, EPS], samples=None, batch_size=6, progress=False, **options)
+    return sweep(
+        make_network(), loader, ["pgd"], [0.01, EPS], attack_samples=None, batch_size=6, progress=False, **options
+    )
 
 
 def evaluate_stream():
     """A stream that each process reads its part of; the number of samples is unknown."""
     loader = DataLoader(Interleaved(make_data()), batch_size=4)
-    options = {"samples": 9, "sweep_eps": [EPS], "sweep_attacks": ["fgsm"], "per_sample": True}
+    options = {
+        "fim_samples": 9,
+        "attack_samples": 9,
+        "sweep_budgets": [EPS],
+        "sweep_attacks": ["fgsm"],
+        "per_sample": True,
+    }
     return evaluate(make_network(), loader, {"pgd": PGD(eps=EPS)}, progress=False, **options)
 
 
 def evaluate_few():
     """Fewer samples than three processes."""
     loader = DataLoader(make_data(2), batch_size=4)
-    options = {"sweep_eps": [EPS], "sweep_attacks": ["fgsm"], "decision_space": "pca", "per_sample": True}
+    options = {"sweep_budgets": [EPS], "sweep_attacks": ["fgsm"], "decision_space": "pca", "per_sample": True}
     return evaluate(make_network(), loader, {"pgd": PGD(eps=EPS)}, progress=False, **options)
 
 
@@ -104,7 +112,7 @@ def compare_some():
     """Three models, of which the second has other classes."""
     models = {"a": make_network(), "b": make_network()[:-1], "c": make_network(7)}
     loader = DataLoader(make_data(), batch_size=8)
-    return compare(models, loader, ["fgsm", "pgd"], [0.01, EPS], samples=20, fim_samples=0, progress=False)
+    return compare(models, loader, ["fgsm", "pgd"], [0.01, EPS], attack_samples=20, fim_samples=0, progress=False)
 
 
 REPORTS = {

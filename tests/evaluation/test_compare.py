@@ -10,7 +10,7 @@ from tests.evaluation.reports.reports import make_report
 def digits_comparison(digits, digits_network, robust_digits_network):
     loader = [(digits[0][1200:1500], digits[1][1200:1500])]
     models = {"natural": digits_network, "robust": robust_digits_network}
-    return compare(models, loader, decision_space="pca", samples=200, progress=False)
+    return compare(models, loader, decision_space="pca", fim_samples=200, attack_samples=200, progress=False)
 
 
 def test_robust_network_ranks_above_the_natural_one(digits_comparison):
@@ -34,7 +34,7 @@ def test_reports_take_the_place_of_models(digits, digits_network, robust_digits_
     loader = [(digits[0][1200:1300], digits[1][1200:1300])]
     options = {"attacks": ["fgsm"], "eps": [0.1, 0.2]}
     whole = compare({"a": digits_network, "b": robust_digits_network}, loader, progress=False, **options)
-    saved = evaluate(digits_network, loader, (), sweep_attacks=["fgsm"], sweep_eps=[0.1, 0.2], progress=False)
+    saved = evaluate(digits_network, loader, (), sweep_attacks=["fgsm"], sweep_budgets=[0.1, 0.2], progress=False)
     mixed = compare({"a": saved, "b": robust_digits_network}, loader, progress=False, **options)
     alone = compare({"a": saved, "b": whole.reports["b"]})
     assert mixed.scores == alone.scores == whole.scores
@@ -102,7 +102,7 @@ def test_errors(models, error, message):
 @pytest.mark.parametrize("eps", [[], [0.2, 0.1]])
 def test_budgets_are_checked_first(eps):
     with pytest.raises(ValueError, match="Expected argument `eps` to hold positive, increasing budgets but got"):
-        compare({"a": nn.Linear(2, 2)}, [], eps=eps)
+        compare({"a": nn.Linear(2, 2)}, [], budgets=eps)
 
 
 class Interrupting(nn.Module):
@@ -158,7 +158,11 @@ class Untouchable(nn.Module):
             TypeError,
             "can be iterated once for each of 2 models but got a list_iterator, which is exhausted after the first",
         ),
-        ({"samples": 0}, ValueError, "Expected argument `samples` to be an integer of at least 1 but got 0"),
+        (
+            {"attack_samples": 0},
+            ValueError,
+            "Expected argument `attack_samples` to be an integer of at least 1 but got 0",
+        ),
     ],
 )
 def test_arguments_are_checked_before_the_first_model(arguments, error, message):
@@ -206,13 +210,13 @@ def test_budget_is_checked_before_the_first_sweep(digits, digits_network):
     with pytest.raises(
         ValueError, match=r"Expected argument `budget` to be one of the sweep, 2/255, 4/255, but got 0.1"
     ):
-        compare({"a": digits_network}, loader, eps=[2 / 255, 4 / 255], budget=0.1)
+        compare({"a": digits_network}, loader, budgets=[2 / 255, 4 / 255], rank_budget=0.1)
     assert len(list(loader)) == 1
 
 
 def test_comparison_knows_where_it_comes_from(digits, digits_network):
     loader = [(digits[0][:50], digits[1][:50])]
-    report = compare({"a": digits_network}, loader, ["fgsm"], [0.1, 0.2, 0.3], budget=0.1, seed=3, progress=False)
+    report = compare({"a": digits_network}, loader, ["fgsm"], [0.1, 0.2, 0.3], rank_budget=0.1, seed=3, progress=False)
     assert report.budget == 0.1
     assert {"data": "list", "seed": "3"}.items() <= report.provenance.items()
     assert {"data": "list", "seed": "3"}.items() <= report.reports["a"].provenance.items()

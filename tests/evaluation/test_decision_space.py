@@ -5,9 +5,12 @@ import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
-from lightning_robustness._model.head import HeadTap
+from lightning_robustness._measurement.inspection import inspect
+from lightning_robustness._measurement.measure import measure
+from lightning_robustness._model.batch import Batch
+from lightning_robustness._processes import Processes
 from lightning_robustness.attacks import PGD
-from lightning_robustness.evaluation.decision_space import DecisionSpace, embed_batch, project
+from lightning_robustness.evaluation.decision_space import DecisionSpace, DecisionSpaceMeter, project
 from tests._measurement.subjects import samples, subject
 
 
@@ -20,17 +23,16 @@ def still(model, x, y):
     return x
 
 
-def embed_and_project(measured, model, data, attack, name, **options):
+def embed_and_project(model, x, y, attack, name, method="pca", **options):
     """Embed batch by batch and project all together, as ``evaluate`` does."""
-    tap = HeadTap(model, "1")
-    batches = [embed_batch(measured, tap, attack, batch) for batch in measured.batches(data, "")]
-    rows = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
-    return project(rows, measured, attack, name, **options)
+    measured, _ = inspect(subject(model, **options), Batch(x, y), needs_gradients=True)
+    meter = DecisionSpaceMeter(len(x), name, attack, method)
+    return project(meter, measure(meter, measured, samples(x, y), Processes()), measured)
 
 
 def test_pca_equals_that_of_scikit_learn():
     model, x, y = embedding_model(), torch.rand(30, 5), torch.arange(30) % 3
-    space = embed_and_project(subject(model, batch_size=7), model, samples(x, y), still, "none")
+    space = embed_and_project(model, x, y, still, "none", batch_size=7)
     assert space.method == "PCA"
     assert space.attack == "none"
     assert space.labels == y.tolist()
@@ -42,7 +44,7 @@ def test_pca_equals_that_of_scikit_learn():
 def test_adversarial_samples_are_projected_with_the_clean_ones():
     model, x = embedding_model(), torch.rand(20, 5)
     y = model(x).argmax(1)
-    space = embed_and_project(subject(model), model, samples(x, y), PGD(eps=0.3, start="clean"), "pgd")
+    space = embed_and_project(model, x, y, PGD(eps=0.3, start="clean"), "pgd")
     assert space.attack == "pgd, $\\epsilon$ = 0.3"
     x_adv = PGD(eps=0.3, start="clean")(model, x, y)
     expected = torch.tensor(PCA(2).fit_transform(torch.cat([x, x_adv]).numpy()))
@@ -52,7 +54,7 @@ def test_adversarial_samples_are_projected_with_the_clean_ones():
 def test_one_dimensional_embeddings_get_a_second_dimension():
     model = nn.Sequential(nn.Identity(), nn.Linear(1, 2))
     x = torch.tensor([[0.0], [0.5], [1.0]])
-    space = embed_and_project(subject(model), model, samples(x, torch.zeros(3, dtype=torch.long)), still, "none")
+    space = embed_and_project(model, x, torch.zeros(3, dtype=torch.long), still, "none")
     torch.testing.assert_close(torch.tensor(space.clean), torch.tensor([[-0.5, 0.0], [0.0, 0.0], [0.5, 0.0]]))
 
 
@@ -60,7 +62,7 @@ def test_tsne_keeps_neighbours_together():
     torch.manual_seed(0)
     model, y = embedding_model(), torch.arange(20) % 2
     x = 0.05 * torch.rand(20, 5) + 0.9 * y.unsqueeze(1)
-    space = embed_and_project(subject(model), model, samples(x, y), still, "none", method="tsne")
+    space = embed_and_project(model, x, y, still, "none", method="tsne")
     assert space.method == "t-SNE"
     points = torch.tensor(space.clean)
     distances = torch.cdist(points, points) + 1e9 * torch.eye(20)
@@ -74,10 +76,19 @@ def test_dictionary_and_back():
 
 def test_scikit_learn_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    model = embedding_model()
     with pytest.raises(
         ModuleNotFoundError, match="Expected scikit-learn to be installed for t-SNE but it was not found"
     ):
-        embed_and_project(
-            subject(model), model, samples(torch.rand(2, 5), torch.arange(2)), still, "none", method="tsne"
-        )
+        embed_and_project(embedding_model(), torch.rand(2, 5), torch.arange(2), still, "none", method="tsne")
+
+
+def test_models_without_a_head_have_their_logits_embedded():
+    class Plain(nn.Module):
+        def forward(self, x):
+            return x[:, :3] - x[:, 2:]
+
+    x = torch.rand(12, 5)
+    with pytest.warns(UserWarning, match="no last layer to take embeddings from"):
+        space = embed_and_project(Plain(), x, torch.arange(12) % 3, still, "none")
+    expected = torch.tensor(PCA(2).fit_transform(torch.cat([Plain()(x)] * 2).numpy()))[:12]
+    torch.testing.assert_close(torch.tensor(space.clean).abs(), expected.abs(), atol=1e-5, rtol=0)

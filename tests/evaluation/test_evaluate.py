@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import InputSpace, RobustnessMonitor
 from lightning_robustness.attacks import PGD, Square, run_attack
-from lightning_robustness.evaluation import RobustnessReport, evaluate, sweep
+from lightning_robustness.evaluation import RobustnessReport, evaluate, loading, sweep
 from lightning_robustness.functional import (
     boundary_distance,
     fisher_spectral_norm,
@@ -42,6 +42,10 @@ def loader(data):
     return DataLoader(data, batch_size=64)
 
 
+def sizes(number):
+    return {"fim_samples": number, "attack_samples": number}
+
+
 def linear(num_classes=2):
     model = nn.Linear(2, num_classes)
     model.weight.data, model.bias.data = torch.eye(num_classes, 2), torch.zeros(num_classes)
@@ -54,8 +58,8 @@ def batch(number=8):
     return x, x.argmax(dim=1)
 
 
-@pytest.mark.parametrize("mode", ["exact", "streaming"])
-def test_agrees_with_the_monitor_key_by_key(digits, digits_network, mode):
+@pytest.mark.parametrize("storage", ["exact", "streaming"])
+def test_agrees_with_the_monitor_key_by_key(digits, digits_network, storage):
     space = InputSpace(mean=0.3, std=0.4)
     data = TensorDataset(space.normalize(digits[0][1200:1500]), digits[1][1200:1500])
     module = Module(digits_network)
@@ -67,7 +71,7 @@ def test_agrees_with_the_monitor_key_by_key(digits, digits_network, mode):
         "attack_samples": 90,
         "batch_size": 40,
         "seed": 3,
-        "mode": mode,
+        "storage": storage,
     }
     trainer = L.Trainer(
         accelerator="cpu",
@@ -93,7 +97,7 @@ def test_agrees_with_the_monitor_key_by_key(digits, digits_network, mode):
 def test_equals_metrics_by_hand(data, loader, digits_network):
     x, y = data.tensors
     report = evaluate(
-        digits_network, loader, [PGD(eps=0.1)], samples=300, batch_size=300, per_sample=True, progress=False
+        digits_network, loader, [PGD(eps=0.1)], **sizes(300), batch_size=300, per_sample=True, progress=False
     )
     logits = digits_network(x)
     preds, embedding = logits.argmax(1), digits_network[:-1](x)
@@ -137,13 +141,13 @@ def test_sweep_is_that_of_the_same_samples(loader, robust_digits_network):
         robust_digits_network,
         loader,
         (),
-        sweep_eps=(0.1, 0.2),
+        sweep_budgets=(0.1, 0.2),
         sweep_attacks=["fgsm"],
         attack_samples=100,
         fim_samples=0,
         **options,
     )
-    alone = sweep(robust_digits_network, loader, ["fgsm"], (0.1, 0.2), samples=100, **options)
+    alone = sweep(robust_digits_network, loader, ["fgsm"], (0.1, 0.2), attack_samples=100, **options)
     assert report.sweep.values == alone.values
     assert report.sweep.breaking_eps is None
     assert report.rates == {}
@@ -151,7 +155,7 @@ def test_sweep_is_that_of_the_same_samples(loader, robust_digits_network):
 
 def test_decision_space(data, loader, digits_network):
     report = evaluate(
-        digits_network, loader, (), eps=0.1, samples=300, batch_size=300, decision_space="pca", progress=False
+        digits_network, loader, (), eps=0.1, **sizes(300), batch_size=300, decision_space="pca", progress=False
     )
     space, (x, y) = report.decision_space, data.tensors
     assert space.labels == y.tolist()
@@ -162,6 +166,18 @@ def test_decision_space(data, loader, digits_network):
     # The covariance of points in their plane has the two largest eigenvalues of that of the embeddings
     expected = torch.linalg.eigvalsh(embeddings.double().T.cov())[-2:].flip(0)
     torch.testing.assert_close(points.double().T.cov(), expected.diag(), rtol=2e-2, atol=1.0)
+
+
+def test_time_of_the_features_is_that_of_the_pass(loader, digits_network, monkeypatch):
+    clock = []  # which a forward pass moves, and nothing else
+
+    def forward(model, x):
+        clock.append(1.0)
+        return model(x)
+
+    monkeypatch.setattr(loading, "perf_counter", lambda: sum(clock))
+    report = evaluate(digits_network, loader, (), fim_samples=0, forward_fn=forward, progress=False)
+    assert report.metrics["seconds/features"] == sum(clock) >= len(loader)
 
 
 def test_plain_forward_head_and_batches(digits, digits_network):
@@ -198,7 +214,7 @@ def test_leaves_no_trace(digits):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 10)).train()
     before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     loader = DataLoader(TensorDataset(digits[0][:64], digits[1][:64]), shuffle=True, batch_size=32)
-    evaluate(model, loader, ["pgd", "square"], samples=32, sweep_eps=[0.1], decision_space="pca", progress=False)
+    evaluate(model, loader, ["pgd", "square"], **sizes(32), sweep_budgets=[0.1], decision_space="pca", progress=False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(module.training and not module._forward_hooks for module in model.modules())
@@ -238,10 +254,14 @@ def test_probabilities_are_noticed():
             ValueError,
             "Expected 3 classes, as `num_classes` or the models before say, but the model has 2",
         ),
-        ({"samples": -1}, ValueError, "Expected argument `samples` to be an integer of at least 0 but got -1"),
+        ({"attack_samples": -1}, ValueError, "Expected argument `attack_samples` to be an integer of at least 0"),
         ({"fim_samples": -1}, ValueError, "Expected argument `fim_samples` to be an integer of at least 0 but got -1"),
         ({"clever_samples": 0.5}, ValueError, "Expected argument `clever_samples` to be an integer of at least 0"),
-        ({"samples": 0, "sweep_eps": [0.1]}, ValueError, "Expected argument `samples` to be an integer of at least 1"),
+        (
+            {"attack_samples": 0, "sweep_budgets": [0.1]},
+            ValueError,
+            "Expected argument `attack_samples` to be an integer of at least 1 but got 0",
+        ),
         (
             {"attack_samples": 0, "decision_space": "pca"},
             ValueError,
@@ -249,7 +269,7 @@ def test_probabilities_are_noticed():
         ),
         ({"attack_samples": True}, ValueError, "Expected argument `attack_samples` to be an integer.* but got True"),
         ({"attacks": "pgd"}, ValueError, "Expected argument `attacks` to be a list but got 'pgd'"),
-        ({"sweep_eps": (0.2, 0.1)}, ValueError, "Expected argument `eps` to hold positive, increasing budgets"),
+        ({"sweep_budgets": (0.2, 0.1)}, ValueError, "Expected argument `eps` to hold positive, increasing budgets"),
         ({"dataloader": [(batch()[0] + 1, batch()[1])]}, ValueError, "Expected inputs in the range"),
         ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
         ({"head": "fc"}, ValueError, "Expected `head` to be part of Linear but got 'fc'"),
@@ -271,7 +291,7 @@ def test_errors(arguments, error, message):
         ),
         ({"batch_size": 0}, ValueError, "Expected argument `batch_size` to be an integer of at least 1 but got 0"),
         ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
-        ({"sweep_eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
+        ({"sweep_budgets": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
         ({"dataloader": TensorDataset(*batch())}, TypeError, "but got the data set TensorDataset"),
     ],
 )
@@ -291,7 +311,7 @@ def test_projection_is_looked_for_before_the_data(monkeypatch):
 
 
 def test_samples_have_their_position_in_the_loader(data, loader, digits_network):
-    settings = {"attacks": ["fgsm"], "eps": 0.1, "fim_samples": 20, "attack_samples": 50, "sweep_eps": [0.1]}
+    settings = {"attacks": ["fgsm"], "eps": 0.1, "fim_samples": 20, "attack_samples": 50, "sweep_budgets": [0.1]}
     report = evaluate(digits_network, loader, **settings, sweep_attacks=["fgsm"], per_sample=True, progress=False)
     columns, (x, y) = report.per_sample, data.tensors
     assert (len(columns["fim_index"]), len(columns["index"])) == (20, 50)
@@ -316,8 +336,8 @@ class Interrupting:
 def test_interruption_returns_what_is_finished(loader, digits_network):
     attacks = {"first": "fgsm", "second": Interrupting(), "third": Square(num_queries=5)}
     with pytest.warns(UserWarning, match="interrupted while it measured the attack second: its report has what was"):
-        report = evaluate(digits_network, loader, attacks, samples=50, progress=False)
-    whole = evaluate(digits_network, loader, ["fgsm"], samples=50, progress=False)
+        report = evaluate(digits_network, loader, attacks, **sizes(50), progress=False)
+    whole = evaluate(digits_network, loader, ["fgsm"], **sizes(50), progress=False)
     assert report.interrupted == "the attack second"
     assert list(report.rates) == ["first"]  # the worst of some attacks would be too good
     assert report.rates["first"] == whole.rates["fgsm"]
@@ -365,7 +385,7 @@ def test_interruption_of_the_sweep(loader, digits_network):
             (),
             fim_samples=0,
             attack_samples=50,
-            sweep_eps=[0.1],
+            sweep_budgets=[0.1],
             sweep_attacks=["fgsm"],
             batch_size=20,
             progress=False,
@@ -382,7 +402,7 @@ def test_interruption_of_the_first_forward_pass():
 
     with pytest.warns(UserWarning, match="interrupted while it measured the features"):
         report = evaluate(Interrupted(2, 2), [batch()], progress=False)
-    assert report.metrics == {}
+    assert (report.metrics, report.num_classes) == ({}, 0)
     assert report.notes == ["The run was interrupted while it measured the features: this report is incomplete."]
 
 
@@ -394,14 +414,14 @@ def test_interruption_of_the_first_batch_of_the_sweep():
                 raise KeyboardInterrupt
             return super().forward(x)
 
-    report = evaluate(Interrupted(2, 2), [batch()], (), fim_samples=0, sweep_eps=[0.1], progress=False)
+    report = evaluate(Interrupted(2, 2), [batch()], (), fim_samples=0, sweep_budgets=[0.1], progress=False)
     assert report.interrupted == "the sweep"
     assert report.sweep is None
 
 
 def test_report_has_threat_model_classes_examples_and_provenance(loader, digits_network):
     attacks = {"pgd": PGD(eps=16 / 255), "square": Square(eps=16 / 255, num_queries=20)}
-    options = {"attacks": attacks, "samples": 100, "per_sample": True, "progress": False}
+    options = {"attacks": attacks, **sizes(100), "per_sample": True, "progress": False}
     report = evaluate(digits_network, loader, **options)
     columns = report.per_sample
     assert report.facts["budget"] == "16/255"
@@ -428,7 +448,7 @@ def test_report_has_threat_model_classes_examples_and_provenance(loader, digits_
 def test_examples_are_those_of_the_first_attack_with_a_budget_that_succeeds(loader, digits_network):
     weak = PGD(eps=0.2, alpha=1e-9, start="clean")
     attacks = {"cw": "cw", "weak": weak, "pgd": PGD(eps=0.2), "square": Square(eps=0.2, num_queries=5)}
-    options = {"samples": 50, "fim_samples": 0, "progress": False}
+    options = {"attack_samples": 50, "fim_samples": 0, "progress": False}
     report = evaluate(digits_network, loader, attacks, **options)
     assert {example.attack for example in report.adversarial_examples} == {"pgd"}
     without_budget = {name: attacks[name] for name in ("weak", "cw")}
@@ -438,7 +458,7 @@ def test_examples_are_those_of_the_first_attack_with_a_budget_that_succeeds(load
 
 def test_minimum_norm_attacks_count_within_an_l2_budget(loader, digits_network):
     """Everywhere in the report: rates, verdict, examples, per-sample columns and classes."""
-    options = {"samples": 100, "fim_samples": 0, "per_sample": True, "progress": False}
+    options = {"attack_samples": 100, "fim_samples": 0, "per_sample": True, "progress": False}
     report = evaluate(digits_network, loader, ["cw"], eps=0.15, **options)
     found = evaluate(digits_network, loader, ["cw"], eps=None, **options)
     columns, own = found.per_sample, report.per_sample
@@ -464,7 +484,7 @@ def test_minimum_norm_attacks_count_within_an_l2_budget(loader, digits_network):
 
 def test_the_l2_budget_of_attacks_comes_first(loader, digits_network):
     attacks = {"pgd": PGD(eps=0.1), "l2": PGD(eps=0.5, norm="l2"), "cw": "cw"}
-    report = evaluate(digits_network, loader, attacks, samples=20, fim_samples=0, progress=False)
+    report = evaluate(digits_network, loader, attacks, attack_samples=20, fim_samples=0, progress=False)
     assert report.metrics["l2_budget"] == 0.5
 
 
@@ -474,7 +494,12 @@ def test_interrupted_attack_is_no_part_of_the_threat_model(loader, digits_networ
 
     with pytest.warns(UserWarning, match="interrupted while it measured the attack"):
         report = evaluate(
-            digits_network, loader, {"pgd": PGD(eps=0.1), "mine": interrupt}, samples=50, progress=False, fim_samples=0
+            digits_network,
+            loader,
+            {"pgd": PGD(eps=0.1), "mine": interrupt},
+            attack_samples=50,
+            fim_samples=0,
+            progress=False,
         )
     assert list(report.threat_model.attacks) == ["pgd"]
     assert report.classes == []

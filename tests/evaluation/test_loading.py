@@ -1,13 +1,31 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from lightning_robustness._measurement.samples import loader_share
-from lightning_robustness.evaluation.collecting import collect
-from lightning_robustness.evaluation.loading import check_loader, on_device
+from lightning_robustness._measurement.samples import kept_generators, loader_share
+from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.access import Access
+from lightning_robustness._processes import Processes
+from lightning_robustness.evaluation.loading import check_loader, on_device, pass_over, take_share
+from lightning_robustness.evaluation.resume import ResumeFolder
 
 MODEL = nn.Linear(1, 2)
+
+
+def look_at_nothing(subject, batch):
+    return subject, None
+
+
+def collect(loader, size, seed=0, batch_fn=None):
+    """Collect a sample of a loader, all of it without a size."""
+    subject = Subject(MODEL, Access(batch_fn=batch_fn), MODEL, torch.device("cpu"), seed=seed)
+    processes = Processes()
+    passed = pass_over(loader, subject, size, look_at_nothing, processes, ResumeFolder(None, processes))
+    assert (passed.subject, passed.found, passed.features, passed.is_interrupted) == (subject, None, None, False)
+    return passed.take(2**62)
 
 
 class Stream(IterableDataset):
@@ -15,7 +33,7 @@ class Stream(IterableDataset):
         yield from ((torch.tensor([float(number)]), number % 3) for number in range(50))
 
 
-def dataset(number):
+def dataset(number=23):
     return TensorDataset(torch.arange(float(number)).unsqueeze(1), torch.arange(number) % 7)
 
 
@@ -37,18 +55,17 @@ def test_number_of_samples(loader, expected):
     "loader", [DataLoader(dataset(350), batch_size=50), list(DataLoader(dataset(350), batch_size=50))]
 )
 def test_sample_is_spread_over_the_loader(loader):
-    (x, y, indices, _), extra = collect(MODEL, loader, None, 35, seed=0, progress=False)
-    assert extra is None
+    x, y, positions, extras = collect(loader, 35)
+    assert extras is None
     assert len(x) == 35
-    assert x.flatten().tolist() == indices.tolist()
+    assert x.flatten().tolist() == positions.tolist()
     assert (x.flatten().long() % 7 == y).all()
     assert x.flatten().histc(7, 0, 350).min() >= 1  # in every seventh of the loader
 
 
 @pytest.mark.parametrize("loader", [DataLoader(dataset(50), batch_size=8), DataLoader(Stream(), batch_size=8)])
 def test_all_samples_in_order(loader):
-    (x, *_), _ = collect(MODEL, loader, None, None, seed=0, progress=False)
-    assert x.flatten().tolist() == list(range(50))
+    assert collect(loader, None).x.flatten().tolist() == list(range(50))
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -56,25 +73,38 @@ def test_shuffled_loader_gives_the_same_samples_and_leaves_the_random_state(own)
     generator = torch.Generator().manual_seed(3) if own else None
     loader = DataLoader(dataset(100), batch_size=10, shuffle=True, generator=generator)
     states = [g.get_state() for g in (torch.default_generator, generator) if g is not None]
-    first = collect(MODEL, loader, None, 10, seed=0, progress=False)[0].x
+    first = collect(loader, 10).x
     again = [g.get_state() for g in (torch.default_generator, generator) if g is not None]
     assert all(torch.equal(before, after) for before, after in zip(states, again, strict=True))
     torch.rand(3)
-    assert torch.equal(collect(MODEL, loader, None, 10, seed=0, progress=False)[0].x, first)
+    assert torch.equal(collect(loader, 10).x, first)
 
 
 def test_batches_of_other_forms():
     batch = {"picture": torch.rand(4, 1), "kind": torch.arange(4)}
-    (x, y, *_), _ = collect(MODEL, [batch], lambda batch: (batch["picture"], batch["kind"]), 4, seed=0, progress=False)
+    x, y, *_ = collect([batch], 4, batch_fn=lambda batch: (batch["picture"], batch["kind"]))
     assert torch.equal(x, batch["picture"])
     assert y.tolist() == [0, 1, 2, 3]
 
 
-def test_errors():
+def test_an_empty_loader():
     with pytest.raises(ValueError, match="Expected a loader with at least one sample but it is empty"):
-        collect(MODEL, [], None, 4, seed=0, progress=False)
-    with pytest.raises(ValueError, match=r"Expected batches with labels, for attacks, but got none. Pass `batch_fn="):
-        collect(MODEL, [torch.rand(4, 1)], None, 4, seed=0, progress=False)
+        collect([], 4)
+
+
+class Interrupting:
+    """Batches that the user interrupts."""
+
+    def __iter__(self):
+        yield torch.zeros(3, 1), torch.zeros(3, dtype=torch.long)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_keeps_what_was_collected():
+    processes, subject = Processes(), Subject(MODEL, Access(), MODEL, torch.device("cpu"))
+    passed = pass_over(Interrupting(), subject, 8, look_at_nothing, processes, ResumeFolder(None, processes))
+    assert passed.is_interrupted
+    assert passed.take(8).positions.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
@@ -144,3 +174,108 @@ def test_what_is_no_loader(loader, message):
 @pytest.mark.parametrize("loader", [[], iter([]), Stream(), DataLoader(dataset(3))])
 def test_what_is_a_loader(loader):
     assert check_loader(loader) is None
+
+
+class OneOf:
+    """One of several processes that all do the same."""
+
+    def __init__(self, rank, number):
+        self.rank, self.number = rank, number
+
+    def step(self):
+        return nullcontext()
+
+    def gather(self, value):
+        return [value] * self.number
+
+
+def generator():
+    return torch.Generator().manual_seed(4)
+
+
+class Buckets(BatchSampler):
+    """Batches of unequal size, as a user's own sampler may give them."""
+
+    def __iter__(self):
+        yield from ([3, 1], [7], [0, 2, 4, 5, 6], [22, 8])
+
+    def __len__(self):
+        return 4
+
+
+LOADERS = {
+    "in order": lambda: DataLoader(dataset(), batch_size=4),
+    "one batch": lambda: DataLoader(dataset(), batch_size=100),
+    "shuffled": lambda: DataLoader(dataset(), batch_size=4, shuffle=True),
+    "shuffled by its own generator": lambda: DataLoader(dataset(), batch_size=4, shuffle=True, generator=generator()),
+    "without the last batch": lambda: DataLoader(dataset(), batch_size=4, drop_last=True),
+    "a random part": lambda: DataLoader(dataset(), batch_size=4, sampler=SubsetRandomSampler(range(5, 17))),
+    "own batches": lambda: DataLoader(dataset(), batch_sampler=Buckets(range(23), 2, drop_last=False)),
+    "fewer than processes": lambda: DataLoader(dataset(2), batch_size=4),
+    "empty": lambda: DataLoader(dataset(0), batch_size=4),
+}
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+@pytest.mark.parametrize("name", LOADERS)
+def test_shares_together_are_the_loader(name, number):
+    loader = LOADERS[name]()
+    whole = torch.zeros(0, 1) if name == "empty" else collect(loader, None, seed=3).x
+    values, positions = [], []
+    for rank in range(number):
+        state = torch.get_rng_state()
+        own = take_share(MODEL, loader, OneOf(rank, number), seed=3)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert own.share.total == len(whole)
+        assert not own.is_assumed
+        with kept_generators(own.loader):
+            share = [x for x, _ in own.loader]
+        values += share
+        positions.append(own.share.positions(0, sum(map(len, share))))
+    assert torch.equal(torch.cat([whole[:0], *values]), whole)
+    assert torch.cat(positions).tolist() == list(range(len(whole)))
+    lengths = [len(part) for part in positions]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def first_row(batch):
+    return batch[0]
+
+
+def test_settings_of_the_loader_are_kept():
+    loader = DataLoader(
+        dataset(), 4, num_workers=2, collate_fn=first_row, timeout=7, prefetch_factor=3, persistent_workers=True
+    )
+    share = take_share(MODEL, loader, OneOf(1, 2), seed=0).loader
+    for name in ("dataset", "num_workers", "collate_fn", "timeout", "prefetch_factor", "worker_init_fn"):
+        assert getattr(share, name) == getattr(loader, name)
+    assert not share.persistent_workers  # they would outlive it
+
+
+class ShardedSampler:
+    """A sampler of another library, which knows its part."""
+
+    num_replicas = 2
+
+    def __iter__(self):
+        yield from (0, 2)
+
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("loader", "is_assumed"),
+    [
+        ([(torch.zeros(2, 1), torch.zeros(2))], True),
+        (DataLoader(Stream(), batch_size=2), True),
+        (DataLoader(dataset(), batch_size=None), True),
+        (DataLoader(dataset(), batch_size=2, sampler=ShardedSampler()), False),
+    ],
+)
+def test_other_loaders_are_taken_as_they_are(loader, is_assumed):
+    own = take_share(MODEL, loader, OneOf(1, 2), seed=0)
+    assert own.loader is loader
+    assert own.is_assumed == is_assumed
+    assert own.share.total is None
+    assert own.share.positions(3, 2).tolist() == [7, 9]

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_robustness._measurement.samples import Samples
+from lightning_robustness._model.batch import Batch
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import compare, evaluate, sweep
+from lightning_robustness.evaluation.resume import DataFingerprint, fingerprint_weights
 from tests.evaluation.distributed_evaluation import EPS, evaluate_all, make_data, make_network, without_times
 from tests.evaluation.test_several_processes import assert_same
 
@@ -82,7 +85,7 @@ def test_interrupted_sweep_goes_on(tmp_path, monkeypatch):
 
 def evaluate_some(folder, model=None, data=None, **options):
     model, data = model or make_network(), data or make_data()
-    options = {"attacks": {"pgd": PGD(eps=EPS, steps=2)}, "samples": 12, **options}
+    options = {"attacks": {"pgd": PGD(eps=EPS, steps=2)}, "fim_samples": 12, "attack_samples": 12, **options}
     return evaluate(model, DataLoader(data, batch_size=8), progress=False, resume=folder, **options)
 
 
@@ -152,16 +155,16 @@ def test_damaged_files_are_measured_again(tmp_path):
 
 def test_samples_that_were_written_twice_count_once(tmp_path):
     expected = without_times(evaluate_some(tmp_path, batch_size=5))
-    chunk = torch.load(min(tmp_path.glob("attack*.pt")), weights_only=True)
+    rows = torch.load(min(tmp_path.glob("attack*.pt")), weights_only=True)
     name = min(tmp_path.glob("attack*.pt")).name.replace(".0000", ".9999")
-    torch.save(chunk, tmp_path / name)
+    torch.save(rows, tmp_path / name)
     assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
 
 
 def test_files_hold_no_pickled_objects(tmp_path):
     evaluate_some(tmp_path)
     for path in tmp_path.glob("*.pt"):
-        assert torch.load(path, weights_only=True).keys() == {"positions", "seconds", "values"}
+        assert torch.load(path, weights_only=True).keys() == {"positions", "columns", "seconds"}
     assert {path.suffix for path in tmp_path.iterdir()} == {".pt", ".json"}
 
 
@@ -174,16 +177,70 @@ def test_what_is_no_folder(tmp_path):
 
 
 def test_comparison_goes_on_with_the_model_that_failed(tmp_path, monkeypatch):
-    options = {"attacks": ["fgsm", "pgd"], "eps": [0.01, EPS], "samples": 12, "progress": False}
+    options = {"attacks": ["fgsm", "pgd"], "eps": [0.01, EPS], "fim_samples": 12, "attack_samples": 12}
     models, loader = {"a/1": make_network(), "a_1": Flaky(RuntimeError)}, DataLoader(make_data(), batch_size=8)
-    expected = without_times(compare(models, loader, **options))
+    expected = without_times(compare(models, loader, progress=False, **options))
     monkeypatch.setattr(Passes, "left", 20)
     with pytest.warns(UserWarning, match="'a_1' could not be measured and is left out. RuntimeError: enough"):
-        partial = compare(models, loader, resume=tmp_path, **options)
+        partial = compare(models, loader, progress=False, resume=tmp_path, **options)
     assert list(partial.reports) == ["a/1"]
     assert partial.failed == {"a_1": "RuntimeError: enough"}
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.*")}
     Passes.left = math.inf
-    assert without_times(compare(models, loader, resume=tmp_path, **options)) == expected
+    assert without_times(compare(models, loader, progress=False, resume=tmp_path, **options)) == expected
     assert len({path.parent for path in written}) == 2  # one for each model, however alike their names
     assert all(path.stat().st_mtime_ns == time for path, time in written.items())
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+
+def test_fingerprint_of_weights():
+    expected = fingerprint_weights(network())
+    assert fingerprint_weights(network()) == expected
+    changes = {
+        "a weight": lambda net: net[0].weight.data[1, 2].add_(1e-6),
+        "a buffer": lambda net: net[1].running_mean.add_(1e-6),
+        "precision": lambda net: net.double(),
+        "half precision": lambda net: net.bfloat16(),
+        "a name": lambda net: net.add_module("2", net._modules.pop("1")),
+    }
+    found = {expected}
+    for change in changes.values():
+        net = network()
+        change(net)
+        found.add(fingerprint_weights(net))
+    assert len(found) == 1 + len(changes)
+
+
+def test_lazy_layers_have_no_weights_yet():
+    assert fingerprint_weights(nn.LazyLinear(3)) == fingerprint_weights(nn.LazyLinear(3))
+
+
+def describe(shares, x, y):
+    """The description of data that comes in shares, each a list of batches of positions."""
+    parts = []
+    for batches in shares:
+        part = DataFingerprint()
+        for rows in batches:
+            positions = torch.tensor(rows, dtype=torch.long)
+            part.add_labels(Batch(x[rows], None if y is None else y[rows], positions=positions))
+            part.add_inputs(Samples(x[rows], None, positions))
+        parts.append(part)
+    return DataFingerprint.describe(parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.long])
+def test_fingerprint_of_data(dtype):
+    x, y = torch.arange(12).reshape(6, 2).to(dtype), torch.tensor([0, 1, 2, 0, 1, 2])
+    expected = describe([[[0, 1, 2], [3, 4, 5]]], x, y)
+    assert expected["number of samples"] == "6"
+    # Neither batches nor processes matter
+    assert describe([[[4], [5, 3]], [], [[2, 0, 1]]], x, y) == expected
+    other = describe([[[0, 1, 2], [3, 4, 5]]], x, y[[0, 1, 2, 1, 0, 2]])
+    assert {name for name in expected if other[name] != expected[name]} == {"labels"}
+    other = describe([[[0, 1, 2], [3, 4, 5]]], x[[0, 1, 2, 4, 3, 5]], y)
+    assert {name for name in expected if other[name] != expected[name]} == {"inputs"}
+    assert int(describe([[[0, 1, 2]]], x, None)["labels"], 16) == 0

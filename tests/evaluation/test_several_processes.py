@@ -156,8 +156,8 @@ class EvaluateInTest(L.Callback):
 
 
 def evaluate_with(model, loader):
-    options = {"sweep_eps": [EPS], "sweep_attacks": ["pgd"], "per_sample": True}
-    report = evaluate(model, loader, {"pgd": PGD(eps=EPS)}, samples=11, progress=False, **options)
+    options = {"sweep_budgets": [EPS], "sweep_attacks": ["pgd"], "fim_samples": 11, "attack_samples": 11}
+    report = evaluate(model, loader, {"pgd": PGD(eps=EPS)}, per_sample=True, progress=False, **options)
     return without_times(report)
 
 

@@ -22,7 +22,7 @@ PARTS = {
     "fim": {**NOTHING, "fim_samples": 24},
     "clever": {**NOTHING, "clever_samples": 6, "batch_size": 2},
     "attack": {**NOTHING, "attacks": ATTACK},
-    "sweep": {**NOTHING, "sweep_eps": [0.05, 0.1], "sweep_attacks": ["fgsm", "pgd"]},
+    "sweep": {**NOTHING, "sweep_budgets": [0.05, 0.1], "sweep_attacks": ["fgsm", "pgd"]},
     "decision space": {**NOTHING, "decision_space": "pca"},
 }
 NUM_SAMPLES = {"clever": 6}
@@ -80,7 +80,9 @@ def evaluate_masked():
         warnings.simplefilter("ignore")
         return {
             "evaluate": without_times(
-                evaluate(module, loader, attacks, sweep_eps=budgets, decision_space="pca", per_sample=True, **options)
+                evaluate(
+                    module, loader, attacks, sweep_budgets=budgets, decision_space="pca", per_sample=True, **options
+                )
             ),
             "sweep": without_times(sweep(module, loader, attacks, budgets, per_sample=True, **options)),
         }

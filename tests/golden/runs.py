@@ -177,7 +177,7 @@ def evaluate_everything(dtype=torch.float64, clever_samples=2):
             fim_samples=24,
             attack_samples=40,
             clever_samples=clever_samples,
-            sweep_eps=BUDGETS,
+            sweep_budgets=BUDGETS,
             decision_space="pca",
             batch_size=16,
             per_sample=True,

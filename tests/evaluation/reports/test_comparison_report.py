@@ -11,6 +11,7 @@ from tests.evaluation.reports.reports import ATTACKS, EPS, make_report, make_swe
 
 METRICS = ("accuracy", "ssim", "psnr", "mse", "ald2")
 BENEFIT = (True, True, True, False, False)
+SCATTER = "Attack-free metrics against adversarial accuracy"
 
 
 @pytest.fixture
@@ -80,9 +81,8 @@ def test_ranks_follow_the_direction_of_each_metric(reports):
     order = sorted(report.scores, key=report.scores.get, reverse=True)
     assert [report.ranks["cmmr"][name] for name in order] == [1, 2, 3, 4]
     assert list(report.ranks)[:4] == ["robust_acc", "adv_acc", "cmmr", "acc"]
-    (axis,) = report.plot_ranks().axes
-    drawn = dict(zip(report.ranks, axis.images[0].get_array().tolist(), strict=True))
-    assert (drawn["rdi"], drawn["fim"]) == ([1, 2, 2, 4], [4, 2, 1, 3])
+    models, ranks = report.tables()[2].header[1:], {row[0]: row[1:] for row in report.tables()[2].rows}
+    assert dict(zip(models, ranks["RDI"], strict=True)) == report.ranks["rdi"]
 
 
 def test_misleading_metrics_are_shown_but_rank_nothing(reports):
@@ -91,7 +91,7 @@ def test_misleading_metrics_are_shown_but_rank_nothing(reports):
     report = ComparisonReport(reports)
     assert not {"fim_inverse", "fim_geometric"} & report.ranks.keys()
     assert report.correlations["fim_inverse"] == pytest.approx(report.correlations["fim_geometric"])
-    records = report.records()
+    records = report._records()
     assert [record["fim_inverse"] for record in records] == [0, 1, 2, 3]
     assert not any(name.startswith("rank/fim_") for name in records[0])
     values, correlations = report.tables()[1], report.tables()[4]
@@ -99,7 +99,7 @@ def test_misleading_metrics_are_shown_but_rank_nothing(reports):
         directions = {row[0]: row[1] for row in table.rows}
         assert directions["Fisher, inverse"] == directions["Fisher, geometric mean"] == ""
         assert directions["Fisher information"] == "lower"
-    assert "Fisher, inverse" in [axis.get_xlabel() for axis in report.plot_correlations().axes]
+    assert "Fisher, inverse" in [axis.get_xlabel() for axis in report.figures()[SCATTER].axes]
 
 
 def test_order_of_models_does_not_matter(reports):
@@ -185,13 +185,13 @@ def test_one_model_has_curves_but_no_correlation(reports):
     report = ComparisonReport({"a": reports["a"]})
     assert report.scores["a"] > 0
     assert math.isnan(report.correlations["rdi"]["pearson"])
-    assert "Attack-free metrics against adversarial accuracy" not in report.figures()
+    assert SCATTER not in report.figures()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sweep": None}, "Expected reports with a sweep but 'b' has none. Evaluate with `sweep_eps=`"),
+        ({"sweep": None}, "Expected reports with a sweep but 'b' has none. Evaluate with `sweep_budgets=`"),
         ({"num_classes": 5}, r"Expected models with the same number of classes but got 10 \(a\), 5 \(b\)"),
         ({"sweep": make_sweep(attacks=["fgsm", "bim"])}, r"the same attacks but got fgsm, pgd \(a\), fgsm, bim \(b\)"),
         ({"sweep": make_sweep(eps=[0.1, 0.2, 0.4])}, r"same budgets but got 0.1, 0.2, 0.3 \(a\), 0.1, 0.2, 0.4 \(b\)"),
@@ -215,3 +215,51 @@ def test_errors():
         ComparisonReport({})
     with pytest.raises(ValueError, match="Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got 'lpips'"):
         ComparisonReport({"a": make_report()}, {"lpips": 1.0})
+
+
+def test_comparison_draws_every_kind():
+    report = ComparisonReport({name: make_report(seed) for seed, name in enumerate("abc")})
+    drawn = report.figures()
+    assert len(drawn) == 5
+    assert next(iter(drawn)) == "Robust accuracy under the worst of all attacks"
+    assert drawn["CMMR against the budget"].axes[0].get_ylabel() == "CMMR (higher is more robust)"
+    axes = drawn[SCATTER].axes
+    assert [axis.get_title() for axis in axes] == [
+        f"r = {r['pearson']:.2f}, n = 3" for r in report.correlations.values()
+    ]
+    assert [axis.get_xlabel() for axis in axes] == [
+        "RDI (higher is more robust)",
+        "ROBY (lower is more robust)",
+        "Fisher information (lower is more robust)",
+        "Lipschitz constant (lower is more robust)",
+    ]
+
+
+def test_every_attack_has_a_panel(reports):
+    axes = ComparisonReport(reports).figures()["Accuracy against the budget, for every attack"].axes
+    assert [axis.get_title() for axis in axes] == [*ATTACKS, "worst of all"]
+    for axis, number in zip(axes, (0, 1, None), strict=True):
+        for line, report in zip(axis.lines, reports.values(), strict=True):
+            values = report.sweep.worst if number is None else report.sweep.values["accuracy"][number]
+            assert line.get_ydata().tolist() == [0.9, *values]
+
+
+def test_robust_accuracy_has_wilson_intervals(reports):
+    (axis,) = ComparisonReport({"a": reports["a"]}).plot().axes
+    accuracies = [0.9, *reports["a"].sweep.worst]
+    line, mark = axis.lines
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([0.0, *EPS], accuracies)
+    assert mark.get_xdata() == [0.2, 0.2]
+    assert axis.get_ylabel() == "robust accuracy"
+    corners = axis.collections[0].get_paths()[0].vertices.tolist()
+    for eps, accuracy in zip([0.0, *EPS], accuracies, strict=True):
+        interval = scipy.stats.binomtest(round(100 * accuracy), 100).proportion_ci(method="wilson")
+        found = sorted(value for place, value in corners if place == eps)
+        # The made-up accuracies are not multiples of a hundredth
+        assert [found[0], found[-1]] == pytest.approx([interval.low, interval.high], abs=6e-3)
+
+
+def test_any_name_of_a_model_can_be_drawn():
+    page = ComparisonReport({name: make_report(seed) for seed, name in enumerate(["_a", "res$net$", "x$y^"])}).to_html()
+    assert page.count("<figcaption>") == 5 + 4
+    assert ">res$net$</text>" in page

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.findings import ClassAccuracy
 from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness.evaluation import RobustnessReport
 from tests.evaluation.reports.reports import make_full_report, make_report, make_sweep
@@ -75,5 +76,12 @@ def test_distances_between_images_are_in_steps_of_pixels(norm, is_image):
         report = make_report(
             metrics={"boundary": value, "rdi": 0.0122}, boundary=curve, threat_model=ThreatModel(is_image=is_image)
         )
-        assert report.cell("boundary") == (text if norm == "linf" and is_image else value)
-        assert report.cell("rdi") == 0.0122
+        assert report._cell("boundary") == (text if norm == "linf" and is_image else value)
+        assert report._cell("rdi") == 0.0122
+
+
+def test_table_has_the_least_robust_classes():
+    classes = [ClassAccuracy(label, 3, 1.0, label / 100) for label in reversed(range(30))]
+    (table,) = [table for table in make_report(classes=classes).tables() if table.title.startswith("Classes")]
+    assert table.title == "Classes, the least robust first (20 of 30)"
+    assert table.rows == [[label, 1.0, label / 100, 3] for label in range(20)]

@@ -1,3 +1,4 @@
+from lightning_robustness._measurement.threat_model import AttackFacts, ThreatModel
 from tests.evaluation.reports.reports import ATTACKS, EPS, make_sweep
 
 
@@ -16,3 +17,18 @@ def test_text_has_a_row_for_every_attack_and_budget():
 def test_interruption_is_noted():
     assert make_sweep().notes == []
     assert make_sweep(interrupted=True).notes == ["The sweep was interrupted: it covers 100 samples."]
+
+
+def test_curves_start_at_clean_accuracy():
+    sweep = make_sweep()
+    (axis,) = sweep.plot().axes
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in axis.lines}
+    expected = dict(zip([*ATTACKS, "worst of all"], [*sweep.values["accuracy"], sweep.worst], strict=True))
+    assert drawn == {name: [0.9, *values] for name, values in expected.items()}
+    assert axis.lines[0].get_xdata().tolist() == [0.0, *EPS]
+
+
+def test_budgets_of_images_are_in_steps_of_pixels():
+    threat = ThreatModel({"pgd": AttackFacts({"linf": 2 / 255}, "10 steps")}, 100, is_image=True)
+    sweep = make_sweep(eps=[2 / 255, 4 / 255, 8 / 255], threat_model=threat)
+    assert sweep.plot().axes[0].get_xlabel() == "perturbation budget (pixels from 0 to 1, linf)"

@@ -1,0 +1,193 @@
+import pytest
+import torchattacks
+from torch import nn
+
+from lightning_robustness._measurement.plan import (
+    DEFAULT_ATTACKS,
+    Plan,
+    common_budget,
+    name_attacks,
+    name_final_attack,
+)
+from lightning_robustness.attacks import CW, PGD, Budget, MinimumNormCW, Square, TorchattacksAdapter, get_attack
+from lightning_robustness.input_space import InputSpace
+from tests._measurement.subjects import make_plan
+
+
+def custom(model, x, y):
+    return x
+
+
+class Mine:
+    def __call__(self, model, x, y):
+        return x
+
+
+def test_attacks_by_name():
+    attacks = name_attacks(["pgd", "fgsm", "cw", "square", "pgd_l2", "torchattacks:DeepFool"], eps=0.1)
+    assert attacks == {
+        "pgd": get_attack("strong_pgd", eps=0.1),
+        "fgsm": get_attack("fgsm", eps=0.1),
+        "cw": MinimumNormCW(initial_steps=16, steps=2),
+        "square": Square(eps=0.1, num_queries=100),
+        "pgd_l2": PGD(eps=1.0, norm="l2"),
+        "deepfool": TorchattacksAdapter(attack="DeepFool"),
+    }
+    defaults = {"pgd": get_attack("strong_pgd"), "square": Square(num_queries=100)}
+    assert name_attacks(["pgd", "square"]) == defaults
+    assert name_attacks(DEFAULT_ATTACKS) == {**defaults, "cw": MinimumNormCW(initial_steps=16, steps=2)}
+    assert name_attacks([]) == {}
+
+
+def test_attacks_as_objects():
+    given = [PGD(steps=100), Square(), custom, Mine(), torchattacks.PGDL2(nn.Linear(1, 1))]
+    attacks = name_attacks(given, eps=0.1)
+    assert list(attacks) == ["pgd", "square", "custom", "mine", "pgdl2"]
+    assert list(attacks.values())[:4] == given[:4]
+    assert attacks["pgdl2"].attack is given[4]
+
+
+def test_attacks_in_a_mapping():
+    attacks = name_attacks(
+        {"weak": PGD(eps=0.1, steps=5), "strong": PGD(eps=0.5), "mine": custom, "Square": "square"}, eps=0.1
+    )
+    assert attacks == {
+        "weak": PGD(eps=0.1, steps=5),
+        "strong": PGD(eps=0.5),
+        "mine": custom,
+        "Square": attacks["Square"],
+    }
+    assert attacks["Square"] == Square(eps=0.1, num_queries=100)
+
+
+def test_attacks_as_published():
+    attacks = name_attacks(["pgd", "pgd_l2", "torchattacks:PGDL2"], eps=0.1, as_published=True)
+    others = name_attacks(["cw", "square"], eps=0.1, as_published=True)
+    assert others == {"cw": CW(), "square": Square(eps=0.1, num_queries=200)}
+    expected = PGD(eps=0.1), PGD(eps=0.1, norm="l2"), get_attack("torchattacks:PGDL2", eps=0.1)
+    assert tuple(attacks.values()) == expected
+
+
+def test_a_budget_in_another_norm_is_not_inherited():
+    assert name_attacks(["torchattacks:PGDL2"], eps=0.1)["pgdl2"] == get_attack("torchattacks:PGDL2")
+    assert name_attacks([PGD(norm="l2", eps=0.5)], eps=0.1)["pgd"].eps == 0.5
+
+
+def test_the_worst_case_has_its_name_for_itself():
+    assert name_attacks(["worst"], eps=0.1) == {"cascade": get_attack("worst", eps=0.1)}
+    for name in ("worst", "final"):
+        match = rf"a name for 'pgd' other than '{name}', .* Pass {{'cascade': \.\.\.}}, for instance"
+        with pytest.raises(ValueError, match=match):
+            name_attacks({name: "pgd"})
+
+
+def test_final_attack():
+    assert name_final_attack("worst", eps=0.1) == {"final": get_attack("worst", eps=0.1)}
+    assert name_final_attack("square") == {"final": Square()}
+    assert name_final_attack(custom, eps=0.1) == {"final": custom}
+    with pytest.raises(ValueError, match=r"without a target but got PGD\("):
+        name_final_attack(PGD(targeted=True))
+
+
+def test_attacks_are_checked():
+    with pytest.raises(ValueError, match=r"different names but got 'pgd' twice\. Pass a mapping, such as {'pgd_weak'"):
+        name_attacks(["pgd", PGD(eps=0.5)])
+    with pytest.raises(ValueError, match=r"`attacks` to be a list but got 'pgd'\. Pass \['pgd'\]"):
+        name_attacks("pgd")
+    with pytest.raises(ValueError, match=r"`attacks` to be a list but got PGD\(eps=0.5.*Pass \[PGD\(eps=0.5"):
+        name_attacks(PGD(eps=0.5))
+    with pytest.raises(
+        ValueError, match=r"without a target but got CW\(.*targeted=True\)\. A data set has true labels"
+    ):
+        name_attacks([CW(targeted=True)])
+    with pytest.raises(ValueError, match="the name of an attack but got 'gpd'"):
+        name_attacks(["gpd"])
+    with pytest.raises(TypeError, match="or a name, but got int"):
+        name_attacks([3])
+
+
+def test_meters_in_their_order():
+    plan = make_plan({"pgd": PGD(), "cw": CW()}, fim_samples=8, clever_samples=2, attack_samples=5)
+    assert [(meter.name, meter.size) for meter in plan.meters()] == [("fim", 8), ("clever", 2)]
+    assert plan.parts == ["features", "fim", "clever"]
+    assert [(meter.name, meter.size) for meter in plan.attack_meters()] == [("attack pgd", 5), ("attack cw", 5)]
+    assert [meter.attack for meter in plan.attack_meters(["cw"])] == [CW()]
+    assert make_plan().parts == ["features"]
+
+
+@pytest.mark.parametrize("name", ["attack_samples", "fim_samples", "clever_samples", "seed"])
+def test_numbers_are_checked(name):
+    with pytest.raises(ValueError, match=f"`{name}` to be an integer of at least 0 but got -1"):
+        make_plan(**{name: -1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "`batch_size` to be an integer of at least 1"),
+        ({"fim_method": "guess"}, "`fim_method` to be one of"),
+        ({"storage": "guess"}, "`storage` to be one of"),
+        ({"clever_radius": 0.0}, "`clever_radius` to be a finite number above 0 but got 0"),
+        ({"attacks": {"pgd": PGD(eps=2.0)}}, "eps.*input_space"),
+    ],
+)
+def test_options_are_checked(changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(**changes)
+
+
+@pytest.mark.parametrize(
+    ("attacks", "eps", "expected"),
+    [
+        ([PGD(eps=0.1), PGD(eps=0.2), PGD(eps=2.0, norm="l2"), CW()], 0.5, Budget("linf", 0.2)),
+        ([PGD(eps=2.0, norm="l2"), CW()], 0.5, Budget("l2", 2.0)),
+        ([CW()], 0.5, Budget("linf", 0.5)),
+        ([lambda model, x, y: x], 0.5, Budget("linf", 0.5)),
+        ([], None, None),
+    ],
+)
+def test_budget_of_values_without_attacks(attacks, eps, expected):
+    assert common_budget(attacks, eps) == expected
+    budget = "" if expected is None else f", eps {expected.eps:.4g}"
+    norm = "linf" if expected is None else expected.norm
+    (fisher,) = make_plan(fim_samples=256, budget=expected).meters()
+    assert fisher.describe() == f"at most 256 samples, method 'auto', boundary in {norm}{budget}"
+
+
+SETTINGS = {
+    **{"fim_samples": 4, "fim_method": "auto", "clever_samples": 0, "clever_radius": 2.0},
+    **{"storage": "exact", "batch_size": 8, "seed": 0},
+}
+
+
+def test_a_plan_has_the_budgets_of_its_attacks():
+    attacks = {"pgd": PGD(eps=0.1), "l2": PGD(eps=0.5, norm="l2"), "cw": "cw"}
+    plan = Plan.of(attacks, 0.3, InputSpace(), 16, **SETTINGS)
+    assert plan.attacks == {**attacks, "cw": MinimumNormCW(initial_steps=16, steps=2)}
+    assert (plan.budget, plan.minimum_norm_budget) == (Budget("linf", 0.1), Budget("l2", 0.5))
+    assert [meter.budget for meter in plan.attack_meters()] == [Budget("l2", 0.5)] * 3
+    # Without attacks, that of a sweep; without any samples, no attack
+    plan = Plan.of(["cw"], 0.3, InputSpace(), 0, boundary_eps=0.2, **SETTINGS)
+    assert (plan.attacks, plan.budget, plan.minimum_norm_budget) == ({}, Budget("linf", 0.2), Budget("linf", 0.3))
+
+
+def test_everything_that_values_depend_on_is_described():
+    plan = make_plan(
+        {"mine": Square(eps=0.1)},
+        input_space=InputSpace(mean=0.5),
+        attack_samples=32,
+        fim_samples=64,
+        fim_method="lanczos",
+        budget=Budget("linf", 0.1),
+        seed=3,
+    )
+    assert plan.describe() == {
+        "attacks": "mine: Square(eps=0.1, num_queries=5000, norm='linf', p=0.8, loss='margin')",
+        "attacked": "at most 32 samples",
+        "Fisher information": "at most 64 samples, method 'lanczos', boundary in linf, eps 0.1",
+        "CLEVER": "none",
+        "RDI and ROBY": "all samples, storage 'exact'",
+        "input space": "InputSpace(low=0.0, high=1.0, mean=0.5, std=None)",
+        "seed": "3",
+    }
+    assert make_plan().describe()["attacked"] == make_plan().describe()["attacks"] == "none"
