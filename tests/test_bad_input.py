@@ -187,7 +187,7 @@ for name, function in {
     "roby": roby,
     "rdi_loss": rdi_loss,
     "RobustnessDifferenceIndex": RobustnessDifferenceIndex(2).update,
-    "ROBY(mode='streaming')": ROBY(2, mode="streaming").update,
+    "ROBY(mode='streaming')": ROBY(2, storage="streaming").update,
 }.items():
     labels = "y" if name == "rdi_loss" else "preds"
     for kind, features, error, match in (
@@ -428,7 +428,7 @@ row(
 )
 row(
     "InputSpace of more channels than the inputs",
-    lambda: run_attack(MODEL, "pgd", X, Y, InputSpace(mean=(0.5, 0.5))),
+    lambda: run_attack(MODEL, "pgd", X, Y, input_space=InputSpace(mean=(0.5, 0.5))),
     ValueError,
     r"`mean` to have one value, or one per channel \(dimension 1\) of inputs of shape \(4, 3\), but got 2",
 )
@@ -441,7 +441,7 @@ for kind, space in {
 }.items():
     for name, call in {
         "fisher_spectral_norm": lambda s: fisher_spectral_norm(MODEL, X, input_space=s),
-        "lipschitz_constant": lambda s: lipschitz_constant(MODEL, X, s),
+        "lipschitz_constant": lambda s: lipschitz_constant(MODEL, X, input_space=s),
         "clever_score": lambda s: clever_score(MODEL, X, 1.0, input_space=s),
         "spectral_bounds": lambda s: spectral_bounds(MODEL, X, input_space=s),
         "boundary_distance": lambda s: boundary_distance(MODEL, X, input_space=s),
@@ -450,7 +450,7 @@ for kind, space in {
         "fisher_penalty": lambda s: fisher_penalty(MODEL, X, input_space=s),
         "trades_loss": lambda s: trades_loss(MODEL, X, Y, input_space=s),
         "mart_loss(x_adv=...)": lambda s: mart_loss(MODEL, X, Y, x_adv=X, input_space=s),
-        "run": lambda s: run_attack(MODEL, "pgd", X, Y, s),
+        "run": lambda s: run_attack(MODEL, "pgd", X, Y, input_space=s),
         "PGD()": lambda s: PGD()(MODEL, X, Y, input_space=s),
         "budget_of": lambda s: budget_of(get_attack("torchattacks:PGD"), s),
         "FisherSpectralNorm": lambda s: FisherSpectralNorm(input_space=s),

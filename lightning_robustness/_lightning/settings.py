@@ -10,7 +10,7 @@ from lightning_robustness._numbers import write_budget
 from lightning_robustness.attacks import PGD, budget_of
 from lightning_robustness.attacks.attack import check_budgets
 
-AdversarialMode = Literal["replace", "mix", "concat"]
+Combine = Literal["replace", "mix", "concat"]
 AdversarialLoss = Literal["trades", "mart"]
 
 
@@ -80,7 +80,7 @@ class AdversarialSettings:
     """The arguments of adversarial training, checked; see there. ``attacks`` has one per epoch, and then the last."""
 
     attacks: Sequence[Callable[..., Any]]
-    mode: AdversarialMode
+    combine: Combine
     ratio: float
     loss: AdversarialLoss | None
     loss_weight: float | None
@@ -93,7 +93,7 @@ class AdversarialSettings:
     prefix: str
 
     def __post_init__(self) -> None:
-        check_option("mode", self.mode, AdversarialMode)
+        check_option("combine", self.combine, Combine)
         check_number("ratio", self.ratio, exclusive=True, maximum=1.0)
         check_name("prefix", self.prefix)
         self._check_loss()
@@ -117,10 +117,10 @@ class AdversarialSettings:
         check_option("loss", self.loss, AdversarialLoss)
         if self.loss_weight is not None:
             check_number("loss_weight", self.loss_weight)
-        if self.mode != "replace":
+        if self.combine != "replace":
             raise ValueError(
-                f"Expected `mode` to be 'replace' with `loss={self.loss!r}`, which has clean and adversarial inputs of "
-                f"its own, but got {self.mode!r}. Leave `mode` out."
+                f"Expected `combine` to be 'replace' with `loss={self.loss!r}`, which has clean and adversarial inputs of "
+                f"its own, but got {self.combine!r}. Leave `combine` out."
             )
 
     @property

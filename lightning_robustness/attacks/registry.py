@@ -63,7 +63,7 @@ _PRESETS = {
 
 
 def get_attack(
-    attack: str | Callable[..., Any], eps: float | None = None, preset: str | None = None, **options: Any
+    attack: str | Callable[..., Any], eps: float | None = None, *, preset: str | None = None, **options: Any
 ) -> Callable[..., Any]:
     """Get an attack by its name.
 

@@ -65,6 +65,7 @@ class RobustEarlyStopping(EarlyStopping):
         self,
         monitor: str,
         mode: ExtremeMode | None = None,
+        *,
         patience: int = 3,
         min_delta: float = 0.0,
         stopping_threshold: float | None = None,

@@ -60,9 +60,9 @@ def _pair_matrix(pairs: Tensor, counts: Tensor, normalization: Normalization) ->
 def roby(
     features: Tensor,
     preds: Tensor,
+    *,
     p: float = 2.0,
     normalization: Normalization = "pairs",
-    *,
     return_components: bool = False,
 ) -> Tensor | ROBYComponents:
     r"""Compute ROBY, a robustness metric from the overlap of pairs of classes, lower is more robust.

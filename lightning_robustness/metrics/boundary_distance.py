@@ -87,6 +87,7 @@ class BoundaryDistance(SampleMetric):
     def __init__(
         self,
         norm: BoundaryNorm = "linf",
+        *,
         budgets: Sequence[float] = (2 / 255, 4 / 255, 8 / 255, 16 / 255),
         quantiles: Sequence[float] = (0.1, 0.25, 0.75, 0.9),
         num_rivals: int | None = None,

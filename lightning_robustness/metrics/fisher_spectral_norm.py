@@ -91,6 +91,7 @@ class FisherSpectralNorm(SampleMetric):
         self,
         method: FisherMethod = "auto",
         *,
+        *,
         input_space: InputSpace | None = None,
         tolerance: float = 1e-6,
         max_steps: int = 100,

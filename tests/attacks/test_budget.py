@@ -112,8 +112,8 @@ def test_the_remedy_for_a_small_budget_breaks_as_many_samples_as_in_the_unit_ran
     expected = run_attack(digits_network, PGD(eps=0.1), x, y)
     rescaled = InputSpace(high=255.0)
     with pytest.warns(UserWarning, match=r"pass `eps=25\.5`"):
-        small = run_attack(lambda x: digits_network(x / 255), PGD(eps=0.1), 255 * x, y, rescaled)
+        small = run_attack(lambda x: digits_network(x / 255), PGD(eps=0.1), 255 * x, y, input_space=rescaled)
     assert not small.success.any()
-    mended = run_attack(lambda x: digits_network(x / 255), PGD(eps=25.5), 255 * x, y, rescaled)
+    mended = run_attack(lambda x: digits_network(x / 255), PGD(eps=25.5), 255 * x, y, input_space=rescaled)
     assert mended.success_rate == pytest.approx(expected.success_rate, abs=0.05)
     assert expected.success_rate > 0.2

@@ -220,7 +220,7 @@ def test_two_classes_and_a_linear_model_in_closed_form(seed, eps, norm):
     x = torch.randn(20, 6, generator=torch.Generator().manual_seed(seed))
     y = model(x).argmax(1)
     distance = closest_boundary(model, x, y, norm)
-    result = run_attack(model, PGD(eps=eps, norm=norm, steps=5), x, y, UNBOUNDED)
+    result = run_attack(model, PGD(eps=eps, norm=norm, steps=5), x, y, input_space=UNBOUNDED)
     certain = (distance - eps).abs() > 1e-4
     assert torch.equal(result.success[certain], (distance < eps)[certain])
 
@@ -264,7 +264,7 @@ def test_shrinking_steps_in_closed_form(steps):
     """Far from the bounds, the gradient of a linear model is the same everywhere: what moves is the sum of steps."""
     attack = PGD(eps=9.0, alpha=0.4, steps=steps, start="clean", schedule="shrinking", all_steps=True)
     x = torch.zeros(1, 2)
-    result = run_attack(linear([[1.0, 0.0], [0.0, 1.0]]), attack, x, torch.tensor([0]), UNBOUNDED)
+    result = run_attack(linear([[1.0, 0.0], [0.0, 1.0]]), attack, x, torch.tensor([0]), input_space=UNBOUNDED)
     sizes = np.geomspace(0.4, 0.02, steps) if steps > 1 else [0.4]
     assert result.x_adv[0].tolist() == pytest.approx([-sum(sizes), sum(sizes)], rel=1e-5)
 
@@ -298,10 +298,10 @@ def test_rivals_are_attacked_one_by_one():
     model = linear([[0.0, 0.0], [0.25, 0.0], [0.0, 4.0]], [1.0, 0.5, 0.0])
     x, y = torch.zeros(1, 2), torch.tensor([0])
     attack = {"eps": 0.5, "steps": 3, "start": "clean", "loss": "rivals"}
-    assert not run_attack(model, PGD(**attack), x, y, UNBOUNDED).success.any()
-    assert run_attack(model, PGD(**attack, restarts=2), x, y, UNBOUNDED).success.all()
+    assert not run_attack(model, PGD(**attack), x, y, input_space=UNBOUNDED).success.any()
+    assert run_attack(model, PGD(**attack, restarts=2), x, y, input_space=UNBOUNDED).success.all()
     for restarts, queries in ((1, 4), (2, 4 + 1 + 4), (9, 4 + 1 + 4 + 1)):
-        result = run_attack(model, PGD(**attack | {"eps": 0.1}, restarts=restarts), x, y, UNBOUNDED)
+        result = run_attack(model, PGD(**attack | {"eps": 0.1}, restarts=restarts), x, y, input_space=UNBOUNDED)
         assert result.queries.tolist() == [queries]
 
 

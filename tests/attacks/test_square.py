@@ -158,7 +158,11 @@ def test_all_steps_goes_on_after_success(digits, digits_network):
 def test_other_range(digits, digits_network):
     x, y = digits[0][:50], digits[1][:50]
     result = run_attack(
-        lambda image: digits_network(image / 255), Square(eps=60, num_queries=30), x * 255, y, InputSpace(high=255)
+        lambda image: digits_network(image / 255),
+        Square(eps=60, num_queries=30),
+        x * 255,
+        y,
+        input_space=InputSpace(high=255),
     )
     same = run_attack(digits_network, Square(eps=60 / 255, num_queries=30), x, y)
     assert torch.equal(result.success, same.success)

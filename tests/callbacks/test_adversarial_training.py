@@ -220,7 +220,7 @@ def test_logits_from_a_function(tmp_path):
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
 def test_mix(tmp_path, ratio):
-    module, _ = fit(tmp_path, AdversarialTraining(**SETTINGS, mode="mix", ratio=ratio))
+    module, _ = fit(tmp_path, AdversarialTraining(**SETTINGS, combine="mix", ratio=ratio))
     changed = [(x != clean).flatten(1).any(dim=1) for (x, _), (clean, _) in zip(module.batches, loader(), strict=True)]
     assert [int(rows.sum()) for rows in changed] == [round(ratio * 32)] * 5
     assert ratio == 1.0 or not torch.equal(changed[0], changed[1])
@@ -231,7 +231,7 @@ def test_mix_in_train_mode_attacks_two_at_least(tmp_path):
         def on_train_batch_start(self, batch, batch_idx):
             pass  # all of BatchNorm is in train mode, where it refuses a single row
 
-    callback = AdversarialTraining(**SETTINGS, mode="mix", eval_mode=False)
+    callback = AdversarialTraining(**SETTINGS, combine="mix", eval_mode=False)
     module, _ = fit(tmp_path, callback, Normalised, loader(34))
     changed = [
         (x != clean).flatten(1).any(dim=1) for (x, _), (clean, _) in zip(module.batches, loader(34), strict=True)
@@ -240,7 +240,7 @@ def test_mix_in_train_mode_attacks_two_at_least(tmp_path):
 
 
 def test_concat(tmp_path):
-    module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, mode="concat", measure_every_n_batches=1))
+    module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, combine="concat", measure_every_n_batches=1))
     x_adv = first_adversarial_batch()
     for number, ((x, y), (clean, targets)) in enumerate(zip(module.batches, loader(), strict=True)):
         assert torch.equal(x[:32], clean)
@@ -260,7 +260,7 @@ def first_adversarial_batch():
 def test_normalised_inputs(tmp_path, mode):
     space = InputSpace(mean=0.25, std=0.5)
     images, targets = digits_data(0, 64).tensors
-    callback = AdversarialTraining(**SETTINGS, input_space=space, mode=mode)
+    callback = AdversarialTraining(**SETTINGS, input_space=space, combine=mode)
     data = DataLoader([(space.normalize(images), targets)], batch_size=None)
     module, _ = fit(tmp_path, callback, data=data)
     pixels = space.unnormalize(inputs(module.batches[0]))[-64:]

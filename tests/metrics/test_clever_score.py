@@ -65,7 +65,7 @@ def test_options_reach_the_function():
 
 
 def test_adversarial_training_moves_it_in_the_robust_direction(digits, digits_network, robust_digits_network):
-    metrics = [CleverScore(radius=0.2, p=math.inf, num_batches=15, batch_size=10) for _ in range(2)]
+    metrics = [CleverScore(radius=0.2, p=math.inf, num_batches=15, points_per_batch=10) for _ in range(2)]
     for metric, network in zip(metrics, (digits_network, robust_digits_network), strict=True):
         metric.update(network, digits[0][1200:1240])
     assert CleverScore.higher_is_better

@@ -58,7 +58,11 @@ def test_budget_range_seed_and_classes_are_handed_over(stand_in, digits, digits_
     sys.settrace(tracer)
     try:
         result = run_attack(
-            lambda x: digits_network(x / 255), get_attack("autoattack:plus", eps=25.5), x, y, InputSpace(high=255)
+            lambda x: digits_network(x / 255),
+            get_attack("autoattack:plus", eps=25.5),
+            x,
+            y,
+            input_space=InputSpace(high=255),
         )
         assert sys.gettrace() is tracer
     finally:
@@ -108,7 +112,7 @@ def test_inputs_that_it_cannot_take(stand_in):
     with pytest.raises(ValueError, match=r"images of shape \(N, C, H, W\) for AutoAttack but got \(4, 16\)"):
         run_attack(model, "autoattack:standard", x, y)
     with pytest.raises(ValueError, match=r"inputs with a range for AutoAttack.* `input_space`"):
-        run_attack(model, "autoattack:standard", x, y, InputSpace(low=None, high=None))
+        run_attack(model, "autoattack:standard", x, y, input_space=InputSpace(low=None, high=None))
     assert run_attack(model, get_attack("autoattack", eps=1.0), x, y).success.any()
 
 

@@ -59,7 +59,7 @@ def test_normalisation_and_range_are_handed_over(digits, digits_network, name):
     else:
         attack = get_attack("torchattacks:PGD", eps=25.5, alpha=2 / 255 * 255, random_start=False)
         plain = get_attack("torchattacks:PGD", eps=0.1, random_start=False)
-    result = run_attack(normalised, attack, space.normalize(255 * x), y, space)
+    result = run_attack(normalised, attack, space.normalize(255 * x), y, input_space=space)
     expected = run_attack(digits_network, plain, x, y)
     assert result.linf.max().item() == pytest.approx(20.0, abs=0.01)  # ten steps of two
     close = (space.unnormalize(result.x_adv) / 255 - expected.x_adv).abs() < 1e-4
@@ -190,5 +190,5 @@ def test_unbounded_range_is_refused():
             "torchattacks:FGSM",
             torch.rand(3, 2),
             torch.tensor([0, 1, 0]),
-            InputSpace(low=None, high=None),
+            input_space=InputSpace(low=None, high=None),
         )
