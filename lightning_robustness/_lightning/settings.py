@@ -119,8 +119,8 @@ class AdversarialSettings:
             check_number("loss_weight", self.loss_weight)
         if self.combine != "replace":
             raise ValueError(
-                f"Expected `combine` to be 'replace' with `loss={self.loss!r}`, which has clean and adversarial inputs of "
-                f"its own, but got {self.combine!r}. Leave `combine` out."
+                f"Expected `combine` to be 'replace' with `loss={self.loss!r}`, which has clean and adversarial inputs "
+                f"of its own, but got {self.combine!r}. Leave `combine` out."
             )
 
     @property

@@ -91,7 +91,6 @@ class FisherSpectralNorm(SampleMetric):
         self,
         method: FisherMethod = "auto",
         *,
-        *,
         input_space: InputSpace | None = None,
         tolerance: float = 1e-6,
         max_steps: int = 100,

@@ -40,7 +40,7 @@ def test_contract(dtype):
 
 def test_components():
     (x, y), budgets, positions = data(), (0.0, 0.01, 0.1), (0.05, 0.5, 0.95)
-    metric = BoundaryDistance("l2", budgets=budgets, positions)
+    metric = BoundaryDistance("l2", budgets=budgets, quantiles=positions)
     for part in range(0, 32, 5):
         metric.update(network(), x[part : part + 5], y[part : part + 5])
     distances = boundary_distance(network(), x, y, "l2").double().numpy()
