@@ -21,7 +21,7 @@ STEPS = 5
 def _pgd(factor: float) -> Callable[[float], Callback]:
     # Budgets above that of the verdict are reached epoch by epoch: training at once against all of it often fails
     factors = [factor] if factor <= 1 else [1.0, factor]
-    return lambda eps: AdversarialTraining("pgd", eps=[scale * eps for scale in factors], steps=STEPS)
+    return lambda eps: AdversarialTraining("pgd", budgets=[scale * eps for scale in factors], steps=STEPS)
 
 
 TRAININGS: dict[str, Callable[[float], Callback] | None] = {

@@ -35,8 +35,8 @@ def _trace(operator: FisherOperator, draws: int | None) -> Tensor:
 def fisher_penalty(
     model: Callable[..., Any],
     x: Tensor,
-    *,
     kind: FisherKind = "spectral",
+    *,
     num_products: int | None = None,
     input_space: InputSpace | None = None,
     seed: int | None = None,

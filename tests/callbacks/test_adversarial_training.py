@@ -282,7 +282,7 @@ def test_warm_up_and_schedule(tmp_path):
 
     L.seed_everything(3, verbose=False)
     module, budgets = Recorder(), Budgets()
-    callback = AdversarialTraining("pgd", eps=[0.0, 0.1, 0.2], steps=2, warmup_epochs=2)
+    callback = AdversarialTraining("pgd", budgets=[0.0, 0.1, 0.2], steps=2, warmup_epochs=2)
     make_trainer(tmp_path, callback, budgets, max_epochs=6).fit(module, loader())
     assert [largest for largest, _ in budgets.seen] == [0.0, 0.0, 0.0, 0.1, 0.2, 0.2]
     assert [eps for _, eps in budgets.seen[:2]] == [None, None]
@@ -369,7 +369,7 @@ def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(tmp_path, when, st
     batches = DataLoader([digits_data(0, 32).tensors] * 5, batch_size=None)
 
     def train(module, *callbacks, path=None, **options):
-        callback, budgets = AdversarialTraining("fast", eps=[0.02, 0.1, 0.2]), Budgets()
+        callback, budgets = AdversarialTraining("fast", budgets=[0.02, 0.1, 0.2]), Budgets()
         trainer = make_trainer(tmp_path, callback, budgets, *callbacks, max_epochs=3, **options)
         trainer.fit(module, batches, batches, ckpt_path=path)
         return callback.state_dict(), budgets.logged
@@ -690,8 +690,8 @@ def test_command_line(tmp_path):
         ({"loss": "trades", "loss_weight": -1}, "`loss_weight` to be a finite number of at least 0 but got -1"),
         ({"loss_weight": 2.0}, r"`loss_weight` with `loss` but got 2\.0 alone"),
         ({"loss": "mart", "mode": "mix"}, "`mode` to be 'replace' with `loss='mart'`.* but got 'mix'"),
-        ({"eps": []}, "`eps` to hold at least one number but got none"),
-        ({"eps": [0.1, 8.0]}, r"`eps` to be at most 1, the width of the range of inputs \[0, 1\], but got 8\."),
+        ({"budgets": []}, "`budgets` to be a list of numbers"),
+        ({"budgets": [0.1, 8.0]}, r"`eps` to be at most 1, the width of the range of inputs \[0, 1\], but got 8\."),
     ],
 )
 def test_bad_arguments(options, match):
