@@ -3,14 +3,13 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_robustness._isolation.draws import Draws, check_positions
+from lightning_robustness._isolation.draws import Draws
 
 KINDS = {
     "bits": lambda draws, counter, shape: draws.bits(counter, shape),
     "uniform": lambda draws, counter, shape: draws.uniform(counter, shape, -0.3, 0.3),
     "normal": lambda draws, counter, shape: draws.normal(counter, shape, torch.float64),
     "signs": lambda draws, counter, shape: draws.signs(counter, shape),
-    "integers": lambda draws, counter, shape: draws.integers(counter, shape, 7),
 }
 
 
@@ -81,7 +80,6 @@ def test_distributions(seed):
     uniform, normal = draws.uniform(0, (400,), -2.0, 3.0, torch.float64), draws.normal(1, (400,), torch.float64)
     assert stats.kstest(uniform.flatten().numpy(), "uniform", (-2, 5)).pvalue > 1e-3
     assert stats.kstest(normal.flatten().numpy(), "norm").pvalue > 1e-3
-    assert stats.chisquare(draws.integers(2, (400,), 12).flatten().bincount(minlength=12).numpy()).pvalue > 1e-3
     assert stats.chisquare((draws.signs(3, (400,)) > 0).long().flatten().bincount().numpy()).pvalue > 1e-3
     for bit in range(32):
         ones = int((draws.bits(4, (400,)) >> bit & 1).sum())
@@ -89,7 +87,7 @@ def test_distributions(seed):
 
 
 def test_ends_of_the_range():
-    """No infinite normal number, and no integer or uniform number out of range, for the largest and smallest bits."""
+    """No infinite normal number, and no uniform number out of range, for the largest and smallest bits."""
 
     class Extreme(Draws):
         def bits(self, counter, shape):
@@ -97,7 +95,6 @@ def test_ends_of_the_range():
 
     draws = Extreme(torch.tensor([0]))
     assert draws.uniform(0, (4,), -0.1, 0.1).abs().max() <= torch.tensor(0.1)
-    assert draws.integers(0, (4,), 10).tolist() == [[0, 9, 5, 4]]
     assert draws.normal(0, (4,)).isfinite().all()
     assert draws.signs(0, (4,)).tolist() == [[-1, 1, 1, -1]]
 
@@ -113,17 +110,3 @@ def test_samples_and_coordinates_are_independent(dim):
         byte = (draws.bits(1, (400,)).long() >> shift) & 0xFF
         pairs = byte.narrow(dim, 1, 399) * 256 + byte.narrow(dim, 0, 399)
         assert stats.chisquare(pairs.flatten().bincount(minlength=2**16).numpy()).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("positions", "error", "match"),
-    [
-        ([0, 1], TypeError, r"`positions` to be an integer tensor, the non-negative position of each .* but got list"),
-        (torch.zeros(2), TypeError, r"`positions` to be an integer tensor, .* but got dtype torch\.float32"),
-        (torch.arange(3), ValueError, r"`positions` to be an integer tensor, .* of shape \(2,\) but got shape \(3,\)"),
-        (torch.tensor([0, -1]), ValueError, r"the non-negative position of each sample in the data set, but got -1"),
-    ],
-)
-def test_positions_are_checked(positions, error, match):
-    with pytest.raises(error, match=match):
-        check_positions(positions, 2)
