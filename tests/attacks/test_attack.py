@@ -43,7 +43,7 @@ def test_inputs_and_labels_are_checked(digits, digits_network):
     for bad_x, bad_y, error, match in (
         (x * 4 - 2, y, ValueError, r"in the range \[0\.0, 1\.0\] but observed \[-2, 2\].*mean=\.\.\., std=\.\.\."),
         (x * 255, y, ValueError, r"observed \[0, 255\].*InputSpace\(high=255\)"),
-        (x * float("nan"), y, ValueError, r"inputs to be finite"),
+        (x * float("nan"), y, ValueError, r"`x` to be finite"),
         ((x * 16).byte(), y, TypeError, r"floating point tensor but got dtype torch\.uint8"),
         (x, y + 5, ValueError, r"`y` to be from 0 to 9, .* to 12"),
         (x, y - 1, ValueError, r"`y` to be non-negative but got values from -1 to 6"),
@@ -58,3 +58,17 @@ def test_inputs_and_labels_are_checked(digits, digits_network):
 def test_an_empty_batch(digits, digits_network):
     x_adv = PGD()(digits_network, digits[0][:0], digits[1][:0])
     assert x_adv.shape == (0, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("positions", "error"),
+    [
+        ([0, 1], TypeError),
+        (torch.zeros(2), TypeError),
+        (torch.arange(3), ValueError),
+        (torch.tensor([0, -1]), ValueError),
+    ],
+)
+def test_positions_are_checked(digits, digits_network, positions, error):
+    with pytest.raises(error, match="`positions`"):
+        PGD()(digits_network, digits[0][:2], digits[1][:2], positions=positions)
