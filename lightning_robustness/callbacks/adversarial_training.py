@@ -109,6 +109,7 @@ class AdversarialTraining(TrainingStepCallback):
         self,
         attack: str | Attack | Callable[..., Any] = "pgd",
         eps: float | list[float] | None = None,
+        *,
         steps: int | None = None,
         alpha: float | None = None,
         mode: AdversarialMode = "replace",

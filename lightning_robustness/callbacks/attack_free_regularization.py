@@ -86,6 +86,7 @@ class AttackFreeRegularization(TrainingStepCallback):
 
     def __init__(
         self,
+        *,
         rdi: float = 0.1,
         fisher: float = 0.1,
         fisher_kind: FisherKind = "spectral",

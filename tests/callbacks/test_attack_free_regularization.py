@@ -216,7 +216,10 @@ def test_mixed_precision_and_accumulation(tmp_path):
 def test_the_penalty_lowers_fisher_information(tmp_path, digits):
     x, y = digits[0][1200:1400], digits[1][1200:1400]
     accuracies, values = [], []
-    for callbacks in ([], *([AttackFreeRegularization(0.0, 0.2, kind)] for kind in ("spectral", "trace"))):
+    for callbacks in (
+        [],
+        *([AttackFreeRegularization(rdi=0.0, fisher=0.2, fisher_kind=kind)] for kind in ("spectral", "trace")),
+    ):
         L.seed_everything(0, verbose=False)
         module = Robust()
         make_trainer(tmp_path, *callbacks, max_epochs=6).fit(module, DataLoader(digits_data(0, 800), 64, shuffle=True))
@@ -229,7 +232,7 @@ def test_the_penalty_lowers_fisher_information(tmp_path, digits):
 def test_the_distance_to_the_boundary_gains_robust_accuracy(tmp_path, digits):
     x, y = digits[0][1200:1400], digits[1][1200:1400]
     accuracies, robust, distances = [], [], []
-    for callbacks in ([], [AttackFreeRegularization(0.0, 0.0, boundary=1.0, boundary_margin=0.2)]):
+    for callbacks in ([], [AttackFreeRegularization(rdi=0.0, fisher=0.0, boundary=1.0, boundary_margin=0.2)]):
         L.seed_everything(0, verbose=False)
         module = Robust()
         make_trainer(tmp_path, *callbacks, max_epochs=6).fit(module, DataLoader(digits_data(0, 800), 64, shuffle=True))
