@@ -368,7 +368,7 @@ def test_file_with_fields_of_other_types_exits_with_2(capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["report", "x.json"])
     assert exit_info.value.code == 2
-    assert "Expected `metrics['acc']` of a RobustnessReport to be float but got 'high'" in capsys.readouterr().err
+    assert "`metrics['acc']` to be float but got 'high'" in capsys.readouterr().err
 
 
 def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):

@@ -208,7 +208,7 @@ def test_smaller_perturbations_than_the_score_hardly_ever_succeed(digits, digits
         ({"targets": torch.ones(2, 0).long()}, ValueError, r"but got \(2, 0\)"),
         ({"targets": torch.tensor([0, 4])}, ValueError, "`targets` to be from 0 to 3, .* got values from 0 to 4"),
         ({"x": torch.ones(5).double()}, ValueError, r"at least 2 dimensions but got \(5,\)"),
-        ({"x": torch.ones(2, 5).long()}, TypeError, "inputs to be a floating point tensor"),
+        ({"x": torch.ones(2, 5).long()}, TypeError, "`x` to be a floating point tensor"),
         ({"x": 7 * torch.ones(2, 5), "input_space": None}, ValueError, r"range \[0.0, 1.0\] but observed"),
     ],
 )

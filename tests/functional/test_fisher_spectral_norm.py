@@ -193,7 +193,7 @@ def test_models_that_do_not_fit():
         (torch.randn(4, 3), {"chunk_size": 2.5}, ValueError, "`chunk_size` to be an integer of at least 1 but got 2.5"),
         (torch.randn(4, 3), {"distribution": "uniform"}, ValueError, r"\('gaussian', 'rademacher'\) but got 'uniform'"),
         (torch.randn(3), {}, ValueError, r"inputs of shape \(N, ...\) with at least 2 dimensions but got \(3,\)"),
-        (torch.ones(4, 3).long(), {}, TypeError, "inputs to be a floating point tensor"),
+        (torch.ones(4, 3).long(), {}, TypeError, "`x` to be a floating point tensor"),
     ],
 )
 def test_bad_input(x, options, error, match):

@@ -94,7 +94,7 @@ def test_no_samples():
     ("model", "x", "error", "match"),
     [
         (nn.Linear(3, 2), torch.ones(3), ValueError, r"at least 2 dimensions but got \(3,\)"),
-        (nn.Linear(3, 2), torch.ones(1, 3).long(), TypeError, "inputs to be a floating point tensor"),
+        (nn.Linear(3, 2), torch.ones(1, 3).long(), TypeError, "`x` to be a floating point tensor"),
         (lambda x: x.log(), torch.tensor([[1.0, -1.0], [1.0, 2.0]]), ValueError, "but 1 of 2 samples have NaN"),
         (lambda x: x.detach(), torch.ones(1, 3), ValueError, "logits that autograd can differentiate"),
         (lambda x: x - x.mean(dim=0), torch.ones(2, 3), ValueError, "treats each sample by itself"),
