@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_robustness.attacks.budget import Norm, budget_of
 from lightning_robustness.attacks.classifier import Classifier, open_classifier
+from lightning_robustness.utilities.checks import check_flag
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.precision import at_least_float32
 
@@ -38,6 +39,10 @@ class Attack(ABC):
 
     targeted: bool = False
     all_steps: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("targeted", "all_steps"):
+            check_flag(name, getattr(self, name))
 
     def __call__(
         self,

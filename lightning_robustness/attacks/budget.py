@@ -38,7 +38,7 @@ def budget_of(attack: Callable[..., Any], input_space: InputSpace | None = None)
 
     """
     check_attack(attack)
-    budgets = budgets_of(attack, input_space)
+    budgets = budgets_of(attack, check_input_space(input_space))
     known = [budget for budget in budgets if budget is not None]
     if len(known) < len(budgets) or len({budget.norm for budget in known}) > 1:
         return None

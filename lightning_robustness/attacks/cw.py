@@ -65,6 +65,7 @@ class CW(Attack):
     initial_steps: int = 50
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("kappa", self.kappa)
         for name in ("c", "lr"):
             check_number(name, getattr(self, name), exclusive=True)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -106,7 +106,7 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
         probabilities | Let the model return logits, what enters the softmax, and repeat the attacks.
 
     """
-    if isinstance(results, AttackResult) or not isinstance(results, Iterable):
+    if isinstance(results, AttackResult | str | Mapping) or not isinstance(results, Iterable):
         raise TypeError(f"Expected argument `results` to be a list of results of `run` but got {results!r}.")
     return signs_of(_tally(results), check_number("tolerance", tolerance))
 

@@ -14,7 +14,7 @@ from lightning_robustness.measurement.meter import SampleMeter
 from lightning_robustness.measurement.sample_meters import common_budget, make_sample_meters
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.checks import check_functions, check_head, check_integer, check_name
+from lightning_robustness.utilities.checks import check_flag, check_functions, check_head, check_integer, check_name
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.number_text import write_budget
 
@@ -53,6 +53,8 @@ class MonitorSettings:
         check_name("prefix", self.prefix)
         check_functions(self.forward_fn, self.batch_fn, self.embed_fn)
         check_head(self.head)
+        for name in ("log_figures", "log_embeddings", *(["progress"] if self.progress is not None else [])):
+            check_flag(name, getattr(self, name))
         check_budgets([*self.attacks.values(), *self.final.values()], self.input_space)
         # These check the other arguments
         self.make_meters()

@@ -18,7 +18,7 @@ from lightning_robustness.callbacks.awaited_keys import (
     new_value,
 )
 from lightning_robustness.callbacks.guard import Guard
-from lightning_robustness.utilities.checks import check_integer, check_name, check_number
+from lightning_robustness.utilities.checks import check_flag, check_integer, check_name, check_number
 from lightning_robustness.utilities.rank_zero import rank_zero_warn
 
 
@@ -75,6 +75,11 @@ class RobustEarlyStopping(EarlyStopping):
         check_name("monitor", monitor)
         check_integer("patience", patience, minimum=0)
         check_number("min_delta", min_delta)
+        check_flag("verbose", verbose)
+        thresholds = {"stopping_threshold": stopping_threshold, "divergence_threshold": divergence_threshold}
+        for name, threshold in thresholds.items():
+            if threshold is not None:
+                check_number(name, threshold, minimum=-math.inf)
         super().__init__(
             monitor=monitor,
             min_delta=min_delta,

@@ -6,6 +6,7 @@ from lightning_robustness.evaluation.cmmr import check_weights
 from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SWEEP_METRICS, SweepReport
 from lightning_robustness.measurement.fisher_meter import FisherMeter
+from lightning_robustness.utilities.checks import is_number
 from lightning_robustness.utilities.number_text import write_budget
 
 UNCLASSIFIED = (
@@ -29,7 +30,7 @@ def check_prior(prior: Mapping[str, float], balance: float) -> None:
     unknown = [name for name in prior if name not in SWEEP_METRICS]
     if unknown:
         raise ValueError(
-            f"Expected prior weights for {', '.join(SWEEP_METRICS)} but got {', '.join(map(repr, unknown))}."
+            f"Expected weights in `prior` for {', '.join(SWEEP_METRICS)} but got {', '.join(map(repr, unknown))}."
         )
     check_weights([prior.get(metric, 1.0) for metric in SWEEP_METRICS], balance)
 
@@ -42,7 +43,7 @@ def check_budget(budget: float | None, eps: Sequence[float]) -> float:
 
     """
     budget = eps[len(eps) // 2] if budget is None else budget
-    if budget not in eps:
+    if not is_number(budget) or budget not in eps:
         listed = ", ".join(map(write_budget, eps))
         raise ValueError(f"Expected argument `budget` to be one of the sweep, {listed}, but got {budget!r}.")
     return budget

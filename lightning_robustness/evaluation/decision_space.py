@@ -1,7 +1,7 @@
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from typing_extensions import Self
 from lightning_robustness.attacks import budget_of, run
 from lightning_robustness.evaluation import figures
 from lightning_robustness.measurement.subject import Samples, Subject
+from lightning_robustness.utilities.checks import check_option
 from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.precision import accumulation_dtype
 
@@ -105,8 +106,7 @@ def get_projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:
         ValueError: If the method is unknown.
 
     """
-    if method not in get_args(Projection):
-        raise ValueError(f"Expected the method of the decision space to be 'pca' or 'tsne' but got {method!r}.")
+    check_option("decision_space", method, Projection)
     if method == "pca":
         return _pca
     try:

@@ -23,7 +23,14 @@ from lightning_robustness.measurement.sample_meters import common_budget, make_s
 from lightning_robustness.measurement.settings import describe_settings
 from lightning_robustness.measurement.subject import Subject
 from lightning_robustness.metrics.class_statistics import Mode
-from lightning_robustness.utilities.checks import check_device, check_functions, check_head, check_integer, check_module
+from lightning_robustness.utilities.checks import (
+    check_device,
+    check_flag,
+    check_functions,
+    check_head,
+    check_integer,
+    check_module,
+)
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.provenance import describe_data, describe_run
 
@@ -136,13 +143,17 @@ def evaluate(
     check_head(head)
     check_device(device)
     check_integer("seed", seed, minimum=0)
-    space, budgets = check_input_space(input_space, bounded=embed_fn is None), read_budgets(sweep_eps)
-    needs_attacks = bool(budgets or decision_space)
+    space, budgets = check_input_space(input_space, bounded=embed_fn is None), read_budgets("sweep_eps", sweep_eps)
+    needs_attacks = bool(budgets or decision_space is not None)
     if samples is not None:
         fim_samples = attack_samples = check_integer("samples", samples, minimum=1 if needs_attacks else 0)
     check_integer("attack_samples", attack_samples, minimum=1 if needs_attacks else 0)
     check_integer("batch_size", batch_size, minimum=1)
     check_integer("num_examples", num_examples, minimum=0)
+    if num_classes is not None:
+        check_integer("num_classes", num_classes, minimum=2)
+    for name, flag in {"per_sample": per_sample, "progress": progress}.items():
+        check_flag(name, flag)
     # Everything is made before the data is touched, so that a wrong argument is found here
     named = name_attacks(attacks, eps) if attack_samples else {}
     budget = common_budget(named.values(), budgets[len(budgets) // 2] if budgets else eps, space)
@@ -151,7 +162,7 @@ def evaluate(
         get_projection(decision_space, seed)
         check_budgets(name_attacks(["pgd"], eps).values(), space)
     check_budgets(named.values(), space)
-    plan = plan_sweep(sweep_attacks, budgets, space) if budgets else []
+    plan = plan_sweep(sweep_attacks, budgets, space, prefix="sweep_") if budgets else []
     settings = describe_settings(named, attack_samples, meters, mode, space, seed) | {"torch": torch.__version__}
     processes, model = Processes(), unwrap(model)
     records = Records(resume, processes)

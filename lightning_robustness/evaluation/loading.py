@@ -1,6 +1,6 @@
 """Draw samples from a loader, and move a model to a device temporarily."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from lightning_robustness.utilities.loader_state import kept_generators
 from lightning_robustness.utilities.sample import SpreadSample
 from lightning_robustness.utilities.sandbox import sandbox
 
-EMPTY = "Expected a loader with at least one sample but it is empty."
+EMPTY = "Expected `dataloader` to hold at least one sample but it is empty."
 
 
 def check_loader(dataloader: Any) -> None:
@@ -30,7 +30,9 @@ def check_loader(dataloader: Any) -> None:
         found = f"the data module {type(dataloader).__name__}. Pass one of its loaders, such as `test_dataloader()`."
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
         found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
-    elif not hasattr(dataloader, "__iter__") and not hasattr(dataloader, "__getitem__"):
+    elif isinstance(dataloader, str | Mapping) or not (
+        hasattr(dataloader, "__iter__") or hasattr(dataloader, "__getitem__")
+    ):
         found = f"{type(dataloader).__name__}."
     else:
         return

@@ -16,7 +16,7 @@ from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.evaluation.sweep_samples import sweep_samples
 from lightning_robustness.measurement.attack_names import AttackLike
 from lightning_robustness.measurement.subject import Subject
-from lightning_robustness.utilities.checks import check_device, check_functions, check_integer, check_module
+from lightning_robustness.utilities.checks import check_device, check_flag, check_functions, check_integer, check_module
 from lightning_robustness.utilities.input_space import InputSpace, check_input_space
 from lightning_robustness.utilities.provenance import describe_data, describe_run
 
@@ -101,9 +101,11 @@ def sweep(
     check_device(device)
     check_integer("seed", seed, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
+    check_flag("per_sample", per_sample)
+    check_flag("progress", progress)
     if samples is not None:
         check_integer("samples", samples, minimum=1)
-    space, eps = check_input_space(input_space, bounded=embed_fn is None), read_budgets(eps)
+    space, eps = check_input_space(input_space, bounded=embed_fn is None), read_budgets("eps", eps)
     plan = plan_sweep(attacks, eps, space)
     processes, model = Processes(), unwrap(model)
     records = Records(resume, processes)

@@ -15,6 +15,7 @@ from lightning_robustness.functional.fisher_estimators import (
 )
 from lightning_robustness.functional.jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
 from lightning_robustness.utilities.checks import (
+    check_flag,
     check_integer,
     check_labels,
     check_number,
@@ -39,14 +40,16 @@ def _check_arguments(
     counts: dict[str, int | None],
     distribution: str,
     boundary: BoundaryNorm | None,
+    rayleigh_ritz: bool,
 ) -> None:
     check_option("method", method, FisherMethod)
+    check_flag("rayleigh_ritz", rayleigh_ritz)
     if boundary is not None:
         check_option("boundary", boundary, BoundaryNorm)
     check_option("distribution", distribution, Distribution)
     check_number("tolerance", tolerance)
     for name, count in counts.items():
-        if count is not None:
+        if count is not None or name in ("max_steps", "num_directions"):
             check_integer(name, count, minimum=1)
 
 
@@ -158,7 +161,8 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         "chunk_size": chunk_size,
         "num_rivals": num_rivals,
     }
-    _check_arguments(method, tolerance, counts, distribution, boundary)
+    _check_arguments(method, tolerance, counts, distribution, boundary, rayleigh_ritz)
+    check_flag("return_components", return_components)
     space = check_input_space(input_space)
     space.check(x)
     if y is not None:

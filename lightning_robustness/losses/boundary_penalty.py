@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, _check_arguments, margins_and_slopes
 from lightning_robustness.losses.training_jacobian import training_jacobian
-from lightning_robustness.utilities.checks import check_labels, check_number
+from lightning_robustness.utilities.checks import check_integer, check_labels, check_number
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.precision import at_least_float32
 
@@ -66,6 +66,7 @@ def boundary_penalty(
 
     """
     check_number("margin", margin, exclusive=True)
+    check_integer("num_rivals", num_rivals, minimum=1)
     _check_arguments(norm, num_rivals, None)
     with training_jacobian(model, x, input_space, seed) as jacobian:  # checks the inputs
         check_labels("y", y, len(x))

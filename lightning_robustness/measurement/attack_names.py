@@ -2,7 +2,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lightning_robustness.attacks import Attack, budget_of, get_attack
-from lightning_robustness.utilities.checks import check_name
+from lightning_robustness.utilities.checks import check_attack, check_name, check_number
 
 AttackLike = str | Attack | Callable[..., Any]
 DEFAULT_ATTACKS = ("pgd", "cw", "square")
@@ -20,7 +20,10 @@ _PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {"square": ("square", {"num_
 
 
 def name_attacks(
-    attacks: Iterable[AttackLike] | Mapping[str, AttackLike], eps: float | None = None, as_published: bool = False
+    attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
+    eps: float | None = None,
+    as_published: bool = False,
+    argument: str = "attacks",
 ) -> dict[str, Callable[..., Any]]:
     """Get attacks by the names that their values are reported under.
 
@@ -34,6 +37,7 @@ def name_attacks(
             ``"pgd_l2"``, keep their own. For another one, pass the attack itself, ``PGD(norm="l2", eps=0.5)``.
         as_published: Whether ``"pgd"`` by name is the published attack, ``"cw"`` has the defaults of ``CW``,
             ``"square"`` takes 200 queries, and ``eps`` is the budget of all attacks, as in a sweep.
+        argument: Name of the argument, for messages.
 
     Raises:
         ValueError: If an attack is unknown or targeted, two have the same name, or one has a reserved name.
@@ -45,11 +49,13 @@ def name_attacks(
         ['square', 'deepfool', 'pgd']
 
     """
-    attacks = list_attacks(attacks)
+    if eps is not None:
+        check_number("eps", eps)
+    attacks = list_attacks(attacks, argument)
     pairs = attacks.items() if isinstance(attacks, Mapping) else [(_default_name(attack), attack) for attack in attacks]
     named: dict[str, Callable[..., Any]] = {}
     for name, attack in pairs:
-        check_name("attacks", name)
+        check_name(argument, name)
         if name in named:
             raise ValueError(
                 f"Expected attacks of different names but got {name!r} twice. Pass a mapping, such as "
@@ -60,12 +66,14 @@ def name_attacks(
                 f"Expected a name for {attack!r} other than {name!r}, which the worst case of all attacks (worst) and "
                 f"the attack at the end of training (final) are reported under. Pass {{'cascade': ...}}, for instance."
             )
+        if not isinstance(attack, str):
+            check_attack(attack, argument)
         named[name] = _make(attack, eps, as_published) if isinstance(attack, str) else get_attack(attack)
         _check_untargeted(named[name])
     return named
 
 
-def list_attacks(attacks: Any) -> list[AttackLike] | Mapping[str, AttackLike]:
+def list_attacks(attacks: Any, argument: str = "attacks") -> list[AttackLike] | Mapping[str, AttackLike]:
     """Check that an argument holds attacks and return it as a list or a mapping, which can be gone through twice.
 
     Raises:
@@ -75,9 +83,9 @@ def list_attacks(attacks: Any) -> list[AttackLike] | Mapping[str, AttackLike]:
     if isinstance(attacks, Mapping):
         return attacks
     if isinstance(attacks, str) or callable(attacks):
-        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [{attacks!r}].")
+        raise ValueError(f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass [{attacks!r}].")
     if not isinstance(attacks, Iterable):
-        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [] for none.")
+        raise ValueError(f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass [] for none.")
     return list(attacks)
 
 
@@ -98,7 +106,10 @@ def name_final_attack(attack: AttackLike, eps: float | None = None) -> dict[str,
         ['final']
 
     """
-    return {FINAL: _check_untargeted(get_attack(attack, eps=eps) if isinstance(attack, str) else get_attack(attack))}
+    if not isinstance(attack, str):
+        check_attack(attack, "final_attacks")
+        return {FINAL: _check_untargeted(get_attack(attack))}
+    return {FINAL: _check_untargeted(get_attack(check_name("final_attacks", attack), eps=eps))}
 
 
 def _make(name: str, eps: float | None, as_published: bool) -> Callable[..., Any]:

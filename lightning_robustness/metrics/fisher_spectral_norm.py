@@ -128,7 +128,7 @@ class FisherSpectralNorm(RobustnessMetric):
             "chunk_size": chunk_size,
             "num_rivals": num_rivals,
         }
-        _check_arguments(method, tolerance, counts, distribution, boundary)
+        _check_arguments(method, tolerance, counts, distribution, boundary, rayleigh_ritz)
         check_number("floor", floor, exclusive=True)
         self.method: FisherMethod = method
         self.floor = floor
