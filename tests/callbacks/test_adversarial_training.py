@@ -675,26 +675,13 @@ def test_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"mode": "add"}, r"`mode` to be one of \('replace', 'mix', 'concat'\) but got 'add'"),
-        ({"ratio": 0.0}, "`ratio` to be a number above 0 and at most 1 but got 0.0"),
-        ({"warmup_epochs": -1}, "`warmup_epochs` to be an integer of at least 0 but got -1"),
-        ({"measure_every_n_batches": 0}, "`measure_every_n_batches` to be an integer of at least 1 but got 0"),
-        ({"overfitting_samples": 0.5}, "`overfitting_samples` to be an integer of at least 0 but got 0.5"),
-        ({"seed": True}, "`seed` to be an integer of at least 0 but got True"),
-        ({"overfitting_checkpoint": "a.ckpt"}, r"`overfitting_checkpoint` with PGD of one step .* but got PGD\("),
-        (
-            {"attack": "fast", "overfitting_samples": 0, "overfitting_checkpoint": "a.ckpt"},
-            r"`overfitting_samples` above 0, .* and 0\. Leave it out",
-        ),
-        ({"loss": "awp"}, r"`loss` to be one of \('trades', 'mart'\) but got 'awp'"),
-        ({"loss": "trades", "loss_weight": -1}, "`loss_weight` to be a finite number of at least 0 but got -1"),
-        ({"loss_weight": 2.0}, r"`loss_weight` with `loss` but got 2\.0 alone"),
-        ({"loss": "mart", "mode": "mix"}, "`mode` to be 'replace' with `loss='mart'`.* but got 'mix'"),
-        ({"eps": []}, "`eps` to hold at least one number but got none"),
-        ({"eps": [0.1, 8.0]}, r"`eps` to be at most 1, the width of the range of inputs \[0, 1\], but got 8\."),
+        ({"attack": "fast", "overfitting_samples": 0, "overfitting_checkpoint": "a.ckpt"}, "`overfitting_samples`"),
+        ({"loss": "trades", "loss_weight": -1}, "`loss_weight`"),
+        ({"loss": "mart", "mode": "mix"}, "`mode`"),
+        ({"eps": [0.1, 8.0]}, "`eps`.*8/255"),
     ],
 )
-def test_bad_arguments(options, match):
+def test_bad_combinations(options, match):
     with pytest.raises(ValueError, match=match):
         AdversarialTraining(**options)
 

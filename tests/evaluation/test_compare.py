@@ -89,20 +89,14 @@ def test_models_that_all_fail_raise_the_first_error():
 @pytest.mark.parametrize(
     ("models", "error", "message"),
     [
-        ({"a": "network.pt"}, TypeError, "Expected 'a' to be a module or a report of one but got str"),
-        ({"a": nn.Linear(2, 2)}, TypeError, "Expected a `dataloader` to evaluate 'a' on but got none"),
-        ({}, ValueError, "Expected at least one model to compare but got none"),
+        ({"a": "network.pt"}, TypeError, "'a' in `models`.* str"),
+        ({"a": nn.Linear(2, 2)}, TypeError, "`dataloader`.*'a'"),
+        ({}, ValueError, "at least one model"),
     ],
 )
 def test_errors(models, error, message):
     with pytest.raises(error, match=message):
         compare(models)
-
-
-@pytest.mark.parametrize("eps", [[], [0.2, 0.1]])
-def test_budgets_are_checked_first(eps):
-    with pytest.raises(ValueError, match="Expected argument `eps` to hold positive, increasing budgets but got"):
-        compare({"a": nn.Linear(2, 2)}, [], eps=eps)
 
 
 class Interrupting(nn.Module):
@@ -137,28 +131,21 @@ class Untouchable(nn.Module):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"prior": {"acc": 2.0}}, ValueError, "Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got"),
-        ({"prior": {"mse": -1.0}}, ValueError, "Expected `prior` to hold non-negative weights, some positive, but got"),
-        ({"balance": 1.5}, ValueError, r"Expected `balance` to be in \[0, 1\) but got 1.5"),
-        ({"eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
-        ({"second": "net.pt"}, TypeError, "Expected 'second' to be a module or a report of one but got str"),
-        ({"second": make_report(sweep=None)}, ValueError, "Expected reports with a sweep but 'second' has none"),
-        (
-            {"second": make_report()},
-            ValueError,
-            r"same attacks but got fgsm, pgd \(second\), fgsm \(this comparison\)",
-        ),
+        ({"prior": {"acc": 2.0}}, ValueError, "`prior`.*'acc'"),
+        ({"prior": {"mse": -1.0}}, ValueError, "`prior`"),
+        ({"balance": 1.5}, ValueError, "`balance`.* 1.5"),
+        ({"eps": 0.1}, TypeError, "`eps`.* 0.1"),
+        ({"eps": []}, ValueError, "`eps`"),
+        ({"second": "net.pt"}, TypeError, "'second' in `models`"),
+        ({"second": make_report(sweep=None)}, ValueError, "'second'.*`sweep_eps=`"),
+        ({"second": make_report()}, ValueError, r"attacks .*fgsm, pgd \(second\), fgsm \(this comparison\)"),
         (
             {"second": make_report(), "attacks": ["fgsm", "pgd"]},
             ValueError,
-            r"same budgets but got 0.1, 0.2, 0.3 \(second\), 0.1, 0.2 \(this comparison\)",
+            r"budgets .*0.1, 0.2, 0.3 \(second\), 0.1, 0.2 \(this comparison\)",
         ),
-        (
-            {"second": Untouchable(), "dataloader": iter([])},
-            TypeError,
-            "can be iterated once for each of 2 models but got a list_iterator, which is exhausted after the first",
-        ),
-        ({"samples": 0}, ValueError, "Expected argument `samples` to be an integer of at least 1 but got 0"),
+        ({"second": Untouchable(), "dataloader": iter([])}, TypeError, "2 models .*list_iterator"),
+        ({"samples": 0}, ValueError, "`samples`"),
     ],
 )
 def test_arguments_are_checked_before_the_first_model(arguments, error, message):

@@ -211,7 +211,7 @@ def test_reports_that_cannot_be_compared(change, message):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="Expected at least one model to compare but got none"):
+    with pytest.raises(ValueError, match="at least one model"):
         ComparisonReport({})
-    with pytest.raises(ValueError, match="Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got 'lpips'"):
+    with pytest.raises(ValueError, match=r"`prior`.*'lpips'"):
         ComparisonReport({"a": make_report()}, {"lpips": 1.0})

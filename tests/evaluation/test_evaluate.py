@@ -228,59 +228,40 @@ def test_probabilities_are_noticed():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "message"),
     [
-        ({"model": torch.sin}, TypeError, "Expected `model` to be a torch.nn.Module.*but got builtin_function"),
-        ({"dataloader": [batch()[0]]}, ValueError, r"Expected batches with labels.*`attacks=\(\)`"),
-        ({"dataloader": []}, ValueError, "Expected a loader with at least one sample but it is empty"),
-        (
-            {"num_classes": 3},
-            ValueError,
-            "Expected 3 classes, as `num_classes` or the models before say, but the model has 2",
-        ),
-        ({"samples": -1}, ValueError, "Expected argument `samples` to be an integer of at least 0 but got -1"),
-        ({"fim_samples": -1}, ValueError, "Expected argument `fim_samples` to be an integer of at least 0 but got -1"),
-        ({"clever_samples": 0.5}, ValueError, "Expected argument `clever_samples` to be an integer of at least 0"),
-        ({"samples": 0, "sweep_eps": [0.1]}, ValueError, "Expected argument `samples` to be an integer of at least 1"),
-        (
-            {"attack_samples": 0, "decision_space": "pca"},
-            ValueError,
-            "Expected argument `attack_samples` to be an integer of at least 1 but got 0",
-        ),
-        ({"attack_samples": True}, ValueError, "Expected argument `attack_samples` to be an integer.* but got True"),
-        ({"attacks": "pgd"}, ValueError, "Expected argument `attacks` to be a list but got 'pgd'"),
-        ({"sweep_eps": (0.2, 0.1)}, ValueError, "Expected argument `eps` to hold positive, increasing budgets"),
-        ({"dataloader": [(batch()[0] + 1, batch()[1])]}, ValueError, "Expected inputs in the range"),
-        ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
-        ({"head": "fc"}, ValueError, "Expected `head` to be part of Linear but got 'fc'"),
+        ({"dataloader": [batch()[0]]}, r"labels.*`attacks=\(\)`"),
+        ({"dataloader": [(batch()[0] + 1, batch()[1])]}, "inputs in the range"),
+        ({"samples": 0, "sweep_eps": [0.1]}, "`samples`"),
+        ({"attack_samples": 0, "decision_space": "pca"}, "`attack_samples`"),
+        ({"num_classes": 3}, "3 .*`num_classes`.* 2"),
+        ({"head": "fc"}, "`head`.*'fc'"),
     ],
 )
-def test_errors(arguments, error, message):
-    with pytest.raises(error, match=message):
+def test_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
         evaluate(**{"model": linear(), "dataloader": [batch()], "attacks": ["fgsm"], "progress": False, **arguments})
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    "arguments",
     [
-        ({"fim_method": "best"}, ValueError, "Expected argument `fim_method` to be one of .* but got 'best'"),
-        (
-            {"clever_radius": -1.0},
-            ValueError,
-            "Expected argument `clever_radius` to be a finite number above 0 but got -1.0",
-        ),
-        ({"batch_size": 0}, ValueError, "Expected argument `batch_size` to be an integer of at least 1 but got 0"),
-        ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
-        ({"sweep_eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
-        ({"dataloader": TensorDataset(*batch())}, TypeError, "but got the data set TensorDataset"),
+        {"fim_method": "best"},
+        {"clever_radius": -1.0},
+        {"batch_size": 0},
+        {"decision_space": "umap"},
+        {"sweep_eps": 0.1},
+        {"num_examples": -1},
+        {"dataloader": TensorDataset(*batch())},
     ],
+    ids=lambda arguments: next(iter(arguments)),
 )
-def test_arguments_are_checked_before_the_data(arguments, error, message):
+def test_arguments_are_checked_before_the_data(arguments):
     def batches():
         raise AssertionError("the data was touched")
         yield
 
-    with pytest.raises(error, match=message):
+    with pytest.raises((TypeError, ValueError), match=f"`{next(iter(arguments))}`"):
         evaluate(**{"model": linear(), "dataloader": batches(), "progress": False, **arguments})
 
 
@@ -455,8 +436,3 @@ def test_inputs_that_are_not_images_have_no_pictures():
     assert report.metrics["asr/pgd"] > 0
     assert report.adversarial_examples == []
     assert report.facts["inputs"] == "values in [0, 1]"
-
-
-def test_number_of_examples_is_checked():
-    with pytest.raises(ValueError, match="`num_examples`"):
-        evaluate(linear(), [batch()], num_examples=-1, progress=False)

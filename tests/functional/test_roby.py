@@ -79,14 +79,3 @@ def test_gradient_with_many_classes_two_of_which_coincide():
     features.requires_grad_()
     roby(features, torch.arange(300), normalization="none").backward()
     assert features.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("p", [0.5, float("nan"), "2", True])
-def test_order_of_the_distance_is_checked(p):
-    with pytest.raises(ValueError, match=r"Expected argument `p` to be a number of at least 1, or infinity, but got"):
-        roby(torch.randn(4, 2), torch.arange(4), p=p)
-
-
-def test_normalization_is_checked():
-    with pytest.raises(ValueError, match=r"`normalization` to be one of \('pairs', 'all', 'none'\) but got 'both'"):
-        roby(torch.randn(4, 2), torch.arange(4), normalization="both")

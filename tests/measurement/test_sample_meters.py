@@ -10,19 +10,6 @@ def test_meters_in_their_order():
     assert [(meter.name, meter.size) for meter in meters] == [("fim", 8), ("clever", 2)]
 
 
-@pytest.mark.parametrize("name", ["fim_samples", "clever_samples", "seed"])
-def test_numbers_are_checked(name):
-    with pytest.raises(ValueError, match=f"`{name}` to be an integer of at least 0 but got -1"):
-        make_sample_meters(InputSpace(), **{name: -1})
-
-
-def test_options_are_checked():
-    with pytest.raises(ValueError, match="`fim_method` to be one of"):
-        make_sample_meters(InputSpace(), fim_method="guess")
-    with pytest.raises(ValueError, match="`clever_radius` to be a finite number above 0 but got 0"):
-        make_sample_meters(InputSpace(), clever_radius=0.0)
-
-
 @pytest.mark.parametrize(
     ("attacks", "eps", "expected"),
     [
