@@ -219,7 +219,7 @@ def test_leaves_no_trace_when_it_fails():
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_probabilities_are_noticed():
     model = nn.Sequential(linear(), nn.Softmax(dim=1))
-    with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
+    with pytest.warns(UserWarning, match="Sequential look like probabilities"):
         report = evaluate(model, [batch()], ["fgsm"], progress=False)
     assert [sign.name for sign in report.signs] == ["probabilities"]
     assert report.notes == [
@@ -267,7 +267,7 @@ def test_arguments_are_checked_before_the_data(arguments):
 
 def test_projection_is_looked_for_before_the_data(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    with pytest.raises(ModuleNotFoundError, match="Expected scikit-learn to be installed for t-SNE but it was not"):
+    with pytest.raises(ModuleNotFoundError, match="scikit-learn"):
         evaluate(linear(), [], decision_space="tsne", progress=False)
 
 
@@ -296,7 +296,7 @@ class Interrupting:
 
 def test_interruption_returns_what_is_finished(loader, digits_network):
     attacks = {"first": "fgsm", "second": Interrupting(), "third": Square(num_queries=5)}
-    with pytest.warns(UserWarning, match="interrupted while it measured the attack second: its report has what was"):
+    with pytest.warns(UserWarning, match="measured the attack second"):
         report = evaluate(digits_network, loader, attacks, samples=50, progress=False)
     whole = evaluate(digits_network, loader, ["fgsm"], samples=50, progress=False)
     assert report.interrupted == "the attack second"
@@ -311,7 +311,7 @@ def test_interruption_of_the_loader(digits, digits_network):
         yield digits[0][:100], digits[1][:100]
         raise KeyboardInterrupt
 
-    with pytest.warns(UserWarning, match="interrupted while it measured the features"):
+    with pytest.warns(UserWarning, match="measured the features"):
         report = evaluate(digits_network, batches(), progress=False)
     assert report.metrics["samples"] == 100
     assert (
@@ -337,7 +337,7 @@ def test_interruption_of_the_sweep(loader, digits_network):
             return self.network(x)
 
     with (
-        pytest.warns(UserWarning, match="The sweep was interrupted: its report covers 20 of 50 samples"),
+        pytest.warns(UserWarning, match="covers 20 of 50 samples"),
         pytest.warns(UserWarning, match="interrupted while it measured the sweep"),
     ):
         report = evaluate(

@@ -173,7 +173,7 @@ def within_lightning(rank, path):
     fabric = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     module, loader = fabric.setup_module(Module()), fabric.setup_dataloaders(make_loader())
-    with pytest.raises(ValueError, match=r"got DistributedDataParallel inside of .*Pass the module within, such as"):
+    with pytest.raises(ValueError, match=r"DistributedDataParallel .*Pass the module within"):
         evaluate_with(module, loader)
     return callback.report, evaluate_with(module.module, loader)
 

@@ -164,16 +164,16 @@ def test_the_model_is_left_alone():
 
 
 def test_bad_models_and_inputs():
-    with pytest.raises(TypeError, match=r"`y` to be an integer tensor of labels but got dtype torch\.float32"):
+    with pytest.raises(TypeError, match="`y`"):
         boundary_distance(nn.Linear(6, 4), torch.rand(2, 6), torch.rand(2))
     with pytest.raises(ValueError, match=r"range \[0.0, 1.0\] but observed"):
         boundary_distance(nn.Linear(6, 4), torch.full((2, 6), 2.0))
     with pytest.raises(ValueError, match="logits of one depend on another"):
         boundary_distance(lambda x: x - x.mean(dim=0), torch.rand(2, 6))
     x = torch.tensor([[0.0, 0.5], [0.25, 0.5]])
-    with pytest.raises(ValueError, match=r"finite gradients of the logits but 1 of 2 samples.*square root of 0"):
+    with pytest.raises(ValueError, match=r"1 of 2 samples.*square root of 0"):
         boundary_distance(lambda x: x.sqrt(), x)
-    with pytest.raises(ValueError, match=r"`boundary` to be one of \('linf', 'l2'\) but got 'l1'"):
+    with pytest.raises(ValueError, match="`boundary`"):
         fisher_spectral_norm(nn.Linear(6, 4), torch.rand(2, 6), boundary="l1")
 
 

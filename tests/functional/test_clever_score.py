@@ -196,5 +196,5 @@ def test_logits_that_are_not_finite_are_refused():
 
 def test_a_model_that_mixes_samples_is_refused():
     model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2))
-    with pytest.raises(ValueError, match="Expected a model that treats each sample by itself"):
+    with pytest.raises(ValueError, match="each sample by itself"):
         clever_score(model, torch.randn(4, 3), 0.1)

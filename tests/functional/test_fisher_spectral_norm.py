@@ -85,9 +85,7 @@ def test_by_default_inputs_are_in_the_unit_range():
     model, x = linear(3, 4), torch.rand(5, 4, dtype=torch.float64)
     default, bounded = (functional.fisher_spectral_norm(model, x, input_space=space) for space in (None, InputSpace()))
     assert torch.equal(default, bounded)
-    with pytest.raises(
-        ValueError, match=r"range \[0.0, 1.0\] but observed \[2, 2\].*InputSpace\(low=None, high=None\)"
-    ):
+    with pytest.raises(ValueError, match=r"\[2, 2\].*InputSpace\(low=None, high=None\)"):
         functional.fisher_spectral_norm(model, torch.full((1, 4), 2.0, dtype=torch.float64))
 
 

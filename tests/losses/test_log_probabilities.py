@@ -111,7 +111,7 @@ def test_half_precision(digits):
 @pytest.mark.parametrize("loss", [trades_loss, mart_loss])
 def test_a_model_without_a_graph(loss):
     layer, x, y = nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long()
-    with pytest.raises(ValueError, match=r"differentiate with respect to the inputs .*`detach`.* such as Square"):
+    with pytest.raises(ValueError, match=r"`detach`.* Square"):
         loss(lambda inputs: layer(inputs.detach()).detach(), x, y)
     loss(layer, x, y, x_adv=x).backward()
     assert layer.weight.grad.any()

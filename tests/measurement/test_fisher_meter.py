@@ -92,7 +92,7 @@ def test_no_distance_without_gradients():
 
 
 def test_bad_budget():
-    with pytest.raises(ValueError, match=r"`eps` to be a finite number of at least 0 but got -0\.1"):
+    with pytest.raises(ValueError, match=r"`eps`.*-0\.1"):
         FisherMeter(31, "exact", InputSpace(), 0, "linf", -0.1)
 
 

@@ -25,20 +25,18 @@ def test_head_features_and_classes():
 
 def test_another_number_of_classes():
     model = network()
-    with pytest.raises(ValueError, match=r"Expected 4 classes, as `num_classes` or the models before say.* has 3"):
+    with pytest.raises(ValueError, match=r"4 classes.*`num_classes`.* 3"):
         inspect_model(model, subject(model), X, num_classes=4)
 
 
 def test_a_model_that_fails():
-    with pytest.raises(
-        ValueError, match=r"Expected `Linear\(x\)` to return logits.*\(2, 6\) but it failed.*forward_fn="
-    ):
+    with pytest.raises(ValueError, match=r"`Linear\(x\)`.*\(2, 6\).*forward_fn="):
         inspect_model(nn.Linear(5, 3), subject(nn.Linear(5, 3)), X)
 
 
 def test_probabilities_get_a_warning():
     model = network(nn.Softmax(dim=1))
-    with pytest.warns(UserWarning, match="The outputs of Sequential look like probabilities"):
+    with pytest.warns(UserWarning, match="Sequential look like probabilities"):
         inspect_model(model, subject(model), X)
 
 
@@ -51,7 +49,7 @@ def test_rehearsal_finds_what_cannot_work():
 
     meters = [FisherMeter(8, "exact", InputSpace(), seed=0)]
     rehearse(subject(network()), X, meters, {"pgd": PGD(), "mine": lambda model, x, y: x})
-    with pytest.raises(ValueError, match=r"Fisher information cannot be computed: .*`fim_samples=0`, or .*blackbox"):
+    with pytest.raises(ValueError, match=r"`fim_samples=0`.*blackbox"):
         rehearse(subject(cut), X, meters, {})
     with pytest.raises(RuntimeError, match="no luck"):
         rehearse(subject(network()), X, [], {"mine": broken})
