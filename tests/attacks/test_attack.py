@@ -8,7 +8,7 @@ from tests.attacks.traces import assert_same, network_in_training, snapshot
 
 
 def test_an_attack_has_to_perturb():
-    with pytest.raises(TypeError, match=r"abstract class Attack with abstract method '?perturb"):
+    with pytest.raises(TypeError, match=r"abstract class Attack .*perturb"):
         Attack()
 
 

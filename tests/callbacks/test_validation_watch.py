@@ -87,6 +87,6 @@ def test_divergence():
     watch = make_watch(model)
     watch.before(torch.full_like(x, torch.nan), y)
     model(torch.full_like(x, torch.nan))
-    with pytest.raises(FloatingPointError, match="the logits or the embedding of some samples are NaN or infinite"):
+    with pytest.raises(FloatingPointError, match="NaN or infinite"):
         watch.after()
     assert not watch.after()

@@ -99,7 +99,7 @@ def test_no_samples():
 )
 def test_models_are_checked(model, match):
     with pytest.raises(ValueError, match=match):
-        lipschitz_constant(model, torch.tensor([[1.0, 1.0], [2.0, 2.0]]), InputSpace(high=None))
+        lipschitz_constant(model, torch.tensor([[1.0, 1.0], [2.0, 2.0]]))
 
 
 def test_inputs_outside_the_range_are_refused():
