@@ -95,7 +95,7 @@ MESSAGES = {
     "sampler": "ValueError: Expected a DistributedSampler for 2 processes but it divides the samples among 7. Pass",
     "same": "ValueError: Expected a share of the data in each process but all of them start with the same batch.",
     "same sweep": "ValueError: Expected a share of the data in each process but all of them start with the same",
-    "empty": "ValueError: Expected a loader with at least one sample but it is empty.",
+    "empty": "ValueError: Expected `dataloader`",
     "wrapped": "ValueError: Expected a model that each process can use by itself but got DistributedDataParallel",
     "sharded": "ValueError: Expected a model that is whole in each process but the parameters of Sequential are",
 }
