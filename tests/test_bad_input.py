@@ -232,8 +232,8 @@ def test_no_public_object_is_missing():
     packages = (lightning_robustness, attacks, callbacks, evaluation, functional, losses, metrics)
     public = {name: getattr(package, name) for package in packages for name in package.__all__}
     assert {name for name, value in public.items() if callable(value) and value not in VALID} == RESULTS
-    names = {argument for function in VALID for argument, _ in arguments(function)}
-    assert {name.split(".")[-1] for name in [*WRONG, *TAKEN]} <= names
+    known = {name for f in VALID for argument, _ in arguments(f) for name in (argument, f"{name_of(f)}.{argument}")}
+    assert {*WRONG, *TAKEN} <= known
 
 
 @pytest.mark.parametrize("function", VALID, ids=name_of)
