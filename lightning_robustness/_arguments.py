@@ -4,6 +4,7 @@ import math
 from numbers import Integral, Real
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -85,8 +86,8 @@ def check_model(model: Any) -> None:
     )
 
 
-def check_attack(attack: Any) -> None:
-    """Check that an attack can be called."""
+def check_attack(attack: Any, name: str = "attack") -> None:
+    """Check that an argument, or an entry of one, is an attack that can be called."""
     if callable(attack) and not isinstance(attack, type):
         return
     if isinstance(attack, type):
@@ -95,7 +96,9 @@ def check_attack(attack: Any) -> None:
         came, remedy = f"the name {attack!r}", f"Pass `get_attack({attack!r})`."
     else:
         came, remedy = type(attack).__name__, "Pass `PGD()`, or a function of your own."
-    raise TypeError(f"Expected an attack, a callable (model, x, y) -> x_adv or a name, but got {came}. {remedy}")
+    raise TypeError(
+        f"Expected `{name}` to be an attack, a callable (model, x, y) -> x_adv or a name, but got {came}. {remedy}"
+    )
 
 
 def check_module(model: Any, purpose: str) -> None:
@@ -107,7 +110,7 @@ def check_module(model: Any, purpose: str) -> None:
 
 def check_head(head: Any) -> None:
     """Check the argument for the classifier head."""
-    if head is not None and not isinstance(head, (str, nn.Module)):
+    if head is not None and (not isinstance(head, (str, nn.Module)) or head == ""):
         raise TypeError(
             f"Expected argument `head` to be the name of a submodule, such as 'model.fc', or the module itself but got "
             f"{head!r}. Leave it out to have it found."
@@ -175,6 +178,13 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Check that an argument is True or False, of Python or NumPy, and return it as a Python one."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"Expected argument `{name}` to be True or False but got {value!r}.")
+    return bool(value)
+
+
 def check_share(name: str, value: Any) -> float:
     """Check that an argument is a number above 0 and at most 1 and return it."""
     if not is_number(value) or not 0 < value <= 1:
@@ -200,7 +210,7 @@ def check_number(name: str, value: Any, minimum: float = 0.0, exclusive: bool = 
 def check_option(name: str, value: Any, options: Any) -> None:
     """Check that an argument is one of the values of a ``Literal``."""
     allowed = get_args(options)
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"Expected argument `{name}` to be one of {allowed} but got {value!r}.")
 
 

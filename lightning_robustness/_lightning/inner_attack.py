@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from lightning_robustness._arguments import check_number
 from lightning_robustness.attacks import PGD, Attack, Cascade, get_attack
 from lightning_robustness.attacks.attack import budgets_of, check_budgets
 from lightning_robustness.input_space import InputSpace
@@ -29,7 +30,7 @@ def make_inner_attack(
     """
     given = {"eps": eps, "steps": steps, "alpha": alpha}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if attack == "fast":
+    if isinstance(attack, str) and attack == "fast":
         options = {"steps": 1, "eps": PGD.eps} | options
         made = get_attack("pgd", **{"alpha": 1.25 * options["eps"]} | options)
     else:
@@ -56,6 +57,9 @@ def make_inner_attacks(
             "Expected argument `eps` to hold at least one number but got none. Leave it out for the budget of the "
             "attack."
         )
+    if eps is not None:
+        for budget in budgets:
+            check_number("eps", budget)
     return [make_inner_attack(attack, budget, steps, alpha, all_steps, input_space) for budget in budgets]
 
 

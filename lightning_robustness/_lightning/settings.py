@@ -2,7 +2,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lightning_robustness._arguments import check_integer, check_name
+from lightning_robustness._arguments import check_flag, check_integer, check_name
 from lightning_robustness._measurement.keys import logged_keys, tag
 from lightning_robustness._measurement.plan import Plan
 from lightning_robustness._model.access import Access
@@ -27,6 +27,8 @@ class MonitorSettings:
     def __post_init__(self) -> None:
         check_integer("dataloader_idx", self.dataloader_idx, minimum=0)
         check_name("prefix", self.prefix)
+        for name in ("log_figures", "log_embeddings", *(["progress"] if self.progress is not None else [])):
+            check_flag(name, getattr(self, name))
         check_budgets(self.final.values(), self.plan.input_space)
 
     @property

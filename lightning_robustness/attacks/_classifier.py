@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness._arguments import check_integer, check_labels
+from lightning_robustness._arguments import check_classes, check_integer, check_labels
 from lightning_robustness._isolation.draws import Draws, check_positions
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.access import check_differentiable, compute_logits
@@ -69,11 +69,7 @@ class Classifier(nn.Module):
         version = x._version
         logits = compute_logits(self.model, x)
         self.num_classes = logits.shape[1]
-        if logits.shape[1] <= self._highest_label:
-            raise ValueError(
-                f"Expected labels in the range 0 to {logits.shape[1] - 1}, for logits of {logits.shape[1]} classes, "
-                f"but got {self._highest_label}."
-            )
+        check_classes("y", self._highest_label, logits.shape[1])
         if x._version != version:
             raise ValueError(
                 "Expected the model to leave its inputs as they are but it changed them in place. "

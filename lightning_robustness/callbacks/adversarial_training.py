@@ -9,7 +9,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness._arguments import check_functions, check_integer, check_name, check_option, check_share
+from lightning_robustness._arguments import (
+    check_flag,
+    check_functions,
+    check_integer,
+    check_name,
+    check_option,
+    check_share,
+)
 from lightning_robustness._isolation.draws import Draws
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._lightning.epoch_means import EpochMeans
@@ -139,6 +146,8 @@ class AdversarialTraining(TrainingStepCallback):
         counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
         for name, value in counts.items():
             check_integer(name, value, minimum=0)
+        for name, flag in {"eval_mode": eval_mode, "all_steps": all_steps}.items():
+            check_flag(name, flag)
         check_integer("measure_every_n_batches", measure_every_n_batches, minimum=1)
         self.mode: AdversarialMode = mode
         self.ratio = ratio
@@ -154,7 +163,7 @@ class AdversarialTraining(TrainingStepCallback):
         self.batch_fn = batch_fn
         self.seed = seed
         self.prefix = prefix
-        if loss is not None and attack == "pgd":
+        if loss is not None and isinstance(attack, str) and attack == "pgd":
             attack = published_attack(loss)
         self._attacks = make_inner_attacks(attack, eps, steps, alpha, all_steps, self.input_space)
         self.attack = self._attacks[0]

@@ -175,7 +175,7 @@ def clever_score(
 
 def _check_arguments(radius: float, p: float, num_batches: int, batch_size: int, chunk_size: int) -> None:
     check_number("radius", radius, exclusive=True)
-    if not isinstance(p, (int, float)) or p not in _DUAL_ORDERS:
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or p not in _DUAL_ORDERS:
         raise ValueError(f"Expected argument `p` to be 1, 2 or infinity but got {p!r}.")
     for name, value in {"num_batches": num_batches, "batch_size": batch_size, "chunk_size": chunk_size}.items():
         check_integer(name, value, minimum=1)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import (
+    check_flag,
     check_integer,
     check_labels,
     check_number,
@@ -42,15 +43,17 @@ def _check_arguments(
     tolerance: float,
     counts: dict[str, int | None],
     distribution: str,
+    rayleigh_ritz: bool,
     boundary: BoundaryNorm | None = None,
 ) -> None:
     check_option("method", method, FisherMethod)
+    check_flag("rayleigh_ritz", rayleigh_ritz)
     if boundary is not None:
         check_option("boundary", boundary, BoundaryNorm)
     check_option("distribution", distribution, Distribution)
     check_number("tolerance", tolerance)
     for name, count in counts.items():
-        if count is not None:
+        if count is not None or name in ("max_steps", "num_directions"):
             check_integer(name, count, minimum=1)
 
 
@@ -149,6 +152,7 @@ def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the o
         tensor([2.])
 
     """
+    check_flag("return_components", return_components)
     components = fisher_and_boundary(
         model,
         x,
@@ -189,7 +193,7 @@ def fisher_and_boundary(
         "chunk_size": chunk_size,
         "num_rivals": num_rivals,
     }
-    _check_arguments(method, tolerance, counts, distribution, boundary)
+    _check_arguments(method, tolerance, counts, distribution, rayleigh_ritz, boundary)
     space = check_input_space(input_space)
     space.check(x)
     if y is not None:

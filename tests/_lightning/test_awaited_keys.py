@@ -34,16 +34,14 @@ def test_mode_by_the_table_of_keys(key, expected):
     "key", ["val_loss", "val/loss", "robustness/acc", "robustness/trust/rdi", "rdi", "x/seconds/fim"]
 )
 def test_mode_has_to_be_given_for_keys_without_direction(key):
-    with pytest.raises(ValueError, match=f"`mode` to be 'min' or 'max', whichever is better for '{key}', but got None"):
+    with pytest.raises(ValueError, match=f"`mode`.*'{key}'"):
         mode_of(key, None)
     assert mode_of(key, "max") == "max"
 
 
 @pytest.mark.parametrize("key", ["robustness/asr/pdg", "robustnes/rdi", "robustness/rdy"])
 def test_keys_that_will_not_be_logged(key):
-    with pytest.raises(
-        MisconfigurationException, match=f"RobustEarlyStopping waits for '{key}'.* be: robustness/rdi, "
-    ):
+    with pytest.raises(MisconfigurationException, match=f"'{key}'.* robustness/rdi, "):
         check_awaited(trainer("robustness"), OWNER, key)
 
 

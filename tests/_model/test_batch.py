@@ -168,23 +168,23 @@ def test_batch_function():
         (
             (),
             TypeError,
-            r"or a mapping, dataclass or named tuple .* but got tuple\. For other batches, pass `batch_fn=",
+            "tuple.*`batch_fn=",
         ),
         (3, TypeError, r"but got int\."),
-        ({"foo": X, "bar": Y}, TypeError, r"named image, .*, input_ids but got dict with 'foo', 'bar'\. .*`batch_fn="),
-        ({"x": "path"}, TypeError, r"tensor of shape \(N, \.\.\.\) but got str\. .*`batch_fn="),
-        ([(X, Y), (X, Y)], TypeError, r"tensor of shape \(N, \.\.\.\) but got tuple"),
+        ({"foo": X, "bar": Y}, TypeError, "'foo', 'bar'.*`batch_fn="),
+        ({"x": "path"}, TypeError, "got str.*`batch_fn="),
+        ([(X, Y), (X, Y)], TypeError, "got tuple"),
         (torch.tensor(1.0), TypeError, r"but got one of shape \(\)"),
-        ((X, ["a", "b", "c"]), TypeError, r"`y` to be an integer tensor of labels but got list\. One-hot or soft"),
-        ((X, torch.eye(8)[Y]), TypeError, r"labels but got dtype torch\.float32\. One-hot or soft .*`batch_fn="),
-        ((X, torch.rand(3)), ValueError, r"single-label classification.* real numbers, from .*, as in regression"),
-        ((X, 2 * torch.ones(3, 1)), ValueError, r"real numbers, from 2 to 2, as in regression"),
-        ((X, torch.ones(3, 4)), ValueError, r"4 numbers per sample that do not sum to 1, as in multi-label"),
-        ((X, torch.eye(8).long()[Y]), ValueError, r"none: there are 8 labels per sample.*\(3, 8\)\)\. One-hot"),
-        ((X, Y.reshape(3, 1, 1).expand(3, 4, 4)), ValueError, r"a label for each position, as in segmentation"),
-        ((torch.rand(3, 1, 2), torch.rand(3, 1, 2), Y), ValueError, r"looks like other inputs.*Siamese.*batch_fn="),
-        ((Y, X, Y), ValueError, r"first entry looks like indices.*`batch_fn=lambda batch: \(batch\[1\], batch\[2\]\)"),
-        ((X, Y[:2]), ValueError, r"shape \(3,\), one label per sample, but got \(2,\)"),
+        ((X, ["a", "b", "c"]), TypeError, "`y`.* list.* One-hot or soft"),
+        ((X, torch.eye(8)[Y]), TypeError, r"torch\.float32.*One-hot or soft .*`batch_fn="),
+        ((X, torch.rand(3)), ValueError, "real numbers, .*regression"),
+        ((X, 2 * torch.ones(3, 1)), ValueError, "from 2 to 2, .*regression"),
+        ((X, torch.ones(3, 4)), ValueError, "4 numbers per sample.*multi-label"),
+        ((X, torch.eye(8).long()[Y]), ValueError, r"8 labels per sample.*\(3, 8\).*One-hot"),
+        ((X, Y.reshape(3, 1, 1).expand(3, 4, 4)), ValueError, "each position.*segmentation"),
+        ((torch.rand(3, 1, 2), torch.rand(3, 1, 2), Y), ValueError, "Siamese.*batch_fn="),
+        ((Y, X, Y), ValueError, r"indices.*lambda batch: \(batch\[1\], batch\[2\]\)"),
+        ((X, Y[:2]), ValueError, r"\(3,\).* \(2,\)"),
     ],
 )
 def test_bad_batch(batch, error, match):
@@ -217,13 +217,13 @@ def test_soft_labels_where_they_are_wanted():
 @pytest.mark.parametrize(
     ("labels", "match", "batch_fn"),
     [
-        ([1, 2, 3], r"from 0 to 2, for 3 classes, .* from 1 to 3\. .*batch\[1\] - 1", lambda b: (b[0], b[1] - 1)),
+        ([1, 2, 3], r"for 3 classes, .*1 to 3.*batch\[1\] - 1", lambda b: (b[0], b[1] - 1)),
         (
             [2, -100, 0],
-            r"from -100 to 2\. .*`ignore_index`.*batch\[1\] >= 0\]\)`",
+            r"-100 to 2.*`ignore_index`.*batch\[1\] >= 0\]",
             lambda b: (b[0][b[1] >= 0], b[1][b[1] >= 0]),
         ),
-        ([7, 9, 4], r"such as lengths.*lambda batch: \(batch\[0\], batch\[2\]\)", lambda b: (b[0], b[2])),
+        ([7, 9, 4], r"lengths.*lambda batch: \(batch\[0\], batch\[2\]\)", lambda b: (b[0], b[2])),
     ],
 )
 def test_labels_without_a_class_and_the_remedy(labels, match, batch_fn):
@@ -235,18 +235,18 @@ def test_labels_without_a_class_and_the_remedy(labels, match, batch_fn):
     check_classes(y, 3)
     assert len(x) == len(y) > 1
     check_classes(y[:0], 3)
-    with pytest.raises(ValueError, match="read as two classes; regression cannot be measured"):
+    with pytest.raises(ValueError, match="two classes; regression"):
         check_classes(torch.tensor([5]), 2)
 
 
 def test_bad_batch_function():
-    with pytest.raises(TypeError, match="`batch_fn` to return a pair of inputs and labels but got Tensor"):
+    with pytest.raises(TypeError, match=r"`batch_fn`.* got Tensor"):
         read_batch((X, Y), lambda batch: batch[0])
-    with pytest.raises(ValueError, match="to return inputs that are a tensor of the batch itself"):
+    with pytest.raises(ValueError, match="a tensor of the batch itself"):
         replace_in_batch((X, Y), NEW, lambda batch: (batch[0] * 2, batch[1]))
 
 
 @pytest.mark.parametrize("number", [0, 2, 4])
 def test_bad_number_of_inputs(number):
-    with pytest.raises(ValueError, match=f"as many inputs as the batch has, 3, or a multiple, but got {number}"):
+    with pytest.raises(ValueError, match=f"has, 3, or a multiple, .* {number}"):
         replace_in_batch((X, Y), torch.zeros(number, 2))

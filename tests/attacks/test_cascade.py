@@ -57,8 +57,6 @@ def test_budget_of_each_attack_is_checked(digits, digits_network):
         run_attack(digits_network, Cascade(attacks=(PGD(eps=0.01), too_far)), digits[0][:20], digits[1][:20])
 
 
-def test_arguments_are_checked():
-    with pytest.raises(ValueError, match=r"`attacks` to hold at least one attack but got none"):
-        Cascade(attacks=())
-    with pytest.raises(ValueError, match=r"all attacks to have targeted=True as the cascade has, but got PGD\("):
+def test_targets_are_checked():
+    with pytest.raises(ValueError, match="targeted=True"):
         Cascade(attacks=(PGD(),), targeted=True)

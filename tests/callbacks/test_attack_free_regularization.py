@@ -246,27 +246,25 @@ def test_pickle():
 
 
 def test_manual_optimization_is_refused(tmp_path):
-    with pytest.raises(
-        MisconfigurationException, match=r"automatic optimization .*Add `losses\.rdi_loss`, .*boundary_penalty"
-    ):
+    with pytest.raises(MisconfigurationException, match=r"automatic optimization .*`losses\.rdi_loss`"):
         fit(tmp_path, AttackFreeRegularization(), module=Manual)
 
 
 @pytest.mark.parametrize("name", ["rdi", "fisher", "boundary"])
 def test_bad_weights(name):
-    with pytest.raises(ValueError, match=f"`{name}` to be a finite number of at least 0 but got -1"):
+    with pytest.raises(ValueError, match=f"`{name}`.* -1"):
         AttackFreeRegularization(**{name: -1})
 
 
 def test_bad_options_of_the_distance():
-    with pytest.raises(ValueError, match="`boundary_margin` to be a finite number above 0 but got 0"):
+    with pytest.raises(ValueError, match=r"`boundary_margin`.* 0"):
         AttackFreeRegularization(boundary_margin=0)
-    with pytest.raises(ValueError, match="`boundary_rivals` to be an integer of at least 1 but got 0"):
+    with pytest.raises(ValueError, match=r"`boundary_rivals`.* 0"):
         AttackFreeRegularization(boundary_rivals=0)
 
 
 def test_bad_head(tmp_path):
-    with pytest.raises(ValueError, match="Expected `head` to be part of Deterministic but got 'nowhere'"):
+    with pytest.raises(ValueError, match=r"`head`.*'nowhere'"):
         fit(tmp_path, AttackFreeRegularization(head="nowhere"))
 
 
@@ -276,9 +274,9 @@ def test_no_labels(tmp_path):
             return self(batch).square().mean()
 
     data = DataLoader([digits_data(0, 32).tensors[0]], batch_size=None)
-    with pytest.raises(ValueError, match=r"batches with labels, for the RDI loss, but got none.*or `rdi=0`"):
+    with pytest.raises(ValueError, match=r"labels, .*`rdi=0`"):
         fit(tmp_path, AttackFreeRegularization(), module=Unsupervised, data=data)
-    with pytest.raises(ValueError, match=r"labels, for the distance to the boundary, but got none.*or `boundary=0`"):
+    with pytest.raises(ValueError, match=r"labels, .*`boundary=0`"):
         fit(tmp_path, AttackFreeRegularization(rdi=0.0, boundary=1.0), module=Unsupervised, data=data)
     _, trainer = fit(tmp_path, AttackFreeRegularization(rdi=0.0), module=Unsupervised, data=data)
     assert trainer.callback_metrics["attack_free/fisher"] > 0

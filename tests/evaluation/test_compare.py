@@ -53,7 +53,7 @@ def test_prior_and_balance_are_handed_on():
 def test_different_numbers_of_classes_are_found_before_the_sweep(digits, digits_network):
     loader = [(digits[0][:20], digits[1][:20])]
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
-    with pytest.warns(UserWarning, match="'b' could not be measured and is left out. ValueError: Expected 10 classes"):
+    with pytest.warns(UserWarning, match=r"'b' .*left out.* 10 classes"):
         report = compare({"a": digits_network, "b": other}, loader, ["fgsm"], [0.1, 0.2], progress=False)
     assert list(report.reports) == ["a"]
     expected = (
@@ -73,7 +73,7 @@ class Broken(nn.Module):
 def test_a_model_that_fails_does_not_lose_the_others(digits, digits_network):
     loader, options = [(digits[0][:20], digits[1][:20])], {"attacks": ["fgsm"], "eps": [0.1, 0.2], "progress": False}
     models = {"first": Broken(), "second": digits_network, "third": Broken()}
-    with pytest.warns(UserWarning, match="'(first|third)' could not be measured and is left out"):
+    with pytest.warns(UserWarning, match=r"'(first|third)' .*left out"):
         report = compare(models, loader, **options)
     assert report.scores == compare({"second": digits_network}, loader, **options).scores
     assert list(report.failed) == ["first", "third"]
@@ -89,9 +89,9 @@ def test_models_that_all_fail_raise_the_first_error():
 @pytest.mark.parametrize(
     ("models", "error", "message"),
     [
-        ({"a": "network.pt"}, TypeError, "Expected 'a' to be a module or a report of one but got str"),
-        ({"a": nn.Linear(2, 2)}, TypeError, "Expected a `dataloader` to evaluate 'a' on but got none"),
-        ({}, ValueError, "Expected at least one model to compare but got none"),
+        ({"a": "network.pt"}, TypeError, "'a' in `models`.* str"),
+        ({"a": nn.Linear(2, 2)}, TypeError, "`dataloader`.*'a'"),
+        ({}, ValueError, "at least one model"),
     ],
 )
 def test_errors(models, error, message):
@@ -117,7 +117,7 @@ class Interrupting(nn.Module):
 def test_interruption_returns_the_models_that_are_finished(digits, digits_network):
     models = {"first": digits_network, "second": Interrupting(), "third": digits_network}
     loader = [(digits[0][:50], digits[1][:50])]
-    with pytest.warns(UserWarning, match="interrupted while it measured the features"):
+    with pytest.warns(UserWarning, match="measured the features"):
         report = compare(models, loader, ["fgsm"], [0.05, 0.1], progress=False)
     assert list(report.reports) == ["first"]
     assert report.missing == ["second", "third"]
@@ -137,21 +137,18 @@ class Untouchable(nn.Module):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"prior": {"acc": 2.0}}, ValueError, "Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got"),
-        ({"prior": {"mse": -1.0}}, ValueError, "Expected `prior` to hold non-negative weights, some positive, but got"),
-        ({"balance": 1.5}, ValueError, r"Expected `balance` to be in \[0, 1\) but got 1.5"),
-        ({"eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
-        ({"second": "net.pt"}, TypeError, "Expected 'second' to be a module or a report of one but got str"),
-        ({"second": make_report(sweep=None)}, ValueError, "Expected reports with a sweep but 'second' has none"),
-        (
-            {"second": make_report()},
-            ValueError,
-            r"same attacks but got fgsm, pgd \(second\), fgsm \(this comparison\)",
-        ),
+        ({"prior": {"acc": 2.0}}, ValueError, "`prior`.*'acc'"),
+        ({"prior": {"mse": -1.0}}, ValueError, "`prior`"),
+        ({"balance": 1.5}, ValueError, "`balance`.* 1.5"),
+        ({"eps": 0.1}, TypeError, "`eps`.* 0.1"),
+        ({"eps": []}, ValueError, "`eps`"),
+        ({"second": "net.pt"}, TypeError, "'second' in `models`"),
+        ({"second": make_report(sweep=None)}, ValueError, "'second'.*`sweep_eps=`"),
+        ({"second": make_report()}, ValueError, r"fgsm, pgd \(second\), fgsm \(this"),
         (
             {"second": make_report(), "attacks": ["fgsm", "pgd"]},
             ValueError,
-            r"same budgets but got 0.1, 0.2, 0.3 \(second\), 0.1, 0.2 \(this comparison\)",
+            r"0.2, 0.3 \(second\), 0.1, 0.2 \(this",
         ),
         (
             {"second": Untouchable(), "dataloader": iter([])},
@@ -176,7 +173,7 @@ def test_classes_of_a_report_are_those_of_the_models(digits, digits_network):
     loader, options = [(digits[0][:20], digits[1][:20])], {"attacks": ["fgsm"], "eps": [0.1, 0.2], "progress": False}
     saved = compare({"a": digits_network}, loader, **options).reports["a"]
     saved.num_classes = 12
-    with pytest.warns(UserWarning, match="'a' could not be measured and is left out. ValueError: Expected 12 classes"):
+    with pytest.warns(UserWarning, match=r"'a' .*left out.* 12 classes"):
         report = compare({"a": digits_network, "b": saved}, loader, **options)
     assert list(report.reports) == ["b"]
 
@@ -186,13 +183,13 @@ def test_model_that_is_always_wrong_is_left_out(digits, digits_network):
     wrong[1].weight.data, wrong[1].bias.data = torch.eye(10).roll(1, dims=0), torch.zeros(10)
     x = digits[0][1200:1260]
     loader, options = [(x, digits_network(x).argmax(1))], {"attacks": ["fgsm"], "eps": [0.05, 0.1], "progress": False}
-    with pytest.warns(UserWarning, match="Expected models that classify some samples correctly but .* from 'b'.*left"):
+    with pytest.warns(UserWarning, match=r"no correct prediction from 'b'.*left"):
         report = compare({"a": digits_network, "b": wrong, "c": digits_network}, loader, **options)
     assert (list(report.reports), report.left_out, report.missing) == (["a", "c"], ["b"], [])
     assert report.ranks["cmmr"] == {"a": 1, "c": 1}
     with (
         pytest.warns(UserWarning, match="It is left out"),
-        pytest.raises(ValueError, match="classify some samples correctly but got no correct prediction from 'b'"),
+        pytest.raises(ValueError, match="no correct prediction from 'b'"),
     ):
         compare({"b": wrong}, loader, **options)
 

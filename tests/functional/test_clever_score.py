@@ -189,29 +189,6 @@ def test_smaller_perturbations_than_the_score_hardly_ever_succeed(digits, digits
         assert lowest <= torch.stack(kept).double().mean() <= highest
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"radius": 0.0}, ValueError, "`radius` to be a finite number above 0 but got 0.0"),
-        ({"radius": math.inf}, ValueError, "`radius` to be a finite number above 0 but got inf"),
-        ({"p": 3}, ValueError, "`p` to be 1, 2 or infinity but got 3"),
-        ({"num_batches": 0}, ValueError, "`num_batches` to be an integer of at least 1 but got 0"),
-        ({"batch_size": 2.0}, ValueError, "`batch_size` to be an integer of at least 1 but got 2.0"),
-        ({"chunk_size": True}, ValueError, "`chunk_size` to be an integer of at least 1 but got True"),
-        ({"targets": torch.ones(2)}, TypeError, "`targets` to be an integer tensor of labels but got dtype"),
-        ({"targets": torch.ones(3).long()}, ValueError, r"`targets` to have shape \(2,\) or \(2, T\).*but got \(3,\)"),
-        ({"targets": torch.ones(2, 0).long()}, ValueError, r"but got \(2, 0\)"),
-        ({"targets": torch.tensor([0, 4])}, ValueError, "in the range 0 to 3 but got values from 0 to 4"),
-        ({"x": torch.ones(5).double()}, ValueError, r"at least 2 dimensions but got \(5,\)"),
-        ({"x": torch.ones(2, 5).long()}, TypeError, "inputs to be a floating point tensor"),
-        ({"x": 7 * torch.ones(2, 5), "input_space": None}, ValueError, r"range \[0.0, 1.0\] but observed"),
-    ],
-)
-def test_arguments_are_checked(arguments, error, match):
-    with pytest.raises(error, match=match):
-        clever_score(**{"model": linear(), "x": torch.ones(2, 5).double(), "radius": 1.0, **arguments})
-
-
 def test_logits_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="Expected finite logits but 1 of 2 samples"):
         clever_score(lambda x: x.log(), torch.tensor([[1.0, 2.0], [-1.0, 1.0]]), 0.1)
@@ -219,5 +196,5 @@ def test_logits_that_are_not_finite_are_refused():
 
 def test_a_model_that_mixes_samples_is_refused():
     model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2))
-    with pytest.raises(ValueError, match="Expected a model that treats each sample by itself"):
+    with pytest.raises(ValueError, match="each sample by itself"):
         clever_score(model, torch.randn(4, 3), 0.1)

@@ -86,19 +86,6 @@ def test_two_processes_equal_one(two_processes, shares):
         torch.testing.assert_close(result, metric.compute_components(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"radius": -1.0}, "`radius` to be a finite number above 0 but got -1.0"),
-        ({"radius": 1.0, "p": 0}, "`p` to be 1, 2 or infinity but got 0"),
-        ({"radius": 1.0, "num_batches": 0}, "`num_batches` to be an integer of at least 1 but got 0"),
-    ],
-)
-def test_arguments_are_checked(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        CleverScore(**arguments)
-
-
 def test_plot():
     metric = OfTheModel()
     metric.update(data())

@@ -113,22 +113,20 @@ def test_inputs_that_it_cannot_take(stand_in):
 
 
 def test_arguments(stand_in):
-    with pytest.raises(ValueError, match=r"argument `version` to be one of .* but got 'fast'"):
+    with pytest.raises(ValueError, match=r"`version`.*'fast'"):
         get_attack("autoattack:fast")
-    with pytest.raises(ValueError, match=r"`targeted` to be False for AutoAttack.* but got True\. Use get_attack"):
+    with pytest.raises(ValueError, match=r"`targeted`.*Use get_attack"):
         get_attack("autoattack:standard", targeted=True)
-    with pytest.raises(ValueError, match=r"options of 'autoattack:standard' to be among norm, .* but got steps"):
+    with pytest.raises(ValueError, match=r"norm, .* got steps"):
         get_attack("autoattack:standard", steps=3)
-    with pytest.raises(ValueError, match="no preset for 'autoattack:standard' but got 'mnist'"):
+    with pytest.raises(ValueError, match=r"preset .*'mnist'"):
         get_attack("autoattack:standard", preset="mnist")
     assert list(name_attacks(["autoattack:standard"], eps=0.1)) == ["autoattack_standard"]
 
 
 def test_package_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "autoattack", None)  # as if it could not be found
-    with pytest.raises(
-        ModuleNotFoundError, match=r"package autoattack to be installed .* Install it with `pip install"
-    ):
+    with pytest.raises(ModuleNotFoundError, match=r"autoattack .*`pip install"):
         get_attack("autoattack:standard")
 
 
@@ -140,7 +138,7 @@ def test_package_that_fails_to_import(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.startswith("autoattack")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ModuleNotFoundError, match=r"cannot be imported: .*zero_gradients.* Install it with"):
+    with pytest.raises(ModuleNotFoundError, match=r"zero_gradients.* Install it with"):
         get_attack("autoattack:standard")
 
 

@@ -173,13 +173,11 @@ def test_without_the_extra(monkeypatch):
 def test_unknown_names_and_options(digits_network):
     with pytest.raises(ValueError, match=r"got 'PDG'\. Known: .*DeepFool.*PGD"):
         get_attack("torchattacks:PDG")
-    with pytest.raises(ValueError, match=r"options of torchattacks' PGD to be among eps, alpha, .* but got step"):
+    with pytest.raises(ValueError, match=r"eps, alpha, .* got step"):
         get_attack("torchattacks:PGD", step=3)
-    with pytest.raises(ValueError, match=r"`eps` to be a finite number of at least 0 but got -1"):
+    with pytest.raises(ValueError, match=r"`eps`.* -1"):
         get_attack("torchattacks:PGD", eps=-1)
-    with pytest.raises(
-        ValueError, match=r"neither options nor targeted mode beside an instance.*Set them on the instance"
-    ):
+    with pytest.raises(ValueError, match="Set them on the instance"):
         TorchattacksAdapter(attack=torchattacks.PGD(digits_network), targeted=True)
 
 
