@@ -53,7 +53,7 @@ def test_budget_of_each_attack_is_checked(digits, digits_network):
         return (x + 0.5).clamp(0, 1)
 
     too_far.eps, too_far.norm = 0.1, "linf"
-    with pytest.raises(ValueError, match=r"too_far.*to stay within eps=0\.1 in the linf norm but it went 0\.5 far"):
+    with pytest.raises(ValueError, match=r"too_far.*eps=0\.1 .* 0\.5 far"):
         run_attack(digits_network, Cascade(attacks=(PGD(eps=0.01), too_far)), digits[0][:20], digits[1][:20])
 
 

@@ -198,7 +198,7 @@ def test_errors(tmp_path):
     with pytest.raises(TypeError, match=r"torch.nn.Module but got NoneType"):
         load_model(f"{HERE}:make_nothing")
     torch.save({}, tmp_path / "empty.pt")
-    with pytest.raises(TypeError, match=r"to take the arguments none but it failed: .*width"):
+    with pytest.raises(TypeError, match=r"failed: .*width"):
         load_model(f"{HERE}:NeedsArgument", tmp_path / "empty.pt")
 
 

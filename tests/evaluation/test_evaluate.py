@@ -336,7 +336,7 @@ class Interrupting:
 
 def test_interruption_returns_what_is_finished(loader, digits_network):
     attacks = {"first": "fgsm", "second": Interrupting(), "third": Square(num_queries=5)}
-    with pytest.warns(UserWarning, match="interrupted while it measured the attack second: its report has what was"):
+    with pytest.warns(UserWarning, match="measured the attack second"):
         report = evaluate(digits_network, loader, attacks, **sizes(50), progress=False)
     whole = evaluate(digits_network, loader, ["fgsm"], **sizes(50), progress=False)
     assert report.interrupted == "the attack second"
@@ -401,7 +401,7 @@ def test_interruption_of_the_first_forward_pass():
                 raise KeyboardInterrupt
             return super().forward(x)
 
-    with pytest.warns(UserWarning, match="interrupted while it measured the features"):
+    with pytest.warns(UserWarning, match="measured the features"):
         report = evaluate(Interrupted(2, 2), [batch()], progress=False)
     assert (report.metrics, report.num_classes) == ({}, 0)
     assert report.notes == ["The run was interrupted while it measured the features: this report is incomplete."]

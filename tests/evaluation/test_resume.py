@@ -181,7 +181,7 @@ def test_comparison_goes_on_with_the_model_that_failed(tmp_path, monkeypatch):
     models, loader = {"a/1": make_network(), "a_1": Flaky(RuntimeError)}, DataLoader(make_data(), batch_size=8)
     expected = without_times(compare(models, loader, progress=False, **options))
     monkeypatch.setattr(Passes, "left", 20)
-    with pytest.warns(UserWarning, match="'a_1' could not be measured and is left out. RuntimeError: enough"):
+    with pytest.warns(UserWarning, match=r"'a_1' .*left out. RuntimeError: enough"):
         partial = compare(models, loader, progress=False, resume=tmp_path, **options)
     assert list(partial.reports) == ["a/1"]
     assert partial.failed == {"a_1": "RuntimeError: enough"}

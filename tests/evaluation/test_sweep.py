@@ -155,13 +155,13 @@ def test_cascade_by_name(digits, digits_network):
 
 @pytest.mark.parametrize("eps", [[], [0.1, 0.1], [0.2, 0.1], [0.0, 0.1], [-0.1], [math.nan]])
 def test_budgets_must_increase(eps):
-    with pytest.raises(ValueError, match="Expected argument `eps` to hold positive, increasing budgets but got"):
+    with pytest.raises(ValueError, match="`budgets`"):
         sweep(linear(), [], budgets=eps)
 
 
 @pytest.mark.parametrize("eps", [0.1, None, torch.tensor(0.1)])
 def test_budgets_must_be_a_sequence(eps):
-    with pytest.raises(TypeError, match="Expected the budgets of a sweep to be a sequence of numbers but got"):
+    with pytest.raises(TypeError, match=r"`budgets`.*Pass a list"):
         sweep(linear(), [], budgets=eps)
 
 
@@ -206,7 +206,7 @@ def test_samples_have_their_position_in_the_loader(digits, digits_network):
 
 @pytest.mark.parametrize("attack", ["cw", CW(), lambda model, x, y: x])
 def test_attacks_must_have_a_budget(attack):
-    with pytest.raises(ValueError, match="`eps`"):
+    with pytest.raises(ValueError, match="`budgets`"):
         sweep(linear(), [(torch.rand(2, 2), torch.zeros(2, dtype=torch.long))], [attack])
 
 

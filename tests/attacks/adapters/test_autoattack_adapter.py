@@ -95,9 +95,7 @@ def test_fewer_than_ten_classes(stand_in, monkeypatch):
 def test_too_few_classes(stand_in, version, fewest):
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, fewest - 1))
     x = torch.rand(4, 1, 4, 4)
-    with pytest.raises(
-        ValueError, match=rf"at least {fewest} classes .*'{version}'.* but got {fewest - 1}\. Use get_att"
-    ):
+    with pytest.raises(ValueError, match=rf"{fewest} classes .*'{version}'.* {fewest - 1}.*get_att"):
         run_attack(model, f"autoattack:{version}", x, model(x).argmax(1))
     assert run_attack(model, get_attack("autoattack", eps=1.0), x, model(x).argmax(1)).success.any()  # the remedy
 
@@ -105,9 +103,9 @@ def test_too_few_classes(stand_in, version, fewest):
 def test_inputs_that_it_cannot_take(stand_in):
     model, x = nn.Linear(16, 5), torch.rand(4, 16)
     y = model(x).argmax(1)
-    with pytest.raises(ValueError, match=r"images of shape \(N, C, H, W\) for AutoAttack but got \(4, 16\)"):
+    with pytest.raises(ValueError, match=r"\(N, C, H, W\) .*\(4, 16\)"):
         run_attack(model, "autoattack:standard", x, y)
-    with pytest.raises(ValueError, match="inputs with a range for AutoAttack, which clamps"):
+    with pytest.raises(ValueError, match="a range for AutoAttack"):
         run_attack(model, "autoattack:standard", x, y, InputSpace(low=None, high=None))
     assert run_attack(model, get_attack("autoattack", eps=1.0), x, y).success.any()
 

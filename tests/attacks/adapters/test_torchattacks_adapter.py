@@ -76,7 +76,7 @@ def test_targeted_by_name(digits, digits_network):
 
 
 def test_targeted_mode_must_exist(digits, digits_network):
-    with pytest.raises(ValueError, match="with a targeted mode but torchattacks' DeepFool has none"):
+    with pytest.raises(ValueError, match=r"targeted .*DeepFool"):
         run_attack(digits_network, get_attack("torchattacks:DeepFool", targeted=True), digits[0][:4], digits[1][:4] + 1)
 
 
@@ -158,9 +158,7 @@ def test_eps_is_left_out_where_there_is_none():
 
 def test_attack_that_leaves_its_budget(digits, digits_network, monkeypatch):
     monkeypatch.setattr(torchattacks.FGSM, "forward", lambda self, images, labels: (images + 0.5).clamp(0, 1))
-    with pytest.raises(
-        ValueError, match=r"TorchattacksAdapter\(attack='FGSM'.* within eps=0\.1 in the linf norm but it went 0\.5"
-    ):
+    with pytest.raises(ValueError, match=r"attack='FGSM'.* eps=0\.1 .* 0\.5"):
         run_attack(digits_network, get_attack("torchattacks:FGSM", eps=0.1), digits[0][:8], digits[1][:8])
 
 
@@ -182,7 +180,7 @@ def test_unknown_names_and_options(digits_network):
 
 
 def test_unbounded_range_is_refused():
-    with pytest.raises(ValueError, match=r"a range for torchattacks' FGSM, which clamps to \[0, 1\], but got low=None"):
+    with pytest.raises(ValueError, match=r"FGSM.*\[0, 1\].*low=None"):
         run_attack(
             nn.Linear(2, 2),
             "torchattacks:FGSM",

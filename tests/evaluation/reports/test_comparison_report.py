@@ -192,9 +192,9 @@ def test_one_model_has_curves_but_no_correlation(reports):
     ("change", "message"),
     [
         ({"sweep": None}, "Expected reports with a sweep but 'b' has none. Evaluate with `sweep_budgets=`"),
-        ({"num_classes": 5}, r"Expected models with the same number of classes but got 10 \(a\), 5 \(b\)"),
-        ({"sweep": make_sweep(attacks=["fgsm", "bim"])}, r"the same attacks but got fgsm, pgd \(a\), fgsm, bim \(b\)"),
-        ({"sweep": make_sweep(eps=[0.1, 0.2, 0.4])}, r"same budgets but got 0.1, 0.2, 0.3 \(a\), 0.1, 0.2, 0.4 \(b\)"),
+        ({"num_classes": 5}, r"classes .* 10 \(a\), 5 \(b\)"),
+        ({"sweep": make_sweep(attacks=["fgsm", "bim"])}, r"fgsm, pgd \(a\), fgsm, bim \(b\)"),
+        ({"sweep": make_sweep(eps=[0.1, 0.2, 0.4])}, r"0.2, 0.3 \(a\), 0.1, 0.2, 0.4 \(b\)"),
         (
             {"sweep": make_sweep(samples=7)},
             r"samples .* 100 \(a\), 7 \(b\)",
