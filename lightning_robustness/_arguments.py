@@ -1,12 +1,15 @@
 """Checks of arguments: one place, and one message, for each mistake."""
 
 import math
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+_ARGMAX = "If these are logits, pass `logits.argmax(dim=1)`."
 
 
 def check_features_and_preds(
@@ -20,11 +23,7 @@ def check_features_and_preds(
             f"Expected `features` to have shape (N, ...) with at least 2 dimensions but got {tuple(features.shape)}. "
             "For a single sample, pass `features.unsqueeze(0)`."
         )
-    if preds.ndim != 1 or len(preds) != len(features):
-        raise ValueError(
-            f"Expected `{name}` to have shape ({len(features)},), one label for each row of `features`, "
-            f"but got {tuple(preds.shape)}."
-        )
+    _check_length(name, preds, len(features))
     if len(preds) == 0:
         return features.reshape(0, features.shape[1:].numel())
     if features.numel() == 0:
@@ -36,9 +35,7 @@ def check_features_and_preds(
     finite = torch.stack(features.detach().aminmax()).isfinite().all()  # a NaN becomes both
     # One transfer from the device for all three values
     low, high, is_finite = torch.stack([preds.min(), preds.max(), finite.to(preds.dtype)]).tolist()
-    if low < 0 or (num_classes is not None and high >= num_classes):
-        expected = "non-negative" if num_classes is None else f"in the range 0 to {num_classes - 1}"
-        raise ValueError(f"Expected labels in `{name}` to be {expected} but got values from {low} to {high}.")
+    check_classes(name, low, high, num_classes)
     if not is_finite:
         bad = int((~torch.isfinite(features)).any(dim=1).sum())
         raise ValueError(
@@ -50,40 +47,82 @@ def check_features_and_preds(
 
 def check_tensor(name: str, value: Any) -> None:
     """Check that an argument is a tensor of floating point numbers, such as inputs or features."""
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return
-    if isinstance(value, Tensor):
-        came, remedy = f"dtype {value.dtype}", f"Convert it with `{name}.float()`."
-    else:
-        came, remedy = type(value).__name__, "Pass `torch.as_tensor(values, dtype=torch.float32)`."
-    raise TypeError(f"Expected `{name}` to be a floating point tensor but got {came}. {remedy}")
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        remedy = f"`{name}.float()`; of pixels up to 255 the space is then `InputSpace(high=255)`"
+        remedy = remedy if isinstance(value, Tensor) else "`torch.as_tensor(values, dtype=torch.float32)`"
+        raise TypeError(f"Expected `{name}` to be a floating point tensor but got {_describe(value)}. Pass {remedy}.")
 
 
-def check_callable(name: str, value: Any, what: str) -> None:
-    """Check that an optional argument is a callable."""
-    if value is not None and not callable(value):
-        raise TypeError(
-            f"Expected argument `{name}` to be a callable that takes {what}, or None, but got {value!r}. Pass the "
-            "function itself."
+def check_integer_tensor(name: str, value: Any, remedy: str = _ARGMAX) -> None:
+    """Check that an argument is a tensor of integers, such as labels."""
+    is_tensor = isinstance(value, Tensor)
+    if not is_tensor or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"Expected `{name}` to be an integer tensor but got {_describe(value)}. {remedy}")
+
+
+def check_labels(name: str, labels: Tensor, num_samples: int, remedy: str = _ARGMAX) -> int:
+    """Check that there is one non-negative integer per sample, a label or a position, and return the largest."""
+    check_integer_tensor(name, labels, remedy)
+    _check_length(name, labels, num_samples)
+    if num_samples == 0:
+        return -1
+    low, high = torch.stack(labels.aminmax()).tolist()  # one transfer from the device
+    check_classes(name, low, high)
+    return int(high)
+
+
+def check_classes(
+    name: str, low: int | None, high: int, num_classes: int | None = None, remedy: str = "Count from 0."
+) -> None:
+    """Check that labels up to the highest, and from the lowest unless that was checked, are those of classes."""
+    if (low is not None and low < 0) or (num_classes is not None and high >= num_classes):
+        expected = "non-negative" if num_classes is None else f"from 0 to {num_classes - 1}, for {num_classes} classes,"
+        came = f"up to {high}" if low is None else f"from {low} to {high}"
+        raise ValueError(f"Expected `{name}` to be {expected} but got values {came}. {remedy}")
+
+
+def _check_length(name: str, labels: Tensor, num_samples: int) -> None:
+    if labels.shape != (num_samples,):
+        raise ValueError(
+            f"Expected `{name}` to have shape ({num_samples},), one value per sample, but got {tuple(labels.shape)}."
         )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"dtype {value.dtype}"
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def check_functions(forward_fn: Any, batch_fn: Any, embed_fn: Any = None) -> None:
     """Check the callables that adapt a model and its batches."""
-    check_callable("forward_fn", forward_fn, "the model and inputs and returns logits")
-    check_callable("batch_fn", batch_fn, "a batch and returns inputs and labels")
-    check_callable("embed_fn", embed_fn, "the model and what the loader gives and returns embeddings")
+    for name, value, what in (
+        ("forward_fn", forward_fn, "the model and inputs and returns logits"),
+        ("batch_fn", batch_fn, "a batch and returns inputs and labels"),
+        ("embed_fn", embed_fn, "the model and what the loader gives and returns embeddings"),
+    ):
+        if value is not None and not callable(value):
+            raise TypeError(
+                f"Expected argument `{name}` to be a callable that takes {what}, or None, but got {value!r}. Pass the "
+                "function itself."
+            )
 
 
 def check_model(model: Any) -> None:
     """Check that a model can be called."""
-    if callable(model) and not isinstance(model, type):
-        return
-    came = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-    raise TypeError(
-        f"Expected `model` to be a callable from inputs to logits, such as an instance of torch.nn.Module, but got "
-        f"{came}. Pass the network itself."
-    )
+    if not callable(model) or isinstance(model, type):
+        raise TypeError(
+            f"Expected `model` to be a callable from inputs to logits, such as an instance of torch.nn.Module, but got "
+            f"{_describe(model)}. Pass the network itself."
+        )
+
+
+def check_module(model: Any, purpose: str) -> None:
+    """Check that a model is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"Expected `model` to be a torch.nn.Module, {purpose}, but got {_describe(model)}. Wrap it in one."
+        )
 
 
 def check_attack(attack: Any, name: str = "attack") -> None:
@@ -91,21 +130,13 @@ def check_attack(attack: Any, name: str = "attack") -> None:
     if callable(attack) and not isinstance(attack, type):
         return
     if isinstance(attack, type):
-        came, remedy = f"the class {attack.__name__}", f"Pass an instance, such as `{attack.__name__}(...)`."
-    elif isinstance(attack, str):
-        came, remedy = f"the name {attack!r}", f"Pass `get_attack({attack!r})`."
+        remedy = f"an instance, such as `{attack.__name__}(...)`"
     else:
-        came, remedy = type(attack).__name__, "Pass `PGD()`, or a function of your own."
+        remedy = f"`get_attack({attack!r})`" if isinstance(attack, str) else "`PGD()`, or a function of your own"
+    came = f"the name {attack!r}" if isinstance(attack, str) else _describe(attack)
     raise TypeError(
-        f"Expected `{name}` to be an attack, a callable (model, x, y) -> x_adv or a name, but got {came}. {remedy}"
+        f"Expected `{name}` to be a callable (model, x, y) -> x_adv or a name but got {came}. Pass {remedy}."
     )
-
-
-def check_module(model: Any, purpose: str) -> None:
-    """Check that a model is a module."""
-    if not isinstance(model, nn.Module):
-        came = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"Expected `model` to be a torch.nn.Module, {purpose}, but got {came}. Wrap it in one.")
 
 
 def check_head(head: Any) -> None:
@@ -126,40 +157,6 @@ def check_device(device: Any) -> None:
             "Expected argument `device` to be a device that torch can use here, such as 'cpu', 'cuda:0' or 'mps', "
             f"but got {device!r}: {str(error).splitlines()[0]}"
         ) from error
-
-
-def check_integer_tensor(
-    name: str, value: Any, remedy: str = "If these are logits, pass `logits.argmax(dim=1)`."
-) -> None:
-    """Check that an argument is a tensor of integers, such as labels."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"Expected `{name}` to be an integer tensor of labels but got {type(value).__name__}. {remedy}")
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        raise TypeError(f"Expected `{name}` to be an integer tensor of labels but got dtype {value.dtype}. {remedy}")
-
-
-def check_labels(name: str, labels: Tensor, num_samples: int) -> int:
-    """Check that there is one non-negative integer label per sample."""
-    check_integer_tensor(name, labels)
-    if labels.shape != (num_samples,):
-        raise ValueError(
-            f"Expected `{name}` to have shape ({num_samples},), one label per sample, but got {tuple(labels.shape)}."
-        )
-    if num_samples == 0:
-        return -1
-    low, high = torch.stack(labels.aminmax()).tolist()  # one transfer from the device
-    if low < 0:
-        raise ValueError(f"Expected labels in `{name}` to be non-negative but got values from {low} to {high}.")
-    return high
-
-
-def check_classes(name: str, highest_label: int, num_classes: int) -> None:
-    """Check that a model has a class for the highest label."""
-    if highest_label >= num_classes:
-        raise ValueError(
-            f"Expected labels in `{name}` in the range 0 to {num_classes - 1}, for logits of {num_classes} classes, "
-            f"but got {highest_label}. Count classes from 0."
-        )
 
 
 def check_not_empty(name: str, value: Tensor) -> None:
@@ -185,13 +182,6 @@ def check_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def check_share(name: str, value: Any) -> float:
-    """Check that an argument is a number above 0 and at most 1 and return it."""
-    if not is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"Expected argument `{name}` to be a number above 0 and at most 1 but got {value!r}.")
-    return float(value)
-
-
 def check_name(name: str, value: Any) -> str:
     """Check that an argument is a string that is not empty and return it."""
     if not isinstance(value, str) or not value:
@@ -199,11 +189,14 @@ def check_name(name: str, value: Any) -> str:
     return value
 
 
-def check_number(name: str, value: Any, minimum: float = 0.0, exclusive: bool = False) -> float:
+def check_number(
+    name: str, value: Any, minimum: float = 0.0, exclusive: bool = False, maximum: float = math.inf
+) -> float:
     """Check that an argument is a finite real number and return it as a Python one."""
-    if not is_number(value) or value < minimum or (exclusive and value == minimum):
-        bound = "above" if exclusive else "of at least"
-        raise ValueError(f"Expected argument `{name}` to be a finite number {bound} {minimum:g} but got {value!r}.")
+    if not is_number(value) or not minimum <= value <= maximum or (exclusive and value == minimum):
+        bound = f"{'above' if exclusive else 'of at least'} {minimum:g}"
+        bound += "" if maximum == math.inf else f" and at most {maximum:g}"
+        raise ValueError(f"Expected argument `{name}` to be a finite number {bound} but got {value!r}.")
     return float(value)
 
 
@@ -229,3 +222,15 @@ def check_overflow(values: Tensor) -> Tensor:
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite real number, of Python or NumPy."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def read_budgets(name: str, eps: Iterable[Any]) -> list[float]:
+    """Return budgets as plain numbers, also from arrays and tensors."""
+    try:
+        if isinstance(eps, str | Mapping):
+            raise TypeError
+        return [float(budget) for budget in eps]
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"Expected argument `{name}` to be a sequence of numbers but got {eps!r}. Pass a list, such as [0.1]."
+        ) from error

@@ -5,12 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import is_number
+from lightning_robustness._arguments import check_tensor, is_number
 
 # Number of values in a batch from which it is evident whether they are normalised
 _ENOUGH = 32
-# Share of values that may be outside of the range by an overshoot
-_FEW = 0.1
 
 
 @dataclass(frozen=True)
@@ -90,32 +88,23 @@ class InputSpace:
                 message gives the observed range and a remedy.
 
         """
-        if not isinstance(x, Tensor):
-            raise TypeError(
-                f"Expected inputs `x` to be a floating point tensor but got {type(x).__name__}. Pass "
-                "`torch.as_tensor(x, dtype=torch.float32)`."
-            )
-        if not x.is_floating_point():
-            raise TypeError(
-                f"Expected inputs to be a floating point tensor but got dtype {x.dtype}. For pixels that are "
-                "integers, convert them with `x.float()` and use `InputSpace(high=255)`."
-            )
+        check_tensor("x", x)
         if x.ndim < 2:
             raise ValueError(
-                f"Expected inputs of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}. For a single "
+                f"Expected `x` of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}. For a single "
                 "sample, pass `x.unsqueeze(0)`."
             )
         if len(x) == 0:
             return
         if x.numel() == 0:
             raise ValueError(
-                f"Expected inputs `x` with at least one value per sample but got shape {tuple(x.shape)}. Check what "
+                f"Expected `x` with at least one value per sample but got shape {tuple(x.shape)}. Check what "
                 "the loader returns."
             )
         low, high = self._observe(x)
         if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
             raise ValueError(
-                "Expected inputs to be finite but they hold NaN or infinity. Leave such samples out, or replace these "
+                "Expected `x` to be finite but it holds NaN or infinity. Leave such samples out, or replace these "
                 "values with `x.nan_to_num()`."
             )
         rounding = self._rounding(x.dtype)
@@ -123,66 +112,8 @@ class InputSpace:
             self.high is not None and high > self.high + rounding
         ):
             raise ValueError(
-                f"Expected inputs in the range [{self.low}, {self.high}] but observed [{low:.4g}, {high:.4g}]. "
+                f"Expected `x` in the range [{self.low}, {self.high}] but observed [{low:.4g}, {high:.4g}]. "
                 + self._remedy(low, high)
-            )
-
-    def contains(self, x: Tensor) -> bool:
-        """Return whether all values of a batch lie in the range, up to rounding; NaN does not."""
-        if x.numel() == 0:
-            return True
-        low, high = self._observe(x)
-        bounds = -torch.inf if self.low is None else self.low, torch.inf if self.high is None else self.high
-        rounding = self._rounding(x.dtype)
-        return bounds[0] - rounding <= low and high <= bounds[1] + rounding and abs(low) < torch.inf > abs(high)
-
-    def clip(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Put values that leave the range back into it.
-
-        Args:
-            x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
-
-        Returns:
-            The inputs, and whether each value was outside of the range by more than rounding.
-
-        """
-        if self.low is None and self.high is None:
-            return x, torch.zeros_like(x, dtype=torch.bool)
-        values, rounding = self.unnormalize(x), self._rounding(x.dtype)
-        clipped = values.clamp(self.low, self.high)
-        outside = (values - clipped).abs() > rounding
-        return torch.where(outside, self.normalize(clipped), x), outside
-
-    def is_mistaken(self, x: Tensor, outside: Tensor) -> bool:
-        """Return whether a batch is evidently not in this space: more than a few values are outside, or their mean is.
-
-        Args:
-            x: A batch, as the model sees it.
-            outside: Whether each value is outside of the range, from ``clip``.
-
-        """
-        mean = self.unnormalize(x).mean()
-        center = mean if self.low is None and self.high is None else mean.clamp(self.low, self.high)
-        return bool(outside.float().mean() > _FEW) or bool(center != mean)
-
-    def check_normalized(self, x: Tensor) -> None:
-        """Check that a batch is normalised if the space says so.
-
-        Raises:
-            ValueError: If a mean is declared but all values lie in the range as they are: none is below ``low``, which
-                normalisation would have moved about half of them to.
-
-        """
-        if self.mean is None or self.low is None or self.high is None or x.numel() < _ENOUGH:
-            return
-        low, high = torch.stack(x.detach().aminmax()).tolist()
-        moved = torch.as_tensor(self.mean).min().item() > self.low
-        if moved and self.low <= low and high <= self.high:
-            raise ValueError(
-                f"Expected inputs that the loader normalised with mean={self.mean} and std={self.std} but observed "
-                f"values from {low:.4g} to {high:.4g}, which are in the range [{self.low}, {self.high}] as they are. "
-                f"If the model normalises them itself, leave mean and std out: `InputSpace(low={self.low}, "
-                f"high={self.high})`."
             )
 
     def _observe(self, x: Tensor) -> tuple[float, float]:
@@ -240,6 +171,34 @@ def check_input_space(input_space: Any, bounded: bool = True) -> InputSpace:
             "`InputSpace(low=0.0, high=1.0, mean=..., std=...)`."
         )
     return input_space
+
+
+def check_normalized(space: InputSpace, x: Tensor) -> None:
+    """Check that a batch is normalised if the space says so.
+
+    If a mean is declared but no value is below ``low``, about half of them cannot have been moved there.
+    """
+    if space.mean is None or space.low is None or space.high is None or x.numel() < _ENOUGH:
+        return
+    low, high = torch.stack(x.detach().aminmax()).tolist()
+    moved = torch.as_tensor(space.mean).min().item() > space.low
+    if moved and space.low <= low and high <= space.high:
+        raise ValueError(
+            f"Expected inputs that the loader normalised with mean={space.mean} and std={space.std} but observed "
+            f"values from {low:.4g} to {high:.4g}, which are in the range [{space.low}, {space.high}] as they are. "
+            f"If the model normalises them itself, leave mean and std out: `InputSpace(low={space.low}, "
+            f"high={space.high})`."
+        )
+
+
+def clip(space: InputSpace, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Put values back into the range, and return whether each was outside of it by more than rounding."""
+    if space.low is None and space.high is None:
+        return x, torch.zeros_like(x, dtype=torch.bool)
+    values, rounding = space.unnormalize(x), space._rounding(x.dtype)
+    clipped = values.clamp(space.low, space.high)
+    outside = (values - clipped).abs() > rounding
+    return torch.where(outside, space.normalize(clipped), x), outside
 
 
 def _read_statistics(name: str, value: Any) -> Any:

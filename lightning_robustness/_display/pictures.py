@@ -17,6 +17,8 @@ from lightning_robustness.input_space import InputSpace
 # Larger images are shrunk to this many pixels, so that a report stays small
 _MAX_SIZE = 64
 _GAP = 0.08  # between images, relative to their longer side
+# Largest increase and decrease of one channel: the ends of ColorBrewer's RdBu
+_RED, _BLUE = (torch.tensor(color).reshape(3, 1, 1) / 255 for color in ([178, 24, 43], [33, 102, 172]))
 
 
 class AdversarialExample(NamedTuple):
@@ -116,7 +118,7 @@ def _signed_colors(delta: Tensor) -> Tensor:
     if delta.shape[1] == 3:
         return (0.5 + delta).clamp(0.0, 1.0)
     less, more = (-2 * delta).clamp(0.0, 1.0), (2 * delta).clamp(0.0, 1.0)
-    return torch.cat([1 - less, 1 - less - more, 1 - more], dim=1)
+    return 1 - more * (1 - _RED) - less * (1 - _BLUE)
 
 
 def _encode(images: Tensor) -> str:

@@ -105,7 +105,7 @@ def boundary_figure(curves: Mapping[str, BoundaryCurve], has_pixels: bool = Fals
 
     """
     figure = plain_figure(3.6, 2.8)
-    axis = figure.add_axes((0.16, 0.17, 0.81, 0.8))
+    axis = figure.add_axes((0.16, 0.17, 0.77, 0.8))
     *_, last = curves.values()
     for number, (name, curve) in enumerate(curves.items()):
         # Only the first and the last line have a name: a label that starts with an underscore is not in the legend

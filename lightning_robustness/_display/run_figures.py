@@ -97,7 +97,7 @@ def _title(kept: tuple[str, Evaluation] | None, position: str) -> str:
         return "no attack ran"
     reference, entry = kept
     accuracy = f"{write_share(entry[reference])} under {attack_of(reference)}"
-    return f"{position} {entry[position]:g} is the most robust, {accuracy}"
+    return f"{position} {entry[position]:g} most robust, {accuracy}"
 
 
 def _points(history: Sequence[Evaluation], key: str, position: str) -> list[tuple[float, float]]:

@@ -1,7 +1,6 @@
 """Random numbers that belong to samples, not to batches or processes."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -86,19 +85,6 @@ class Draws:
         draws = object.__new__(type(self))
         draws._keys = keys
         return draws
-
-
-def check_positions(positions: Any, num_samples: int) -> None:
-    """Check that there is one non-negative integer position per sample."""
-    expected = "Expected `positions` to be an integer tensor, the non-negative position of each sample in the data set,"
-    if not isinstance(positions, Tensor):
-        raise TypeError(f"{expected} but got {type(positions).__name__}.")
-    if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
-        raise TypeError(f"{expected} but got dtype {positions.dtype}.")
-    if positions.shape != (num_samples,):
-        raise ValueError(f"{expected} of shape ({num_samples},) but got shape {tuple(positions.shape)}.")
-    if num_samples and (lowest := int(positions.min())) < 0:
-        raise ValueError(f"{expected} but got {lowest}.")
 
 
 def _scramble(keys: Tensor) -> Tensor:

@@ -1,13 +1,23 @@
-"""The attack of adversarial training, from the arguments of a user."""
+"""The attack of adversarial training: from the arguments of a user to adversarial inputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from lightning_robustness._arguments import check_number
+import torch
+from torch import Tensor
+
+from lightning_robustness._arguments import check_flag, check_number
+from lightning_robustness._isolation.draws import Draws
+from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import PGD, Attack, Cascade, get_attack
-from lightning_robustness.attacks.attack import budgets_of, check_budgets
-from lightning_robustness.input_space import InputSpace
+from lightning_robustness.attacks._classifier import Classifier, open_classifier
+from lightning_robustness.attacks.attack import budgets_of, check_budgets, craft
+from lightning_robustness.input_space import InputSpace, check_normalized, clip
+
+# Share of values that may be outside of the range by an overshoot
+_FEW = 0.1
 
 
 def make_inner_attack(
@@ -57,6 +67,7 @@ def make_inner_attacks(
             "Expected argument `eps` to hold at least one number but got none. Leave it out for the budget of the "
             "attack."
         )
+    check_flag("all_steps", all_steps)
     if eps is not None:
         for budget in budgets:
             check_number("eps", budget)
@@ -80,3 +91,62 @@ def _prepare(attack: Callable[..., Any], all_steps: bool) -> Callable[..., Any]:
     if isinstance(attack, Cascade):
         attack = replace(attack, attacks=tuple(_prepare(part, all_steps) for part in attack.attacks))
     return replace(attack, all_steps=all_steps) if isinstance(attack, Attack) else attack
+
+
+def perturb(
+    attack: Callable[..., Any],
+    forward: Callable[..., Any],
+    x: Tensor,
+    y: Tensor,
+    space: InputSpace,
+    seed: int,
+    index: int,
+    eval_mode: bool,
+    is_checked: bool,
+) -> Tensor:
+    """Attack a batch of training."""
+    if is_checked or not isinstance(attack, Attack):
+        with open_classifier(forward, x, y, space, seed, index, eval_mode, precise=False) as (classifier, x, y):
+            return craft(attack, classifier, x, y).x_adv
+    # The same without checks, whose results would have to come from the device, and without a copy of the inputs
+    with sandbox(forward, y, seed=seed, index=index, eval_mode=eval_mode, precise=False) as (y,):
+        x, rows = x.detach(), torch.arange(len(x), device=x.device)
+        classifier = Classifier(forward, space, x, -1, Draws(rows, seed, index))
+        return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long()).x_adv)
+
+
+class Clipping:
+    """Values a little outside of the range, put into it: augmentation may produce some, hours into a run."""
+
+    def __init__(self, space: InputSpace, key: str) -> None:
+        self.space, self.key = space, key
+        self._is_first = True
+        self._has_warned = False
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return the inputs, and the share that was outside; a first batch that is evidently in another space fails."""
+        is_first, self._is_first = self._is_first, False
+        if is_first:
+            check_normalized(self.space, x)
+        try:
+            self.space.check(x)
+        except ValueError:
+            clipped, outside = clip(self.space, x)
+            if is_first and self._is_mistaken(x, outside):
+                raise
+        else:
+            return x, 0.0
+        self.space.check(clipped)
+        if not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(
+                f"Some inputs of a training batch leave the range [{self.space.low}, {self.space.high}], as "
+                f"augmentation can make them. They are clipped for the attack; `{self.key}` has their share."
+            )
+        return clipped, outside.flatten(1).any(dim=1).float().mean()
+
+    def _is_mistaken(self, x: Tensor, outside: Tensor) -> bool:
+        """Return whether more than a few values are outside, or their mean is."""
+        mean, low, high = self.space.unnormalize(x).mean(), self.space.low, self.space.high
+        center = mean if low is None and high is None else mean.clamp(low, high)
+        return bool(outside.float().mean() > _FEW) or bool(center != mean)

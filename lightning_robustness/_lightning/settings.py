@@ -1,14 +1,17 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from lightning_robustness._arguments import check_flag, check_integer, check_name
+from lightning_robustness._arguments import check_flag, check_integer, check_name, check_number, check_option
 from lightning_robustness._measurement.keys import logged_keys, tag
 from lightning_robustness._measurement.plan import Plan
 from lightning_robustness._model.access import Access
 from lightning_robustness._numbers import write_budget
-from lightning_robustness.attacks import budget_of
+from lightning_robustness.attacks import PGD, budget_of
 from lightning_robustness.attacks.attack import check_budgets
+
+AdversarialMode = Literal["replace", "mix", "concat"]
+AdversarialLoss = Literal["trades", "mart"]
 
 
 @dataclass(frozen=True)
@@ -72,3 +75,63 @@ class MonitorSettings:
         budgets = [budget_of(attack, self.plan.input_space) for attack in self.plan.attacks.values()]
         texts = dict.fromkeys(write_budget(budget.eps) for budget in budgets if budget)
         return self.plan.describe() | {"eps": ", ".join(texts)}
+
+
+@dataclass(frozen=True)
+class AdversarialSettings:
+    """The arguments of adversarial training, checked; see there. ``attacks`` has one per epoch, and then the last."""
+
+    attacks: Sequence[Callable[..., Any]]
+    mode: AdversarialMode
+    ratio: float
+    loss: AdversarialLoss | None
+    loss_weight: float | None
+    warmup_epochs: int
+    eval_mode: bool
+    measure_every_n_batches: int
+    overfitting_samples: int
+    overfitting_checkpoint: str | None
+    seed: int
+    prefix: str
+
+    def __post_init__(self) -> None:
+        check_option("mode", self.mode, AdversarialMode)
+        check_number("ratio", self.ratio, exclusive=True, maximum=1.0)
+        check_name("prefix", self.prefix)
+        self._check_loss()
+        for name in ("warmup_epochs", "overfitting_samples", "seed"):
+            check_integer(name, getattr(self, name), minimum=0)
+        check_flag("eval_mode", self.eval_mode)
+        check_integer("measure_every_n_batches", self.measure_every_n_batches, minimum=1)
+        if self.overfitting_checkpoint is not None and not self.looks_for_overfitting:
+            raise ValueError(
+                "Expected argument `overfitting_checkpoint` with PGD of one step and `overfitting_samples` above 0, "
+                f"which the sign is looked for with, but got {self.attacks[0]!r} and {self.overfitting_samples}. Leave "
+                "it out."
+            )
+
+    def _check_loss(self) -> None:
+        if self.loss is None:
+            if self.loss_weight is not None:
+                raise ValueError(
+                    f"Expected argument `loss_weight` with `loss` but got {self.loss_weight} alone. Leave it out."
+                )
+            return
+        check_option("loss", self.loss, AdversarialLoss)
+        if self.loss_weight is not None:
+            check_number("loss_weight", self.loss_weight)
+        if self.mode != "replace":
+            raise ValueError(
+                f"Expected `mode` to be 'replace' with `loss={self.loss!r}`, which has clean and adversarial inputs of "
+                f"its own, but got {self.mode!r}. Leave `mode` out."
+            )
+
+    @property
+    def looks_for_overfitting(self) -> bool:
+        """Whether training is against a single step, on which a network may overfit, and it is looked for."""
+        attack = self.attacks[0]
+        return isinstance(attack, PGD) and attack.steps == 1 and self.overfitting_samples > 0
+
+    def attack_at(self, epoch: int) -> Callable[..., Any]:
+        """Return the attack of an epoch."""
+        return self.attacks[min(max(epoch - self.warmup_epochs, 0), len(self.attacks) - 1)]

@@ -2,7 +2,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
@@ -10,30 +10,15 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_robustness._arguments import check_number, check_option
-from lightning_robustness._lightning.trainer import check_strategy
+from lightning_robustness._lightning.settings import AdversarialLoss
+from lightning_robustness._lightning.trainer import check_strategy, forward_of
+from lightning_robustness._model.access import Access, ExtraInputs
+from lightning_robustness._model.batch import Batch
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
 
-AdversarialLoss = Literal["trades", "mart"]
 # Weights of the divergence in the papers
 _WEIGHTS: dict[AdversarialLoss, float] = {"trades": 6.0, "mart": 5.0}
-
-
-def check_loss(loss: AdversarialLoss | None, weight: float | None, mode: str) -> None:
-    """Check the arguments of a user."""
-    if loss is None:
-        if weight is not None:
-            raise ValueError(f"Expected argument `loss_weight` with `loss` but got {weight} alone. Leave it out.")
-        return
-    check_option("loss", loss, AdversarialLoss)
-    if weight is not None:
-        check_number("loss_weight", weight)
-    if mode != "replace":
-        raise ValueError(
-            f"Expected `mode` to be 'replace' with `loss={loss!r}`, which has clean and adversarial inputs of its own, "
-            f"but got {mode!r}. Leave `mode` out."
-        )
 
 
 def published_attack(loss: AdversarialLoss) -> PGD:
@@ -135,8 +120,24 @@ class TrainingStepCallback(Callback):
     automatic and manual optimization. Of several such callbacks, the first in the Trainer's list is outermost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, access: Access) -> None:
+        self.access = access
         self._function: Callable[..., Any] | None = None
+        # How the network takes the entries of a batch, by their names
+        self._ways: dict[tuple[str | None, tuple[str, ...]], ExtraInputs | None] = {}
+
+    def forward(self, pl_module: LightningModule, batch: Batch) -> Callable[..., Any]:
+        """Return the callable from the inputs of a batch to outputs, with what else the network takes from it."""
+        names = batch.name, tuple(batch.extras)
+        if names not in self._ways:
+            self._ways[names] = self.access.find_extras(pl_module, batch)
+        forward, extra = forward_of(pl_module, self.access.forward_fn), self._ways[names]
+        return forward if extra is None else extra.bind(forward, batch.extras)
+
+    def extra_names(self, batch: Batch) -> tuple[str, ...]:
+        """Return the names of what the network takes from a batch beside inputs, which it has taken before."""
+        extra = self._ways[batch.name, tuple(batch.extras)]
+        return () if extra is None else extra.names
 
     def around_training_step(
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
@@ -148,6 +149,7 @@ class TrainingStepCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        self._ways = {}
         check_strategy(trainer, self)
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             raise MisconfigurationException(
@@ -185,3 +187,8 @@ def find_loss(output: Any) -> Tensor | None:
     """Find the loss in the output of a training step."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     return loss if isinstance(loss, Tensor) else None
+
+
+def log_mean(pl_module: LightningModule, key: str, value: Tensor | float, num_samples: int) -> None:
+    """Log the mean of a value over the samples of an epoch, from within a training step; it stays on the device."""
+    pl_module.log(key, value, on_step=False, on_epoch=True, sync_dist=True, batch_size=num_samples)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import MeanMetric, MetricCollection
 
 from lightning_robustness._measurement.rows import Rows
-from lightning_robustness._model.batch import Batch, check_classes
+from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.head import HeadCall
 from lightning_robustness._processes import Processes
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
@@ -52,7 +52,7 @@ class FeaturePass:
             embedding, logits = call
             preds = logits.argmax(dim=1)
             if batch.y is not None:
-                check_classes(batch.y, self._num_classes)
+                check_label_range(batch.y, self._num_classes)
                 columns = {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
                 self._margins.append((batch.positions, columns))
             self._rdi.update(logits, preds)

@@ -12,10 +12,11 @@ from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import is_image
 from lightning_robustness._model.access import are_probabilities, compute_logits, pick_entry
-from lightning_robustness._model.batch import Batch, check_classes
+from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.route import Route, find_route
 from lightning_robustness._processes import Processes, rank_zero_warn
 from lightning_robustness.attacks import Attack, run_attack
+from lightning_robustness.input_space import check_normalized
 
 
 class Found(NamedTuple):
@@ -81,7 +82,7 @@ def check_route(
             f"{route.num_classes}. Leave `num_classes` out, or compare models of the same classes."
         )
     if y is not None:
-        check_classes(y, route.num_classes)
+        check_label_range(y, route.num_classes)
     if route.head is None:
         rank_zero_warn(
             f"{type(model).__name__} has no last layer to take embeddings from: {route.reason}. "
@@ -129,7 +130,7 @@ def _can_be_perturbed(subject: Subject, batch: Batch) -> bool:
         return False
     whole = subject.embedded(batch.x)
     subject.input_space.check(whole)
-    subject.input_space.check_normalized(whole)
+    check_normalized(subject.input_space, whole)
     return True
 
 

@@ -196,12 +196,20 @@ class Plan:
         }
 
     def _all_meters(self) -> list[Meter]:
-        norm: BoundaryNorm = "l2" if self.budget is not None and self.budget.norm == "l2" else "linf"
-        eps = None if self.budget is None else self.budget.eps
-        return [
-            FisherMeter(self.fim_samples, self.fim_method, norm, eps),
-            CleverMeter(self.clever_samples, self.clever_radius),
-        ]
+        return [make(self) for make in METERS]
+
+
+def _fisher(plan: Plan) -> Meter:
+    norm: BoundaryNorm = "l2" if plan.budget is not None and plan.budget.norm == "l2" else "linf"
+    return FisherMeter(plan.fim_samples, plan.fim_method, norm, None if plan.budget is None else plan.budget.eps)
+
+
+def _clever(plan: Plan) -> Meter:
+    return CleverMeter(plan.clever_samples, plan.clever_radius)
+
+
+# The meters of the sample, in the order in which they run. A new value is a meter here, and its keys in ``keys``
+METERS: tuple[Callable[[Plan], Meter], ...] = (_fisher, _clever)
 
 
 def common_budget(

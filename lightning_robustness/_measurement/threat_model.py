@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -70,16 +70,6 @@ class ThreatModel:
             for name, attack in attacks.items()
         }
         return cls(facts, samples, input_space.low, input_space.high, is_image)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as dictionaries, strings and numbers."""
-        return asdict(self) | {"attacks": {name: facts._asdict() for name, facts in self.attacks.items()}}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Make it from the result of ``to_dict``."""
-        attacks = {name: AttackFacts(**facts) for name, facts in fields["attacks"].items()}
-        return cls(**{**fields, "attacks": attacks})
 
     @property
     def budget(self) -> str:

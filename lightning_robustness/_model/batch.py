@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_integer_tensor
+from lightning_robustness._arguments import check_classes, check_integer_tensor
 
 _INPUT_NAMES = (
     *("image", "images", "pixel_values", "input_values", "input_features", "inputs_embeds", "input", "inputs", "x"),
@@ -48,6 +48,15 @@ class Batch(NamedTuple):
             y=None if self.y is None else self.y[:number],
             extras={name: value[:number] for name, value in self.extras.items()},
             positions=self.positions[:number],
+        )
+
+    def rows(self, rows: Tensor) -> "Batch":
+        """Return some of the samples, whose positions need not be known."""
+        return self._replace(
+            x=self.x[rows],
+            y=None if self.y is None else self.y[rows],
+            extras={name: value if len(value) == 1 else value[rows] for name, value in self.extras.items()},
+            positions=self.positions[rows] if len(self.positions) else self.positions,
         )
 
     def to(self, device: torch.device) -> "Batch":
@@ -232,7 +241,7 @@ def _read_float_labels(x: Tensor, y: Tensor, soft: bool) -> Tensor:
     )
 
 
-def check_classes(y: Tensor, num_classes: int) -> None:
+def check_label_range(y: Tensor, num_classes: int) -> None:
     """Check that labels belong to the classes of a model."""
     if len(y) == 0:
         return
@@ -253,10 +262,7 @@ def check_classes(y: Tensor, num_classes: int) -> None:
             "`forward_fn=` that returns logits."
             + (" One output per sample is read as two classes; regression cannot be measured." * (num_classes == 2))
         )
-    raise ValueError(
-        f"Expected labels from 0 to {num_classes - 1}, for {num_classes} classes, but got values from {low} to {high}. "
-        f"{reason}"
-    )
+    check_classes("y", low, high, num_classes, reason)
 
 
 def _parts(value: Any) -> Iterable[Any]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_robustness._arguments import check_classes, check_integer, check_labels
-from lightning_robustness._isolation.draws import Draws, check_positions
+from lightning_robustness._isolation.draws import Draws
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.access import check_differentiable, compute_logits
 from lightning_robustness._numbers import at_least_float32
@@ -69,7 +69,7 @@ class Classifier(nn.Module):
         version = x._version
         logits = compute_logits(self.model, x)
         self.num_classes = logits.shape[1]
-        check_classes("y", self._highest_label, logits.shape[1])
+        check_classes("y", None, self._highest_label, logits.shape[1])
         if x._version != version:
             raise ValueError(
                 "Expected the model to leave its inputs as they are but it changed them in place. "
@@ -95,7 +95,7 @@ def open_classifier(
     input_space.check(x)
     highest_label = check_labels("y", y, len(x))
     if positions is not None:
-        check_positions(positions, len(x))
+        check_labels("positions", positions, len(x), "Pass the position of each sample in the data set.")
     check_integer("index", index, minimum=0)
     first = 0 if positions is None or len(x) == 0 else int(positions[0])
     with sandbox(model, x, y, seed=seed, index=index + first, eval_mode=eval_mode, precise=precise) as (x, y):

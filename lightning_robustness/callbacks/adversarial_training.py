@@ -1,50 +1,35 @@
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_robustness._arguments import (
-    check_flag,
-    check_functions,
-    check_integer,
-    check_name,
-    check_option,
-    check_share,
-)
-from lightning_robustness._isolation.draws import Draws
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._lightning.epoch_means import EpochMeans
-from lightning_robustness._lightning.inner_attack import make_inner_attacks
+from lightning_robustness._lightning.embeddings import embed, find_layer, perturbed
+from lightning_robustness._lightning.inner_attack import Clipping, make_inner_attacks, perturb
 from lightning_robustness._lightning.overfitting import (
     MANY_STEPS,
     CatastrophicOverfitting,
     watch_for_overfitting,
 )
-from lightning_robustness._lightning.trainer import forward_of
+from lightning_robustness._lightning.settings import AdversarialLoss, AdversarialMode, AdversarialSettings
 from lightning_robustness._lightning.training_step import (
-    AdversarialLoss,
     TrainingStepCallback,
-    check_loss,
     compute_loss,
     find_loss,
+    log_mean,
     published_attack,
     step_with_loss,
 )
-from lightning_robustness._model.access import ExtraInputs, compute_logits, find_extra_inputs
-from lightning_robustness._model.batch import read_extras, read_labelled_batch, replace_in_batch
-from lightning_robustness._processes import rank_zero_warn
+from lightning_robustness._model.access import Access, compute_logits
+from lightning_robustness._model.batch import Batch, read_extras, read_labelled_batch, replace_in_batch
 from lightning_robustness.attacks import PGD, Attack, budget_of, run_attack
-from lightning_robustness.attacks._classifier import Classifier, open_classifier
-from lightning_robustness.attacks.attack import craft
-from lightning_robustness.input_space import InputSpace, check_input_space
-
-AdversarialMode = Literal["replace", "mix", "concat"]
+from lightning_robustness.input_space import InputSpace
 
 
 class AdversarialTraining(TrainingStepCallback):
@@ -93,10 +78,15 @@ class AdversarialTraining(TrainingStepCallback):
         measure_every_n_batches: How often ``acc`` and ``broken`` are measured, by two forward passes; the first time on
             the first batch of an epoch.
         overfitting_samples: Number of an epoch's first inputs on which PGD of one step is compared with 5 steps at its
-            end; 0 for no comparison.
+            end, where the network takes inputs alone; 0 for no comparison.
         overfitting_checkpoint: Where to keep a checkpoint of the last epoch before catastrophic overfitting, one in
             which accuracy under 5 steps had not yet fallen; by default nowhere.
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
+        embed_fn: Callable that takes the module and what the loader gives, such as tokens, and returns embeddings, the
+            output of a layer: ``module.embedding(tokens)``. They are what is attacked then, in a space without bounds
+            unless ``input_space`` has some. ``training_step`` gets the batch of the loader, in which this layer returns
+            the perturbed embeddings, so that its weights are trained too. ``forward_fn`` takes embeddings to logits; by
+            default ``module(inputs_embeds=...)`` if it has such an argument.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
         seed: Seed of random starts. They differ from batch to batch, epoch to epoch and process to process, and a run
             that is resumed draws those that it would have drawn.
@@ -109,7 +99,7 @@ class AdversarialTraining(TrainingStepCallback):
     Example:
         >>> from lightning_robustness.callbacks import AdversarialTraining
         >>> AdversarialTraining(attack="pgd", eps=8 / 255, steps=7).attack
-        PGD(eps=0.03137254901960784, alpha=None, steps=7, norm='linf', start='uniform', restarts=None, momentum=0.0,
+        PGD(eps=0.03137254901960784, alpha=None, steps=7, norm='linf', start='uniform', restarts=1, momentum=0.0,
             loss='cross_entropy', schedule='constant', all_steps=True)
         >>> # Trainer(callbacks=[AdversarialTraining(attack="pgd", eps=8 / 255, steps=7)])
 
@@ -133,62 +123,47 @@ class AdversarialTraining(TrainingStepCallback):
         overfitting_samples: int = 128,
         overfitting_checkpoint: str | None = None,
         forward_fn: Callable[..., Any] | None = None,
+        embed_fn: Callable[..., Any] | None = None,
         batch_fn: Callable[..., Any] | None = None,
         seed: int = 0,
         prefix: str = "adversarial_training",
     ) -> None:
-        super().__init__()
-        check_option("mode", mode, AdversarialMode)
-        check_share("ratio", ratio)
-        check_functions(forward_fn, batch_fn)
-        check_name("prefix", prefix)
-        check_loss(loss, loss_weight, mode)
-        counts = {"warmup_epochs": warmup_epochs, "overfitting_samples": overfitting_samples, "seed": seed}
-        for name, value in counts.items():
-            check_integer(name, value, minimum=0)
-        for name, flag in {"eval_mode": eval_mode, "all_steps": all_steps}.items():
-            check_flag(name, flag)
-        check_integer("measure_every_n_batches", measure_every_n_batches, minimum=1)
-        self.mode: AdversarialMode = mode
-        self.ratio = ratio
-        self.loss = loss
-        self.loss_weight = loss_weight
-        self.warmup_epochs = warmup_epochs
-        self.input_space = check_input_space(input_space)
-        self.eval_mode = eval_mode
-        self.measure_every_n_batches = measure_every_n_batches
-        self.overfitting_samples = overfitting_samples
-        self.overfitting_checkpoint = overfitting_checkpoint
-        self.forward_fn = forward_fn
-        self.batch_fn = batch_fn
-        self.seed = seed
-        self.prefix = prefix
-        if loss is not None and isinstance(attack, str) and attack == "pgd":
+        super().__init__(Access(input_space, forward_fn=forward_fn, embed_fn=embed_fn, batch_fn=batch_fn))
+        if isinstance(loss, str) and isinstance(attack, str) and attack == "pgd":
             attack = published_attack(loss)
-        self._attacks = make_inner_attacks(attack, eps, steps, alpha, all_steps, self.input_space)
-        self.attack = self._attacks[0]
-        self._is_one_step = isinstance(self.attack, PGD) and self.attack.steps == 1
-        if overfitting_checkpoint is not None and not (self._is_one_step and overfitting_samples):
-            raise ValueError(
-                "Expected argument `overfitting_checkpoint` with PGD of one step and `overfitting_samples` above 0, "
-                f"which the sign is looked for with, but got {self.attack!r} and {overfitting_samples}. Leave it out."
-            )
+        self.settings = AdversarialSettings(
+            attacks=make_inner_attacks(attack, eps, steps, alpha, all_steps, self.access.input_space),
+            mode=mode,
+            ratio=ratio,
+            loss=loss,
+            loss_weight=loss_weight,
+            warmup_epochs=warmup_epochs,
+            eval_mode=eval_mode,
+            measure_every_n_batches=measure_every_n_batches,
+            overfitting_samples=overfitting_samples,
+            overfitting_checkpoint=overfitting_checkpoint,
+            seed=seed,
+            prefix=prefix,
+        )
+        self.attack = self.settings.attacks[0]
         self._num_batches = 0
         self._overfitting = CatastrophicOverfitting()
-        self._means = EpochMeans()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what belongs to a single run."""
+        self._clip = Clipping(self.access.input_space, self._key("clipped"))
+        self._layer: nn.Module | None = None  # that makes the embeddings
         self._is_measured = False
-        self._extra: ExtraInputs | None = None
-        self._extras: dict[str, Tensor] = {}
-        # How the network takes the entries of a batch, by their names
-        self._ways: dict[tuple[str | None, tuple[str, ...]], ExtraInputs | None] = {}
-        self._is_first = True
-        self._has_warned = False
-        self._probe: list[tuple[Tensor, Tensor]] = []
+        self._probe: list[Batch] = []
+
+    def _key(self, name: str) -> str:
+        return f"{self.settings.prefix}/{name}"
 
     @property
     @override
     def state_key(self) -> str:
-        return self._generate_state_key(prefix=self.prefix)
+        return self._generate_state_key(prefix=self.settings.prefix)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -203,152 +178,136 @@ class AdversarialTraining(TrainingStepCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            self._probe, self._means, self._ways, self._is_first = [], EpochMeans(), {}, True
+            self._begin()
             if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
                 self._num_batches, self._overfitting = 0, CatastrophicOverfitting()
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._choose_attack(trainer)  # not at the start of an epoch, which a run that is resumed within one is behind
+        # Not at the start of an epoch, which a run that is resumed within one is behind
+        self.attack = self.settings.attack_at(trainer.current_epoch)
         self._num_batches += 1
-        self._is_measured = batch_idx % self.measure_every_n_batches == 0
+        self._is_measured = batch_idx % self.settings.measure_every_n_batches == 0
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.current_epoch < self.warmup_epochs:
+        if trainer.current_epoch < self.settings.warmup_epochs:
             return
-        self._choose_attack(trainer)  # a run that is resumed at the end of an epoch has had no batch of it
-        values: dict[str, Any] = self._means.compute(trainer.strategy)
-        budget = budget_of(self.attack, self.input_space)
+        # A run that is resumed at the end of an epoch has had no batch of it
+        self.attack = self.settings.attack_at(trainer.current_epoch)
+        values: dict[str, float] = {}
+        budget = budget_of(self.attack, self.access.input_space)
         if budget is not None:
             values["eps"] = float(budget.eps)
         if self._probe:
-            x, y = (torch.cat(tensors) for tensors in zip(*self._probe, strict=True))
-            values |= self._look_for_overfitting(trainer, pl_module, x, y)
+            values |= self._look_for_overfitting(trainer, pl_module)
         self._probe = []
-        pl_module.log_dict({f"{self.prefix}/{name}": value for name, value in values.items()}, sync_dist=True)
+        pl_module.log_dict({self._key(name): value for name, value in values.items()}, sync_dist=True)
 
     @override
     def around_training_step(
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
-        if trainer.current_epoch < self.warmup_epochs:
+        settings = self.settings
+        if trainer.current_epoch < settings.warmup_epochs:
             return step(batch, *args)
-        x, y = read_labelled_batch(batch, self.batch_fn, needed_by="the attack", soft=self.loss is None)
+        x, y = read_labelled_batch(batch, self.access.batch_fn, needed_by="the attack", soft=settings.loss is None)
+        loaded = Batch(x, y, *read_extras(batch, self.access.batch_fn, len(x)))
         index = (self._num_batches - 1) * trainer.world_size + trainer.global_rank
+        clean = loaded._replace(x=self._embed(pl_module, x))
         rows = self._choose_rows(x, index)
-        clean, labels = (x, y) if rows is None else (x[rows], y[rows])
-        self._take_extras(pl_module, batch, len(x), rows)
-        clean = self._clip(clean)
-        x_adv = self._perturb(pl_module, clean, labels, index)
-        if self._is_measured:
-            self._measure(pl_module, clean, x_adv, labels)
-        self._keep_for_later(clean, labels)
-        if self.loss is None:
-            output = step(replace_in_batch(batch, self._combine(x, x_adv, rows), self.batch_fn), *args)
+        x_adv = self._attack(pl_module, clean if rows is None else clean.rows(rows), index)
+        if settings.loss is None:
+            x_adv = self._combine(clean.x, x_adv, rows)
+            output = self._step(lambda new: step(new, *args), batch, x, clean.x, x_adv)
             loss = find_loss(output)
         else:
-            new = partial(compute_loss, self.loss, self.loss_weight, self._forward(pl_module), x, y, x_adv)
-            output, loss = step_with_loss(trainer, pl_module, partial(step, batch, *args), new)
+            make_loss = partial(self._compute_loss, pl_module, loaded, clean.x, x_adv)
+            output, loss = step_with_loss(trainer, pl_module, partial(step, batch, *args), make_loss)
         if loss is not None:
-            self._means.add("loss", loss, len(x))
+            log_mean(pl_module, self._key("loss"), loss, len(x))
         return output
 
-    def _take_extras(self, pl_module: LightningModule, batch: Any, num_samples: int, rows: Tensor | None) -> None:
-        """Find what else the network takes from the batch, such as a mask."""
-        name, extras = read_extras(batch, self.batch_fn, num_samples)
-        names = name, tuple(extras)
-        if names not in self._ways:
-            function = pl_module if self.forward_fn is None else partial(self.forward_fn, pl_module)
-            self._ways[names] = find_extra_inputs(function, name, extras)
-        self._extra = self._ways[names]
-        self._extras = extras if rows is None else {key: value[rows] for key, value in extras.items()}
-
-    def _forward(self, pl_module: LightningModule) -> Callable[..., Any]:
-        forward = forward_of(pl_module, self.forward_fn)
-        return forward if self._extra is None else self._extra.bind(forward, self._extras)
-
-    def _choose_attack(self, trainer: Trainer) -> None:
-        epoch = max(trainer.current_epoch - self.warmup_epochs, 0)
-        self.attack = self._attacks[min(epoch, len(self._attacks) - 1)]
+    def _embed(self, pl_module: LightningModule, x: Tensor) -> Tensor:
+        """Return what is attacked: the inputs, or their embeddings."""
+        embed_fn = self.access.embed_fn
+        if embed_fn is None:
+            return x
+        if self._layer is None and self.settings.loss is None:
+            self._layer = find_layer(pl_module, embed_fn, x)
+        return embed(pl_module, embed_fn, x, self.settings.eval_mode)
 
     def _choose_rows(self, x: Tensor, index: int) -> Tensor | None:
-        if self.mode != "mix":
+        if self.settings.mode != "mix":
             return None
         # In train mode, BatchNorm needs two
-        number = max(round(self.ratio * len(x)), 1 if self.eval_mode else min(2, len(x)))
-        order = np.random.default_rng([self.seed, index]).permutation(len(x))
+        number = max(round(self.settings.ratio * len(x)), 1 if self.settings.eval_mode else min(2, len(x)))
+        order = np.random.default_rng([self.settings.seed, index]).permutation(len(x))
         return torch.as_tensor(order[:number], device=x.device)
 
-    def _perturb(self, pl_module: LightningModule, x: Tensor, y: Tensor, index: int) -> Tensor:
-        forward, attack = self._forward(pl_module), self.attack
-        if self._is_measured or not isinstance(attack, Attack):
-            checked = open_classifier(forward, x, y, self.input_space, self.seed, index, self.eval_mode, precise=False)
-            with checked as (classifier, x, y):
-                return craft(attack, classifier, x, y).x_adv
-        # The same without checks, whose results would have to come from the device, and without a copy of the inputs
-        with sandbox(forward, y, seed=self.seed, index=index, eval_mode=self.eval_mode, precise=False) as (y,):
-            x, rows = x.detach(), torch.arange(len(x), device=x.device)
-            classifier = Classifier(forward, self.input_space, x, -1, Draws(rows, self.seed, index))
-            return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long()).x_adv)
-
-    def _clip(self, x: Tensor) -> Tensor:
-        """Put values a little outside of the range into it; augmentation may produce some, hours into a run."""
-        space, is_first = self.input_space, self._is_first
-        self._is_first = False
-        if is_first:
-            space.check_normalized(x)
-        if not x.is_floating_point():
-            space.check(x)  # which refuses it
-        if space.contains(x):
-            self._means.add("clipped", 0.0, len(x))
-            return x
-        clipped, outside = space.clip(x)
-        if is_first and space.is_mistaken(x, outside):
-            space.check(x)
-        space.check(clipped)
-        self._means.add("clipped", outside.flatten(1).any(dim=1).float().mean(), len(x))
-        if not self._has_warned:
-            self._has_warned = True
-            rank_zero_warn(
-                f"Some inputs of a training batch leave the range [{space.low}, {space.high}], as augmentation can "
-                f"make them. They are clipped for the attack; `{self.prefix}/clipped` has their share."
-            )
-        return clipped
+    def _attack(self, pl_module: LightningModule, batch: Batch, index: int) -> Tensor:
+        settings, forward, y = self.settings, self.forward(pl_module, batch), batch.labels()
+        x, share = self._clip(batch.x)
+        log_mean(pl_module, self._key("clipped"), share, len(x))
+        space, is_checked = self.access.input_space, self._is_measured
+        x_adv = perturb(self.attack, forward, x, y, space, settings.seed, index, settings.eval_mode, is_checked)
+        if self._is_measured:
+            self._measure(pl_module, forward, x, x_adv, y)
+        self._keep_for_later(batch._replace(x=x))
+        return x_adv
 
     def _combine(self, x: Tensor, x_adv: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:
             return x.detach().clone().index_copy_(0, rows, x_adv)
-        return torch.cat([x, x_adv]) if self.mode == "concat" else x_adv
+        return torch.cat([x, x_adv]) if self.settings.mode == "concat" else x_adv
 
-    def _measure(self, pl_module: LightningModule, x: Tensor, x_adv: Tensor, y: Tensor) -> None:
-        forward = self._forward(pl_module)
-        with sandbox(forward, x, x_adv, seed=self.seed) as inputs, torch.no_grad():
+    def _step(self, step: Callable[..., Any], batch: Any, x: Tensor, clean: Tensor, x_adv: Tensor) -> Any:
+        """Run the step on a batch with the new inputs, or on that of the loader with the new embeddings."""
+        if self._layer is None:
+            return step(replace_in_batch(batch, x_adv, self.access.batch_fn))
+        times = len(x_adv) // len(x)
+        batch = batch if times == 1 else replace_in_batch(batch, torch.cat([x] * times), self.access.batch_fn)
+        with perturbed(self._layer, x_adv - torch.cat([clean] * times)):
+            return step(batch)
+
+    def _compute_loss(self, pl_module: LightningModule, batch: Batch, clean: Tensor, x_adv: Tensor) -> Tensor:
+        x, embed_fn = batch.x, self.access.embed_fn
+        if embed_fn is not None:  # once more, for gradients of its weights
+            x = embed_fn(pl_module, x)
+            x_adv = x + (x_adv - clean)
+        forward, loss = self.forward(pl_module, batch), cast(AdversarialLoss, self.settings.loss)
+        return compute_loss(loss, self.settings.loss_weight, forward, x, batch.labels(), x_adv)
+
+    def _measure(
+        self, pl_module: LightningModule, forward: Callable[..., Any], x: Tensor, x_adv: Tensor, y: Tensor
+    ) -> None:
+        with sandbox(forward, x, x_adv, seed=self.settings.seed) as inputs, torch.no_grad():
             right, adv_right = (compute_logits(forward, rows).argmax(dim=1) == y for rows in inputs)
-        self._means.add("acc", adv_right.float().mean(), len(y))
-        self._means.add("broken", (right & ~adv_right).sum() / right.sum(), right.sum())
+        log_mean(pl_module, self._key("acc"), adv_right.float().mean(), len(y))
+        num_right = int(right.sum())
+        log_mean(pl_module, self._key("broken"), (right & ~adv_right).sum() / max(num_right, 1), num_right)
 
-    def _keep_for_later(self, x: Tensor, y: Tensor) -> None:
-        missing = self.overfitting_samples - sum(len(labels) for _, labels in self._probe)
-        takes_extras = self._extra is not None and bool(self._extra.names)
-        if self._is_one_step and missing > 0 and not takes_extras:
+    def _keep_for_later(self, batch: Batch) -> None:
+        missing = self.settings.overfitting_samples - sum(len(kept.x) for kept in self._probe)
+        takes_inputs_alone = self.access.embed_fn is None and not self.extra_names(batch)
+        if self.settings.looks_for_overfitting and missing > 0 and takes_inputs_alone:
             # Copies: the loader may use its memory again
-            self._probe.append((x[:missing].detach().clone(), y[:missing].clone()))
+            x, y = batch.x[:missing].detach().clone(), batch.labels()[:missing].clone()
+            self._probe.append(Batch(x, y, batch.name))
 
-    def _look_for_overfitting(
-        self, trainer: Trainer, pl_module: LightningModule, x: Tensor, y: Tensor
-    ) -> dict[str, float]:
-        many = replace(cast(PGD, self.attack), alpha=None, steps=MANY_STEPS, start="uniform")
+    def _look_for_overfitting(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+        x, y = (torch.cat(tensors) for tensors in zip(*((kept.x, kept.labels()) for kept in self._probe), strict=True))
+        forward = self.forward(pl_module, self._probe[0])
+        attack = cast(PGD, self.attack)
+        many = replace(attack, alpha=None, steps=MANY_STEPS, start="uniform")
+        options: dict[str, Any] = {"seed": self.settings.seed, "index": trainer.global_rank}
         right = [
-            run_attack(
-                self._forward(pl_module), attack, x, y, self.input_space, self.seed, trainer.global_rank
-            ).adv_preds
-            == y
-            for attack in (self.attack, many)
+            run_attack(forward, each, x, y, input_space=self.access.input_space, **options).adv_preds == y
+            for each in (attack, many)
         ]
-        counts = torch.tensor([right[0].sum(), right[1].sum(), len(y)], device=x.device)
+        counts = torch.tensor([right[0].sum(), right[1].sum(), len(y)], device=y.device)
         *numbers, total = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
         single, multi = (number / total for number in numbers)
-        eps, checkpoint = cast(PGD, self.attack).eps, self.overfitting_checkpoint
-        is_there = watch_for_overfitting(trainer, self._overfitting, single, multi, eps, checkpoint)
+        checkpoint = self.settings.overfitting_checkpoint
+        is_there = watch_for_overfitting(trainer, self._overfitting, single, multi, attack.eps, checkpoint)
         return {"acc_pgd": multi, "overfitting": float(is_there)}

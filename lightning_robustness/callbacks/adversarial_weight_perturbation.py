@@ -8,12 +8,11 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_robustness._arguments import check_functions, check_integer, check_number
+from lightning_robustness._arguments import check_integer, check_number
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._lightning.trainer import forward_of
 from lightning_robustness._lightning.training_step import REPLACEMENT, TrainingStepCallback
-from lightning_robustness._model.access import compute_logits
-from lightning_robustness._model.batch import read_labelled_batch
+from lightning_robustness._model.access import Access, compute_logits
+from lightning_robustness._model.batch import require_labels
 
 
 class AdversarialWeightPerturbation(TrainingStepCallback):
@@ -53,14 +52,11 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         forward_fn: Callable[..., Any] | None = None,
         batch_fn: Callable[..., Any] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(Access(forward_fn=forward_fn, batch_fn=batch_fn))
         check_number("gamma", gamma)
         check_integer("warmup_epochs", warmup_epochs, minimum=0)
-        check_functions(forward_fn, batch_fn)
         self.gamma = gamma
         self.warmup_epochs = warmup_epochs
-        self.forward_fn = forward_fn
-        self.batch_fn = batch_fn
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     @override
@@ -92,8 +88,9 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         super().on_exception(trainer, pl_module, exception)
 
     def _perturb(self, pl_module: LightningModule, batch: Any, index: int) -> None:
-        x, y = read_labelled_batch(batch, self.batch_fn, needed_by="the cross-entropy")
-        forward = forward_of(pl_module, self.forward_fn)
+        loaded = self.access.read(batch)
+        x, y = loaded.x, require_labels(loaded.y, "the cross-entropy")
+        forward = self.forward(pl_module, loaded)
         weights = [p for p in pl_module.parameters() if p.requires_grad and p.ndim > 1]
         if not weights:
             return

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -7,24 +8,39 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_robustness._arguments import (
-    check_functions,
-    check_head,
-    check_integer,
-    check_name,
-    check_number,
-    check_option,
-)
+from lightning_robustness._arguments import check_integer, check_name, check_number, check_option
 from lightning_robustness._isolation.sandbox import is_compiled, is_sandboxed
-from lightning_robustness._lightning.epoch_means import EpochMeans
-from lightning_robustness._lightning.trainer import forward_of
-from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss
-from lightning_robustness._model.access import as_classes, compute_logits
-from lightning_robustness._model.batch import read_batch, require_labels
+from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss, log_mean
+from lightning_robustness._model.access import Access, as_classes, compute_logits
+from lightning_robustness._model.batch import Batch, require_labels
 from lightning_robustness._model.route import find_route
-from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.input_space import InputSpace
 from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
 from lightning_robustness.losses.fisher_penalty import FisherKind
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The arguments, checked."""
+
+    rdi: float
+    fisher: float
+    fisher_kind: FisherKind
+    num_products: int | None
+    boundary: float
+    boundary_margin: float
+    boundary_rivals: int
+    prefix: str
+
+    def __post_init__(self) -> None:
+        for name in ("rdi", "fisher", "boundary"):
+            check_number(name, getattr(self, name))
+        check_number("boundary_margin", self.boundary_margin, exclusive=True)
+        check_option("fisher_kind", self.fisher_kind, FisherKind)
+        if self.num_products is not None:
+            check_integer("num_products", self.num_products, minimum=1)
+        check_integer("boundary_rivals", self.boundary_rivals, minimum=1)
+        check_name("prefix", self.prefix)
 
 
 class AttackFreeRegularization(TrainingStepCallback):
@@ -83,29 +99,10 @@ class AttackFreeRegularization(TrainingStepCallback):
         batch_fn: Callable[..., Any] | None = None,
         prefix: str = "attack_free",
     ) -> None:
-        super().__init__()
-        for name, value in {"rdi": rdi, "fisher": fisher, "boundary": boundary}.items():
-            check_number(name, value)
-        check_option("fisher_kind", fisher_kind, FisherKind)
-        if num_products is not None:
-            check_integer("num_products", num_products, minimum=1)
-        check_input_space(input_space)
-        check_head(head)
-        check_functions(forward_fn, batch_fn)
-        check_name("prefix", prefix)
-        self.rdi = rdi
-        self.fisher = fisher
-        self.fisher_kind: FisherKind = fisher_kind
-        self.num_products = num_products
-        self.boundary = boundary
-        self.boundary_margin = check_number("boundary_margin", boundary_margin, exclusive=True)
-        self.boundary_rivals = check_integer("boundary_rivals", boundary_rivals, minimum=1)
-        self.input_space = input_space
-        self.head = head
-        self.forward_fn = forward_fn
-        self.batch_fn = batch_fn
-        self.prefix = prefix
-        self._means = EpochMeans()
+        super().__init__(Access(input_space, head, forward_fn=forward_fn, batch_fn=batch_fn))
+        self.settings = _Settings(
+            rdi, fisher, fisher_kind, num_products, boundary, boundary_margin, boundary_rivals, prefix
+        )
         self._hook: RemovableHandle | None = None
         self._outputs: list[Tensor] = []
         self._has_no_head = False
@@ -131,57 +128,50 @@ class AttackFreeRegularization(TrainingStepCallback):
         super().on_exception(trainer, pl_module, exception)
 
     @override
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._means = EpochMeans()
-
-    @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        values = self._means.compute(trainer.strategy)
-        pl_module.log_dict({f"{self.prefix}/{name}": value for name, value in values.items()}, sync_dist=True)
-
-    @override
     def around_training_step(
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
-        x, y = read_batch(batch, self.batch_fn)
-        forward = forward_of(pl_module, self.forward_fn)
-        if self.rdi:
-            self._listen(pl_module, forward, x)
+        loaded = self.access.read(batch)
+        if self.settings.rdi:
+            self._listen(pl_module, loaded.first(2))
         output = step(batch, *args)
         loss = find_loss(output)
         if loss is not None:
-            for name, weight, value in self._terms(forward, x, y):
-                self._means.add(name, value, len(x))
+            for name, weight, value in self._terms(self.forward(pl_module, loaded), loaded):
+                log_mean(pl_module, f"{self.settings.prefix}/{name}", value, len(loaded.x))
                 loss = loss + weight * value.to(loss.dtype)
         self._outputs = []  # graphs hang on them
         if loss is None:
             return output
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
 
-    def _terms(self, forward: Callable[..., Any], x: Tensor, y: Tensor | None) -> Iterator[tuple[str, float, Tensor]]:
-        if self.rdi:
-            labels = require_labels(y, "the RDI loss", otherwise="`rdi=0` to leave it out")
+    def _terms(self, forward: Callable[..., Any], batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
+        settings, x, space = self.settings, batch.x, self.access.input_space
+        if settings.rdi:
+            labels = require_labels(batch.y, "the RDI loss", otherwise="`rdi=0` to leave it out")
             logits = next((as_classes(output, len(x)) for output in self._outputs if len(output) == len(x)), None)
-            yield "rdi_loss", self.rdi, rdi_loss(compute_logits(forward, x) if logits is None else logits, labels)
-        if self.fisher:
-            value = fisher_penalty(
-                forward, x, self.fisher_kind, num_products=self.num_products, input_space=self.input_space
+            yield "rdi_loss", settings.rdi, rdi_loss(compute_logits(forward, x) if logits is None else logits, labels)
+        if settings.fisher:
+            products = settings.num_products
+            value = fisher_penalty(forward, x, settings.fisher_kind, num_products=products, input_space=space)
+            yield "fisher", settings.fisher, value
+        if settings.boundary:
+            labels = require_labels(batch.y, "the distance to the boundary", otherwise="`boundary=0` to leave it out")
+            options: dict[str, Any] = {"num_rivals": settings.boundary_rivals, "input_space": space}
+            yield (
+                "boundary",
+                settings.boundary,
+                boundary_penalty(forward, x, labels, settings.boundary_margin, **options),
             )
-            yield "fisher", self.fisher, value
-        if self.boundary:
-            labels = require_labels(y, "the distance to the boundary", otherwise="`boundary=0` to leave it out")
-            options: dict[str, Any] = {"num_rivals": self.boundary_rivals, "input_space": self.input_space}
-            value = boundary_penalty(forward, x, labels, self.boundary_margin, **options)
-            yield "boundary", self.boundary, value
 
-    def _listen(self, pl_module: LightningModule, forward: Callable[..., Any], x: Tensor) -> None:
+    def _listen(self, pl_module: LightningModule, few: Batch) -> None:
         self._outputs = []
         if self._hook is not None or self._has_no_head or is_compiled(pl_module.modules()):
             return
         try:
-            sources = find_route(pl_module, x[:2], forward, self.head).sources
+            sources = find_route(pl_module, few.x, self.forward(pl_module, few), self.access.head).sources
         except ValueError:
-            if self.head is not None:
+            if self.access.head is not None:
                 raise
             sources = {}
         name = next((name for name, transform in sources.items() if transform == "identity"), None)

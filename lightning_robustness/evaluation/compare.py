@@ -6,8 +6,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from lightning_robustness._arguments import read_budgets
 from lightning_robustness._display.provenance import describe_data, describe_run
-from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS, plan_sweep, read_budgets
+from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS, plan_sweep
 from lightning_robustness._measurement.plan import AttackLike, list_attacks
 from lightning_robustness._processes import Processes, ProcessesLostError, describe_error, rank_zero_warn
 from lightning_robustness.evaluation.decision_space import Projection

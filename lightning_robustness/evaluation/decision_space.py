@@ -1,11 +1,11 @@
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
-from typing_extensions import Self, override
+from typing_extensions import override
 
 from lightning_robustness._arguments import check_option
 from lightning_robustness._display import report_figures as figures
@@ -38,15 +38,6 @@ class DecisionSpace:
         """Draw clean and adversarial samples side by side, coloured by true class."""
         panels = {"clean samples": self.clean, f"under {self.attack}": self.adversarial}
         return figures.clouds(panels, self.labels, self.method)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as dictionaries, lists, strings and numbers."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Make it from the result of ``to_dict``."""
-        return cls(**fields)
 
 
 @dataclass(frozen=True)

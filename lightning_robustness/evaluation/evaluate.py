@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module
+from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.pictures import AdversarialExample, make_examples
 from lightning_robustness._display.provenance import describe_data, describe_run
 from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude
@@ -14,7 +14,7 @@ from lightning_robustness._measurement.inspection import Found, inspect, warn_of
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import attack_again
-from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SweepMeter, plan_sweep, read_budgets
+from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SweepMeter, plan_sweep
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, AttackLike, Plan, name_attacks
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
@@ -192,7 +192,7 @@ def evaluate(
         if per_sample:
             report.per_sample = _per_sample(plan, findings)
         elif report.sweep is not None:
-            report.sweep = report.sweep.without_samples()
+            report.sweep = report.sweep._without_samples()
         return report
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module
+from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.provenance import describe_data, describe_run
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters.sweep import (
@@ -17,7 +17,6 @@ from lightning_robustness._measurement.meters.sweep import (
     SweepMeter,
     describe_sweep,
     plan_sweep,
-    read_budgets,
 )
 from lightning_robustness._measurement.plan import AttackLike
 from lightning_robustness._measurement.rows import Rows
@@ -144,7 +143,7 @@ def sweep(
         report = sweep_report(meter, budgets, rows, is_interrupted, passed, processes)
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
         report.provenance |= processes.gather(origin)[0]
-    return report if per_sample else report.without_samples()
+    return report if per_sample else report._without_samples()
 
 
 def sweep_report(

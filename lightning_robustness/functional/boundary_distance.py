@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_integer, check_labels, check_option
+from lightning_robustness._arguments import check_classes, check_integer, check_labels, check_option
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._numbers import at_least_float32
 from lightning_robustness.functional._jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
@@ -37,11 +37,8 @@ def margins_and_slopes(
     """
     logits = jacobian.logits
     num_classes = logits.shape[1]
-    if y is not None and len(y) and (highest := int(y.max())) >= num_classes:
-        raise ValueError(
-            f"Expected labels in `y` to be in the range 0 to {num_classes - 1}, for logits of {num_classes} classes, "
-            f"but got {highest}."
-        )
+    if y is not None and len(y):
+        check_classes("y", None, int(y.max()), num_classes)
     classes = logits.argmax(dim=1) if y is None else y.long()
     if num_rivals is None:
         num_rivals = num_classes if jacobian.has_rows or num_classes <= FEW_CLASSES else _NUM_RIVALS

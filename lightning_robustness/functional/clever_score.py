@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_robustness._arguments import check_integer, check_integer_tensor, check_number, check_overflow
+from lightning_robustness._arguments import (
+    check_classes,
+    check_integer,
+    check_integer_tensor,
+    check_number,
+    check_overflow,
+)
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.access import check_finite, compute_logits
 from lightning_robustness._numbers import at_least_float32
@@ -189,11 +195,7 @@ def _check_targets(targets: Tensor, logits: Tensor) -> Tensor:
             f"Expected `targets` to have shape ({len(logits)},) or ({len(logits)}, T), target classes for each sample, "
             f"but got {tuple(targets.shape)}."
         )
-    if not 0 <= targets.min() <= targets.max() < logits.shape[1]:
-        raise ValueError(
-            f"Expected classes in `targets` to be in the range 0 to {logits.shape[1] - 1} but got values from "
-            f"{targets.min()} to {targets.max()}."
-        )
+    check_classes("targets", int(targets.min()), int(targets.max()), logits.shape[1])
     return targets.reshape(len(logits), -1).long().to(logits.device)
 
 

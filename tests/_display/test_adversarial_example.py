@@ -34,7 +34,9 @@ def test_pictures_are_the_images(channels, space):
     picture = pixels(second)
     assert picture.shape == (4, 3 * 5 + 2, 4)
     tiles = [picture[:, start : start + 5] for start in (0, 6, 12)]
-    red = torch.tensor([1.0, 0.0, 0.0]).reshape(3, 1, 1).expand(3, 4, 5)  # the largest increase of one channel
+    red = (
+        torch.tensor([178 / 255, 24 / 255, 43 / 255]).reshape(3, 1, 1).expand(3, 4, 5)
+    )  # the largest increase of one channel
     expected = [x[1], red if channels == 1 else torch.ones_like(x[1]), x[1] + 0.125]
     for tile, image in zip(tiles, expected, strict=True):
         shown = np.broadcast_to(image.permute(1, 2, 0).numpy(), (4, 5, 3))

@@ -57,7 +57,7 @@ def test_robust_accuracy_to_first_order_is_among_the_accuracies():
 
 def test_titles_labels_and_legends():
     figure = history_figure(HISTORY, "test_robustness")
-    assert title(figure) == "test_robustness: epoch 3 is the most robust, 25.0 % under all attacks"
+    assert title(figure) == "test_robustness: epoch 3 most robust, 25.0 % under all attacks"
     assert [axis.texts[0].get_text() for axis in figure.axes[1:]] == [
         *("RDI \u2191", "ROBY \u2193", "Fisher information \u2193")
     ]
@@ -74,7 +74,7 @@ RISING = [
 
 def test_the_most_robust_epoch_is_marked():
     figure = history_figure(RISING, "robustness")
-    assert title(figure) == "robustness: epoch 2 is the most robust, 60.0 % under pgd"
+    assert title(figure) == "robustness: epoch 2 most robust, 60.0 % under pgd"
     for axis in figure.axes:
         (marker,) = [line for line in axis.lines if line.get_label().startswith("_")]
         assert marker.get_xdata() == [2, 2]
@@ -127,7 +127,7 @@ def test_several_evaluations_of_an_epoch():
     figure = history_figure(history, "robustness")
     assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 5, 10, 15]
     assert figure.axes[0].get_xlabel() == "step"
-    assert title(figure) == "robustness: step 15 is the most robust, 50.0 % under pgd"
+    assert title(figure) == "robustness: step 15 most robust, 50.0 % under pgd"
 
 
 def test_an_attack_at_the_end_keeps_the_epochs():

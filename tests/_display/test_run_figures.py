@@ -81,7 +81,7 @@ def test_images_of_one_channel(digits):
     clean, change, adversarial = tiles(figure, 4, 8, 8)
     assert title(figure) == "pgd, epoch 7"
     size = 10 * (x_adv - x).permute(0, 2, 3, 1).numpy()  # the factor is 5, and the scale ends at a half
-    red, white, blue = np.array([1, 0, 0]), np.ones(3), np.array([0, 0, 1])
+    red, white, blue = np.array([178, 24, 43]) / 255, np.ones(3), np.array([33, 102, 172]) / 255
     colors = white + np.where(size > 0, size * (red - white), -size * (blue - white))
     for drawn, expected in ((clean, grey(x)), (change, colors), (adversarial, grey(x_adv))):
         np.testing.assert_allclose(drawn, expected, atol=1e-5)

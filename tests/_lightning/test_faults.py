@@ -44,9 +44,11 @@ def test_errors_become_warnings_once_per_text():
     with faults.guard():
         fail()
     assert isinstance(faults.error, KeyError)
-    with pytest.warns(UserWarning, match="Owner: left epoch 3 out: KeyError: 'label'"):
-        with faults.skipping("left epoch 3 out", is_raised_early=True):
-            raise faults.error
+    with (
+        pytest.warns(UserWarning, match="Owner: left epoch 3 out: KeyError: 'label'"),
+        faults.skipping("left epoch 3 out", is_raised_early=True),
+    ):
+        raise faults.error
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with faults.skipping("left epoch 4 out"):
@@ -69,10 +71,14 @@ def test_a_part_that_fails_is_left_out():
     faults, finished = make_faults(), []
     with faults.skipping("left out"):
         finished.append("first")
-    with pytest.warns(UserWarning, match="left out: KeyError"), faults.skipping("left out"):
+
+    def begin():
         finished.append("second")
         fail()
         finished.append("never")
+
+    with pytest.warns(UserWarning, match="left out: KeyError"), faults.skipping("left out"):
+        begin()
     assert finished == ["first", "second"]
     assert faults.error is None
 

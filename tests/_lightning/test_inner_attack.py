@@ -62,7 +62,7 @@ def test_a_budget_may_be_as_wide_as_the_range():
         (
             "torchattacks:FGSM",
             {"eps": 0.1, "input_space": InputSpace(low=None, high=None)},
-            "a range for torchattacks' FGSM",
+            "inputs with a range for .*FGSM",
         ),
         ("nonsense", {}, "the name of an attack but got 'nonsense'"),
     ],

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 
@@ -64,11 +62,6 @@ def test_foreign_attacks_and_no_attacks():
         "inputs": "values in [unbounded, unbounded]",
     }
     assert nothing.describe("0.1 to 0.2")["budget"] == "0.1 to 0.2"
-
-
-def test_json_and_back():
-    threat = ThreatModel.of({"pgd": PGD(), "cw": CW()}, InputSpace(-1.0, None), 5, True, {"pgd": 9.5}, 0.2)
-    assert ThreatModel.from_dict(json.loads(json.dumps(threat.to_dict()))) == threat
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from lightning_robustness._measurement.meters.attack import AttackMeter
-from lightning_robustness._measurement.subject import Samples
 from lightning_robustness.attacks import (
     CW,
     DDN,
@@ -19,8 +18,7 @@ from lightning_robustness.attacks import (
     get_attack,
     run_attack,
 )
-from lightning_robustness.input_space import InputSpace
-from tests._measurement.subjects import subject
+from tests._measurement.subjects import rows_of
 
 ATTACKS = {
     "pgd": PGD(eps=0.08, steps=3, restarts=2),
@@ -60,16 +58,15 @@ def test_equal_sample_by_sample_whatever_the_batch(digits, network, attack, batc
             assert torch.equal(getattr(part, name), getattr(whole, name)[rows])
 
 
-def test_values_of_the_meter_do_not_depend_on_the_batch_size(digits, network):
-    samples = Samples(digits[0][1200:1301].double(), digits[1][1200:1301], torch.arange(101))
-    attacks = {name: ATTACKS[name] for name in ("pgd", "square")}
-    values = []
-    for batch_size in (8, 16, 64, 101):
-        meter = AttackMeter(attacks, InputSpace())
-        for name in attacks:
-            meter.update(name, subject(network, batch_size=batch_size), samples)
-        values.append(meter.compute())
-    assert all(value == pytest.approx(values[0], abs=1e-9) for value in values)
+@pytest.mark.parametrize("name", ["pgd", "square"])
+def test_rows_of_the_meter_do_not_depend_on_the_batch_size(digits, network, name):
+    x, y = digits[0][1200:1301].double(), digits[1][1200:1301]
+    meter = AttackMeter(name, ATTACKS[name], size=101)
+    rows, *others = (rows_of(meter, network, x, y, batch_size=batch_size) for batch_size in (101, 8, 16, 64))
+    for other in others:
+        assert torch.equal(other.positions, rows.positions)
+        for column, values in rows.columns.items():
+            torch.testing.assert_close(other[column], values, rtol=0, atol=1e-9)
 
 
 def test_other_positions_other_random_numbers(digits, network):

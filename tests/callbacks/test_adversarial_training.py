@@ -572,7 +572,7 @@ def overfit(path, monkeypatch, accuracies, **options):
     def fake_run(model, attack, x, y, *args):
         return Result(next(rates), y)
 
-    monkeypatch.setattr("lightning_robustness.callbacks.adversarial_training.run", fake_run)
+    monkeypatch.setattr("lightning_robustness.callbacks.adversarial_training.run_attack", fake_run)
     L.seed_everything(3, verbose=False)
     callback, values = AdversarialTraining("fast", **{"eps": 0.1, "overfitting_samples": 50} | options), []
 

@@ -8,6 +8,7 @@ from lightning_robustness import InputSpace
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
 from lightning_robustness.functional._jacobian import InputJacobian
 from lightning_robustness.functional.boundary_distance import quantile, share_beyond
+from lightning_robustness.functional.fisher_spectral_norm import fisher_and_boundary
 from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED
@@ -94,7 +95,7 @@ def test_rivals_are_those_with_the_highest_logits(options):
 def test_from_the_jacobian_of_the_fisher_information(method, num_classes):
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, num_classes)).double()
     x, y, calls = torch.rand(9, 6).double(), torch.randint(num_classes, (9,)), []
-    parts = fisher_spectral_norm(model, x, method, boundary="l2", y=y, chunk_size=4, return_components=True)
+    parts = fisher_and_boundary(model, x, method, boundary="l2", y=y, chunk_size=4)
     rivals = num_classes if method == "exact" else None
     torch.testing.assert_close(parts.boundary, boundary_distance(model, x, y, "l2", num_rivals=rivals))
 
@@ -104,14 +105,14 @@ def test_from_the_jacobian_of_the_fisher_information(method, num_classes):
 
     fisher_spectral_norm(count, x, method, max_steps=1)
     alone = len(calls)
-    fisher_spectral_norm(count, x, method, max_steps=1, boundary="linf")
+    fisher_and_boundary(count, x, method, max_steps=1, boundary="linf")
     assert len(calls) == 2 * alone
 
 
 def test_not_without_gradients():
     model, x = nn.Linear(6, 4), torch.rand(3, 6)
     assert fisher_spectral_norm(model, x, "exact", return_components=True).boundary is None
-    assert fisher_spectral_norm(model, x, "blackbox", boundary="linf", return_components=True).boundary is None
+    assert fisher_and_boundary(model, x, "blackbox", boundary="linf").boundary is None
 
 
 def test_rows_are_used_where_they_are_kept():
@@ -163,6 +164,25 @@ def test_the_model_is_left_alone():
     assert_same(before, snapshot(model))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm": "l0"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l0'"),
+        ({"num_rivals": 0}, "`num_rivals` to be an integer of at least 1 but got 0"),
+        ({"chunk_size": 0}, "`chunk_size` to be an integer of at least 1 but got 0"),
+        ({"y": torch.tensor([0, 4])}, "labels in `y` to be in the range 0 to 3, for logits of 4 classes, but got 4"),
+        ({"y": torch.tensor([0, -1])}, "labels in `y` to be non-negative but got values from -1 to 0"),
+        ({"y": torch.tensor([0])}, r"`y` to have shape \(2,\), one label per sample, but got \(1,\)"),
+    ],
+)
+def test_arguments_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        boundary_distance(nn.Linear(6, 4), torch.rand(2, 6), **options)
+    if "y" in options:
+        with pytest.raises(ValueError, match=message):
+            fisher_and_boundary(nn.Linear(6, 4), torch.rand(2, 6), boundary="linf", **options)
+
+
 def test_bad_models_and_inputs():
     with pytest.raises(TypeError, match="`y`"):
         boundary_distance(nn.Linear(6, 4), torch.rand(2, 6), torch.rand(2))
@@ -173,8 +193,8 @@ def test_bad_models_and_inputs():
     x = torch.tensor([[0.0, 0.5], [0.25, 0.5]])
     with pytest.raises(ValueError, match=r"1 of 2 samples.*square root of 0"):
         boundary_distance(lambda x: x.sqrt(), x)
-    with pytest.raises(ValueError, match="`boundary`"):
-        fisher_spectral_norm(nn.Linear(6, 4), torch.rand(2, 6), boundary="l1")
+    with pytest.raises(ValueError, match=r"`boundary` to be one of \('linf', 'l2'\) but got 'l1'"):
+        fisher_and_boundary(nn.Linear(6, 4), torch.rand(2, 6), boundary="l1")
 
 
 @pytest.mark.parametrize("number", [1, 2, 9, 10])

@@ -31,18 +31,6 @@ SWEEP_ATTACKS = ("fgsm", "bim", "pgd", "mifgsm")
 SWEEP_BUDGETS = tuple(number / 100 for number in range(1, 21))
 
 
-def read_budgets(name: str, eps: Iterable[Any]) -> list[float]:
-    """Return budgets as plain numbers, also from arrays and tensors."""
-    try:
-        if isinstance(eps, str | Mapping):
-            raise TypeError
-        return [float(budget) for budget in eps]
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"Expected argument `{name}` to be a sequence of numbers but got {eps!r}. Pass a list, such as [0.1]."
-        ) from error
-
-
 def plan_sweep(
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
     eps: Sequence[float],

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import check_number, check_option
-from lightning_robustness.attacks._classifier import Classifier
-from lightning_robustness.attacks.adapters import UnitRangeModel, range_of
-from lightning_robustness.attacks.attack import Attack, Norm, Perturbation, perturb_by_function
+from lightning_robustness.attacks.adapters import ForeignAttack, UnitRangeModel, draw_seed
+from lightning_robustness.attacks.attack import Norm
 
 Version = Literal["standard", "plus", "rand"]
 # Number of logits that the loss DLR compares: four with a target, three without
@@ -20,7 +18,7 @@ _FEWEST_CLASSES: dict[str, int] = {"standard": 4, "plus": 4, "rand": 3}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AutoAttackAdapter(Attack):
+class AutoAttackAdapter(ForeignAttack):
     """AutoAttack by its authors (the package ``autoattack`` of Croce and Hein), isolated from everything around it.
 
     It sees inputs that are mapped to [0, 1], and images of shape ``(N, C, H, W)`` only. Its targeted parts attack the
@@ -59,36 +57,13 @@ class AutoAttackAdapter(Attack):
             )
         _import_package()
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
-        """Attack all samples of a batch, within a sandbox."""
-        return perturb_by_function(self._perturb_rows, model, x, y)
-
-    def _perturb_rows(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-        low, width = range_of(model.input_space, "AutoAttack")
+    def _attack(self, model: UnitRangeModel, x: Tensor, y: Tensor) -> Tensor:
         if x.ndim != 4:
             raise ValueError(
                 f"Expected images of shape (N, C, H, W) for AutoAttack but got {tuple(x.shape)}. "
                 'Use get_attack("autoattack"), the ensemble of this package, which takes inputs of any shape.'
             )
-        num_classes = self._count_classes(model, x)
-        with _quietly():
-            attack = _import_package().AutoAttack(
-                UnitRangeModel(model, low, width),
-                norm={"linf": "Linf", "l2": "L2"}[self.norm],
-                eps=self.eps / width,
-                version=self.version,
-                seed=int(torch.randint(2**31, ())),  # it would take the time
-                device=x.device,
-                verbose=False,
-            )
-            for part in (attack.apgd_targeted, attack.fab):
-                part.n_target_classes = min(part.n_target_classes, num_classes - 1)
-            x_adv: Tensor = attack.run_standard_evaluation((x - low) / width, y, bs=len(x))
-        return x_adv.to(x) * width + low
-
-    def _count_classes(self, model: Classifier, x: Tensor) -> int:
-        with torch.no_grad():
-            num_classes = model(x[:1]).shape[1]
+        num_classes = model.count_classes(x)
         fewest = _FEWEST_CLASSES[self.version]
         if num_classes < fewest:
             raise ValueError(
@@ -96,7 +71,20 @@ class AutoAttackAdapter(Attack):
                 f"compares {fewest} logits, but got {num_classes}. "
                 'Use get_attack("autoattack"), the ensemble of this package, which has no such limit.'
             )
-        return num_classes
+        with _quietly():
+            attack = _import_package().AutoAttack(
+                model,
+                norm={"linf": "Linf", "l2": "L2"}[self.norm],
+                eps=self.eps / model.width,
+                version=self.version,
+                seed=draw_seed(),
+                device=x.device,
+                verbose=False,
+            )
+            for part in (attack.apgd_targeted, attack.fab):
+                part.n_target_classes = min(part.n_target_classes, num_classes - 1)
+            x_adv: Tensor = attack.run_standard_evaluation(x, y, bs=len(x))
+        return x_adv
 
 
 def _import_package() -> Any:

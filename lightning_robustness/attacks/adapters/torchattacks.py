@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import check_attack, check_number
-from lightning_robustness.attacks._classifier import Classifier
-from lightning_robustness.attacks.adapters import UnitRangeModel, range_of
-from lightning_robustness.attacks.attack import Attack, Budget, Perturbation, perturb_by_function
+from lightning_robustness.attacks.adapters import ForeignAttack, UnitRangeModel, draw_seed
+from lightning_robustness.attacks.attack import Budget
 from lightning_robustness.input_space import InputSpace
 
 _BLACK_BOX = {"GN", "OnePixel", "Pixle", "Square", "VANILA"}
@@ -19,7 +17,7 @@ _MINIMUM_L2 = {"CW", "DeepFool"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TorchattacksAdapter(Attack):
+class TorchattacksAdapter(ForeignAttack):
     """An attack of torchattacks, isolated from everything around it.
 
     It sees inputs that are mapped to [0, 1], the only range that torchattacks knows, and a model that takes these and
@@ -96,19 +94,15 @@ class TorchattacksAdapter(Attack):
             unit, norm = getattr(self.attack, "eps", None), getattr(self.attack, "norm", default)
         if unit is None:
             return [None]
-        _, width = range_of(input_space, f"torchattacks' {self.name}")
+        _, width = self._range(input_space)
         return [Budget(str(norm).lower(), options.get("eps", unit * width))]
 
-    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
-        """Attack all samples of a batch, within a sandbox."""
-        return perturb_by_function(self._perturb_rows, model, x, y)
-
-    def _perturb_rows(self, model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-        low, width = range_of(model.input_space, f"torchattacks' {self.name}")
-        attack = self._instance(UnitRangeModel(model, low, width), x)
+    def _attack(self, model: UnitRangeModel, x: Tensor, y: Tensor) -> Tensor:
+        attack = self._instance(model, x)
         for part in (attack, *attack._attacks.values()):
             part.verbose = False
-        return attack((x - low) / width, y).to(x) * width + low
+        x_adv: Tensor = attack(x, y)
+        return x_adv
 
     def _instance(self, model: UnitRangeModel, x: Tensor) -> Any:
         if not isinstance(self.attack, str):
@@ -123,10 +117,9 @@ class TorchattacksAdapter(Attack):
             if name in options:
                 options[name] = options[name] / model.width
         if "n_classes" in parameters and "n_classes" not in options:
-            with torch.no_grad():
-                options["n_classes"] = model.model(x[:1]).shape[1]
+            options["n_classes"] = model.count_classes(x)
         if "seed" in parameters and parameters["seed"].default is None and "seed" not in options:
-            options["seed"] = int(torch.randint(2**31, ()))  # torchattacks would take the time
+            options["seed"] = draw_seed()
         attack = self._class()(model, **options)
         for part in (attack, *attack._attacks.values()) if self.targeted else ():
             # The setter of torchattacks prints

@@ -1,10 +1,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from typing_extensions import Self, override
+from torch import Tensor
+from typing_extensions import override
 
 from lightning_robustness._display import report_figures as figures
 from lightning_robustness._display.table import Table
@@ -28,7 +30,7 @@ from lightning_robustness.evaluation.reports.comparison_tables import (
     value_table,
     weight_table,
 )
-from lightning_robustness.evaluation.reports.report import Report, check_fields
+from lightning_robustness.evaluation.reports.report import Report
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS
 from lightning_robustness.evaluation.reports.verdict import Share
@@ -42,11 +44,6 @@ _HEADLINES = (
     Key("adv_acc", "attacks", "adversarial accuracy", "share", True, None, "mean of the sweep's worst case"),
     Key("cmmr", "run", "CMMR", "", True, None, "composite score of the sweep"),
     replace(get_key("acc"), label="clean accuracy", higher_is_better=True),
-)
-# Attributes that are written beside the arguments
-_COMPUTED = (
-    *("budget", "robust_accuracy", "scores", "curves", "composite", "entropy_weights", "weights"),
-    *("adversarial_accuracy", "ranks", "correlations", "metric_pearson", "attack_pearson", "concordance"),
 )
 # Values with a smaller relative difference are equal
 _ROUNDING = 1e-12
@@ -66,21 +63,6 @@ class ComparisonReport(Report):
         budget: The budget of the sweep that models are sorted by; by default the middle one.
         provenance: Where the report comes from: time, versions, machine; from the command also the command line.
 
-    Attributes:
-        robust_accuracy: Accuracy of each model under the worst of the attacks at ``budget``.
-        scores: CMMR of each model, higher is more robust.
-        curves: CMMR of each model at each budget.
-        composite: M of each model, attack and budget.
-        entropy_weights: Entropy weight of each metric of the sweep.
-        weights: Final weight of each metric of the sweep.
-        adversarial_accuracy: Accuracy of each model under the worst of the attacks, averaged over the budgets.
-        ranks: For each metric with a direction, the rank of each model, 1 for the most robust; ties share a rank.
-        correlations: For each attack-free metric, ``pearson``, ``spearman`` and ``kendall`` with the adversarial
-            accuracy, over the models.
-        metric_pearson: Pearson's correlation of M with each normalised metric, by attack, over models and budgets.
-        attack_pearson: Pearson's correlation of CMMR with M of each attack, over models and budgets.
-        concordance: Kendall's W, the agreement of the attacks on the order of models and budgets.
-
     Raises:
         ValueError: If there is no model, a report has no sweep, the reports cannot be compared, a prior weight
             belongs to no metric, or the budget is not one of the sweep.
@@ -98,30 +80,87 @@ class ComparisonReport(Report):
 
     title = "Robustness of several models"
 
+    _derived = (
+        *("robust_accuracy", "scores", "curves", "composite", "entropy_weights", "weights", "adversarial_accuracy"),
+        *("ranks", "correlations", "metric_pearson", "attack_pearson", "concordance"),
+    )
+
     def __post_init__(self) -> None:
         check_prior(self.prior, self.balance)
         self._sweeps = check_reports(self.reports)
-        first = next(iter(self._sweeps.values()))
-        self.attacks, self.eps = first.attacks, first.eps
+        self._first = next(iter(self._sweeps.values()))
+        self.attacks, self.eps = self._first.attacks, self._first.eps
         self.budget = check_budget(self.budget, self.eps)
-        self.robust_accuracy = {name: self._robust(name).value for name in self.reports}
-        result = self._score()
-        self.scores = dict(zip(self.reports, result.scores.tolist(), strict=True))
-        self.curves = dict(zip(self.reports, result.curves.tolist(), strict=True))
-        self.composite = {
-            name: dict(zip(self.attacks, rows, strict=True))
-            for name, rows in zip(self.reports, result.composite.tolist(), strict=True)
+        self._result = self._score()
+
+    @cached_property
+    def robust_accuracy(self) -> dict[str, float]:
+        """Accuracy of each model under the worst of the attacks at ``budget``."""
+        return {name: self._robust(name).value for name in self.reports}
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """CMMR of each model, higher is more robust."""
+        return dict(zip(self.reports, self._result.scores.tolist(), strict=True))
+
+    @cached_property
+    def curves(self) -> dict[str, list[float]]:
+        """CMMR of each model at each budget."""
+        return dict(zip(self.reports, self._result.curves.tolist(), strict=True))
+
+    @cached_property
+    def composite(self) -> dict[str, dict[str, list[float]]]:
+        """M of each model, attack and budget."""
+        rows = (dict(zip(self.attacks, own, strict=True)) for own in self._result.composite.tolist())
+        return dict(zip(self.reports, rows, strict=True))
+
+    @cached_property
+    def entropy_weights(self) -> dict[str, float]:
+        """Entropy weight of each metric of the sweep."""
+        return dict(zip(SWEEP_METRICS, self._result.entropy_weights.tolist(), strict=True))
+
+    @cached_property
+    def weights(self) -> dict[str, float]:
+        """Final weight of each metric of the sweep."""
+        return dict(zip(SWEEP_METRICS, self._result.weights.tolist(), strict=True))
+
+    @cached_property
+    def adversarial_accuracy(self) -> dict[str, float]:
+        """Accuracy of each model under the worst of the attacks, averaged over the budgets."""
+        return {name: math.fsum(sweep.worst) / len(sweep.eps) for name, sweep in self._sweeps.items()}
+
+    @cached_property
+    def ranks(self) -> dict[str, dict[str, int]]:
+        """For each metric with a direction, the rank of each model, 1 for the most robust; ties share a rank."""
+        directions = {name: key.higher_is_better for name, key in self._metrics().items()}
+        return {name: _rank(self._values(name), up) for name, up in directions.items() if up is not None}
+
+    @cached_property
+    def correlations(self) -> dict[str, dict[str, float]]:
+        """Pearson, Spearman and Kendall correlation of attack-free metrics with adversarial accuracy, over models."""
+        return {name: self._correlate(name) for name in self._metrics() if name in attack_free_metrics()}
+
+    @cached_property
+    def metric_pearson(self) -> dict[str, dict[str, float]]:
+        """Pearson's correlation of M with each normalised metric, by attack, over models and budgets."""
+        normalized = self._result.normalized
+        return {
+            attack: {
+                metric: pearson(own, normalized[:, row, :, column].flatten())
+                for column, metric in enumerate(SWEEP_METRICS)
+            }
+            for row, (attack, own) in enumerate(self._by_attack().items())
         }
-        self.entropy_weights = dict(zip(SWEEP_METRICS, result.entropy_weights.tolist(), strict=True))
-        self.weights = dict(zip(SWEEP_METRICS, result.weights.tolist(), strict=True))
-        self.adversarial_accuracy = {name: math.fsum(s.worst) / len(s.eps) for name, s in self._sweeps.items()}
-        self.ranks = {
-            name: _rank(self._values(name), key.higher_is_better)
-            for name, key in self._metrics().items()
-            if key.higher_is_better is not None
-        }
-        self.correlations = {name: self._correlate(name) for name in self._metrics() if name in attack_free_metrics()}
-        self._validate(result)
+
+    @cached_property
+    def attack_pearson(self) -> dict[str, float]:
+        """Pearson's correlation of CMMR with M of each attack, over models and budgets."""
+        return {attack: pearson(self._result.curves.flatten(), own) for attack, own in self._by_attack().items()}
+
+    @cached_property
+    def concordance(self) -> float:
+        """Kendall's W, the agreement of the attacks on the order of models and budgets."""
+        return kendall_w(torch.stack(list(self._by_attack().values())))
 
     @property
     @override
@@ -141,13 +180,13 @@ class ComparisonReport(Report):
     @property
     @override
     def facts(self) -> dict[str, str]:
-        first = next(iter(self._sweeps.values()))
-        return first.facts | {"models sorted by": f"robust accuracy at {self._budget_text}, under the worst attack"}
+        return self._first.facts | {
+            "models sorted by": f"robust accuracy at {self._budget_text}, under the worst attack"
+        }
 
     @property
     def _budget_text(self) -> str:
-        first = next(iter(self._sweeps.values()))
-        return write_budget(self.budget or 0.0, first.norm)
+        return write_budget(self.budget or 0.0, self._first._norm)
 
     def _robust(self, name: str) -> Share:
         return self._sweeps[name].robust_accuracy(self.budget)
@@ -205,10 +244,10 @@ class ComparisonReport(Report):
 
     @override
     def figures(self) -> dict[str, "Figure"]:
-        first = next(iter(self._sweeps.values()))
-        label, scale = "CMMR (higher is more robust)", first._scale
+        label, scale = "CMMR (higher is more robust)", self._first._scale
         panels = {
-            attack: {name: sweep._curves[attack] for name, sweep in self._sweeps.items()} for attack in first._curves
+            attack: {name: sweep._curves[attack] for name, sweep in self._sweeps.items()}
+            for attack in self._first._curves
         }
         accuracies = figures.panels_of_curves([0.0, *self.eps], panels, "accuracy under attack", scale)
         drawn = {
@@ -225,7 +264,7 @@ class ComparisonReport(Report):
         return drawn
 
     @override
-    def terms(self) -> list[str]:
+    def _terms(self) -> list[str]:
         return ["acc", *self.correlations]
 
     def plot(self) -> "Figure":
@@ -239,8 +278,7 @@ class ComparisonReport(Report):
         shares = {name: [sweep.robust_accuracy(size) for size in eps] for name, sweep in self._sweeps.items()}
         lines = {name: [share.value for share in own] for name, own in shares.items()}
         bands = {name: ([share.low for share in own], [share.high for share in own]) for name, own in shares.items()}
-        scale = next(iter(self._sweeps.values()))._scale
-        return figures.curves(eps, lines, "robust accuracy", scale, bands, mark=self.budget)
+        return figures.curves(eps, lines, "robust accuracy", self._first._scale, bands, mark=self.budget)
 
     def _plot_correlations(self) -> "Figure":
         series = [
@@ -250,7 +288,7 @@ class ComparisonReport(Report):
         return figures.scatter(series, self.adversarial_accuracy)
 
     @override
-    def records(self) -> list[dict[str, Any]]:
+    def _records(self) -> list[dict[str, Any]]:
         return [
             {
                 "model": name,
@@ -262,26 +300,10 @@ class ComparisonReport(Report):
 
     @override
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": type(self).__name__,
-            "prior": self.prior,
-            "balance": self.balance,
-            "missing": self.missing,
-            "left_out": self.left_out,
-            "failed": self.failed,
-            "provenance": self.provenance,
-            **{name: getattr(self, name) for name in _COMPUTED},
-            "reports": {name: report.to_dict() for name, report in self.reports.items()},
-        }
-
-    @classmethod
-    @override
-    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        reports = {name: RobustnessReport._from_fields(report) for name, report in fields["reports"].items()}
-        own = {name: fields[name] for name in ("balance", "missing", "left_out")}
-        later = ("failed", "budget", "provenance")  # not in reports of earlier versions
-        own |= {name: fields[name] for name in later if name in fields}
-        return check_fields(cls(reports, dict(fields["prior"]), **own))
+        own = super().to_dict()
+        last = {name: own.pop(name) for name in ("budget", "reports")}
+        derived = {name: getattr(self, name) for name in self._derived}
+        return {**own, "budget": last["budget"], **derived, "reports": last["reports"]}
 
     def _score(self) -> CompositeScores:
         # Shape: models, attacks, budgets, metrics
@@ -291,18 +313,9 @@ class ComparisonReport(Report):
         prior = [self.prior.get(metric, 1.0) for metric in SWEEP_METRICS]
         return composite_scores(values, list(SWEEP_METRICS.values()), prior, self.balance)
 
-    def _validate(self, result: CompositeScores) -> None:
-        by_attack = [result.composite[:, number].flatten() for number in range(len(self.attacks))]
-        cmmr = result.curves.flatten()
-        self.attack_pearson = {name: pearson(cmmr, m) for name, m in zip(self.attacks, by_attack, strict=True)}
-        self.metric_pearson = {
-            name: {
-                metric: pearson(by_attack[row], result.normalized[:, row, :, column].flatten())
-                for column, metric in enumerate(SWEEP_METRICS)
-            }
-            for row, name in enumerate(self.attacks)
-        }
-        self.concordance = kendall_w(torch.stack(by_attack))
+    def _by_attack(self) -> dict[str, Tensor]:
+        """Return M of all models and budgets in a row, for each attack."""
+        return {attack: self._result.composite[:, row].flatten() for row, attack in enumerate(self.attacks)}
 
     def _metrics(self) -> dict[str, Key]:
         """Return the metrics that all reports have, by name."""

@@ -15,7 +15,7 @@ METRIC_LABELS = {"accuracy": "accuracy", "ssim": "SSIM (ASS)", "psnr": "PSNR", "
 
 def value_table(names: Sequence[str], reports: Mapping[str, RobustnessReport]) -> Table:
     """Make a table of attack-free metrics, a column per model."""
-    rows = [[*_describe(name), *(report.cell(name) for report in reports.values())] for name in names]
+    rows = [[*_describe(name), *(report._cell(name) for report in reports.values())] for name in names]
     return Table("Attack-free metrics", ["metric", "more robust", *reports], rows)
 
 

@@ -1,11 +1,11 @@
 import importlib
 import json
 import math
-import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from typing_extensions import Self
 
@@ -16,63 +16,75 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-T = TypeVar("T")
-
-
-def check_fields(report: T) -> T:
-    """Check the fields of a report against their annotations and return it.
+def to_plain(value: Any) -> Any:
+    """Turn reports and other objects with fields into dictionaries, lists, strings and numbers, however deep.
 
     Example:
-        >>> from dataclasses import dataclass
-        >>> from lightning_robustness.evaluation.reports.report import check_fields
-        >>> @dataclass
-        ... class Curve:
-        ...     values: list[float]
-        >>> check_fields(Curve([0.5, "high"]))
-        Traceback (most recent call last):
-        ...
-        ValueError: Expected `values[1]` of a Curve to be float but got 'high'.
+        >>> from lightning_robustness._measurement.findings import ClassAccuracy
+        >>> from lightning_robustness.evaluation.reports.report import to_plain
+        >>> to_plain([ClassAccuracy(label=3, samples=8, clean=0.5, robust=0.25)])
+        [{'label': 3, 'samples': 8, 'clean': 0.5, 'robust': 0.25}]
 
     """
-    for place, value, hint in _entries(report, type(report), ""):
-        problem = _find_problem(place, value, hint)
-        if problem is not None:
-            raise ValueError(f"Expected {problem[0]} of a {type(report).__name__} to be {problem[1]}.")
-    return report
+    if isinstance(value, Report) or _has_fields(type(value)):
+        kind = {"kind": type(value).__name__} if isinstance(value, Report) else {}
+        return kind | {name: to_plain(getattr(value, name)) for name in _hints(type(value))}
+    if isinstance(value, Mapping):
+        return {name: to_plain(entry) for name, entry in value.items()}
+    return [to_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-def _find_problem(place: str, value: Any, hint: Any) -> tuple[str, str] | None:
-    """Return the place of the first entry that does not fit its annotation, and what is wrong with it."""
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    fitting = [option for option in options if _fits(value, option)]
-    if not fitting:
-        expected = hint.__name__ if isinstance(hint, type) and get_origin(hint) is None else str(hint)
-        return f"`{place}`", f"{expected} but got {_shorten(value)}"
-    problems = (_find_problem(*entry) for entry in _entries(value, fitting[0], place))
-    return next((problem for problem in problems if problem is not None), None)
+def from_plain(hint: Any, value: Any, place: str = "") -> Any:
+    """Make what an annotation says from the result of ``to_plain``; None is NaN where a number is expected.
+
+    Example:
+        >>> from lightning_robustness.evaluation.reports.report import from_plain
+        >>> from_plain(dict[str, list[float]], {"a": [0.5, None]})
+        {'a': [0.5, nan]}
+        >>> from_plain(dict[str, list[float]], {"a": [0.5, "high"]}, "values")
+        Traceback (most recent call last):
+        ...
+        ValueError: Expected `values['a'][1]` to be float but got 'high'.
+
+    """
+    if get_origin(hint) in (Union, UnionType):  # of something and None
+        (hint,) = (option for option in get_args(hint) if option is not NoneType)
+        return None if value is None else from_plain(hint, value, place)
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if hint is Any or (kind is float and value is None):
+        return math.nan if kind is float else value
+    expected: Any = Mapping if _has_fields(kind) else (int, float) if kind is float else kind
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind is not bool):
+        name = kind.__name__ if hint is kind else hint
+        raise ValueError(f"Expected `{place}` to be {name} but got {_shorten(value)}.")
+    if kind is list:
+        return [from_plain(arguments[0], entry, f"{place}[{number}]") for number, entry in enumerate(value)]
+    if kind is dict:
+        return {name: from_plain(arguments[1], entry, f"{place}[{name!r}]") for name, entry in value.items()}
+    return _from_fields(kind, value, place) if _has_fields(kind) else value
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    kind = get_origin(hint) or hint
-    if hint is Any or not isinstance(kind, type):
-        return True
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, (int, float) if kind is float else kind)
+def _from_fields(kind: type, value: Mapping[str, Any], place: str) -> Any:
+    hints, start = _hints(kind), f"{place}." if place else ""
+    derived = {"kind", *kind._derived} if issubclass(kind, Report) else set()
+    for what, names in {
+        "is missing": hints.keys() - value.keys(),
+        "is unknown": value.keys() - hints - derived,
+    }.items():
+        if names:
+            raise ValueError(f"`{start}{min(names)}` {what}.")
+    return kind(**{name: from_plain(hint, value[name], f"{start}{name}") for name, hint in hints.items()})
 
 
-def _entries(value: Any, hint: Any, place: str) -> list[tuple[str, Any, Any]]:
-    """Return places, values and annotations of the entries of an object."""
-    arguments = get_args(hint)
-    if is_dataclass(hint) or hasattr(hint, "_fields"):
-        hints = get_type_hints(hint)
-        names = [field.name for field in fields(hint)] if is_dataclass(hint) else hint._fields
-        return [(f"{place}.{name}".lstrip("."), getattr(value, name), hints[name]) for name in names]
-    if get_origin(hint) is dict:
-        return [(f"{place}[{key!r}]", entry, arguments[1]) for key, entry in value.items()]
-    if get_origin(hint) is list:
-        return [(f"{place}[{index}]", entry, arguments[0]) for index, entry in enumerate(value)]
-    return []
+def _has_fields(kind: Any) -> bool:
+    return is_dataclass(kind) or hasattr(kind, "_fields")
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the annotations of the fields of a data class or a named tuple, in their order."""
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else kind._fields
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in names}
 
 
 def _shorten(value: Any) -> str:
@@ -81,10 +93,14 @@ def _shorten(value: Any) -> str:
 
 
 class Report:
-    """Base of the reports; a subclass provides the verdict, tables, figures, notes and fields."""
+    """Base of the reports: data classes that have a verdict, tables, figures and notes.
+
+    Their annotations say how they are written and read; ``_derived`` are values that are written only.
+    """
 
     title: str
     provenance: dict[str, str]
+    _derived: ClassVar[tuple[str, ...]] = ()
 
     @property
     def verdict(self) -> str:
@@ -104,11 +120,11 @@ class Report:
         """Draw the figures of the page, by caption, the most important first."""
         raise NotImplementedError
 
-    def examples(self) -> list[Picture]:
+    def _examples(self) -> list[Picture]:
         """Return pictures of adversarial examples."""
         return []
 
-    def terms(self) -> list[str]:
+    def _terms(self) -> list[str]:
         """Return the names of the values that the glossary of the page explains."""
         return []
 
@@ -119,7 +135,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dictionaries, lists, strings and numbers."""
-        raise NotImplementedError
+        return to_plain(self)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
@@ -134,18 +150,13 @@ class Report:
             raise TypeError(
                 f"Expected argument `fields` to be a mapping, as `to_dict` returns it, but got {type(fields).__name__}."
             )
-        return cls._check("", fields, "Pass what `to_dict` returned.")
+        return cls._read("", fields, "Pass what `to_dict` returned.")
 
     @classmethod
-    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Make the report from the result of ``to_dict``, or fail in any way."""
-        raise NotImplementedError
-
-    @classmethod
-    def _check(cls, place: str, fields: Mapping[str, Any], remedy: str) -> Self:
+    def _read(cls, place: str, fields: Mapping[str, Any], remedy: str) -> Self:
         try:
-            report = cls._from_fields(fields)
-            str(report)  # finds entries that are missing
+            report = from_plain(cls, fields)
+            str(report)  # finds entries that are missing in dictionaries
         except Exception as error:  # a file may hold anything
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
             raise ValueError(
@@ -153,14 +164,14 @@ class Report:
             ) from error
         return report
 
-    def records(self) -> list[dict[str, Any]]:
+    def _records(self) -> list[dict[str, Any]]:
         """Return the rows of the data frame."""
         raise NotImplementedError
 
     def __str__(self) -> str:
         facts = "\n".join(f"{name}: {text}" for name, text in self.facts.items())
         parts = [self.verdict, facts, self.title, *(table.to_text() for table in self.tables())]
-        return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes)])
+        return "\n\n".join(part for part in [*parts, *(f"Note: {note}" for note in self.notes)] if part)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the report as JSON, NaN and infinity as null, and write it to a file if a path is given."""
@@ -180,7 +191,7 @@ class Report:
         fields = read_json(path)
         if fields.get("kind") != cls.__name__:
             raise ValueError(f"Expected a {cls.__name__} in {path} but got {fields.get('kind')}.")
-        return cls._check(f" in {path}", fields, "Read a file that `to_json` or `--json` wrote.")
+        return cls._read(f" in {path}", fields, "Read a file that `to_json` or `--json` wrote.")
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the report as a self-contained page, and write it to a file if a path is given.
@@ -196,9 +207,9 @@ class Report:
             notes=self.notes,
             figures=self.figures(),
             tables=self.tables(),
-            examples=self.examples(),
-            glossary=glossary(self.terms()),
-            provenance=self.provenance or {"origin": "unknown, from a report of an earlier version"},
+            examples=self._examples(),
+            glossary=glossary(self._terms()),
+            provenance=self.provenance,
         ).to_html()
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
@@ -218,7 +229,7 @@ class Report:
                 "Expected pandas to be installed for a data frame but it was not found. Install it with "
                 "`pip install pandas`, or use `to_dict`."
             ) from error
-        return pandas.DataFrame(self.records())
+        return pandas.DataFrame(self._records())
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -232,15 +243,6 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError(f"Expected a report as a JSON object in {path} but got {type(fields).__name__}.")
     return fields
-
-
-def to_floats(values: Any) -> Any:
-    """Replace None, which stands for NaN in JSON, in nested lists and dictionaries of numbers."""
-    if isinstance(values, Mapping):
-        return {name: to_floats(value) for name, value in values.items()}
-    if isinstance(values, Sequence) and not isinstance(values, str):
-        return [to_floats(value) for value in values]
-    return math.nan if values is None else values
 
 
 def _without_nan(value: Any) -> Any:

@@ -1,9 +1,8 @@
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Self, override
+from typing_extensions import override
 
 from lightning_robustness._display import report_figures as figures
 from lightning_robustness._display.page import Picture
@@ -16,7 +15,7 @@ from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness._numbers import write_budget, write_distance
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.evaluation.decision_space import DecisionSpace
-from lightning_robustness.evaluation.reports.report import Report, check_fields, to_floats
+from lightning_robustness.evaluation.reports.report import Report
 from lightning_robustness.evaluation.reports.sweep_report import SweepReport
 from lightning_robustness.evaluation.reports.verdict import Share, model_verdict
 
@@ -50,7 +49,7 @@ class RobustnessReport(Report):
         sweep: On request, curves over perturbation budgets.
         decision_space: On request, embeddings in two dimensions.
         boundary: Robust accuracy to first order over budgets, if there are labels.
-        threat_model: Norm, budget and settings of the attacks; None in reports of earlier versions.
+        threat_model: Norm, budget and settings of the attacks.
         classes: Clean and robust accuracy of each class, over the attacked samples, if all attacks ran.
         adversarial_examples: A few pictures, if the inputs are images and an attack succeeded.
         provenance: Where the report comes from: time, versions, machine, seed; from the command also the checkpoint
@@ -69,7 +68,7 @@ class RobustnessReport(Report):
     sweep: SweepReport | None = None
     decision_space: DecisionSpace | None = None
     boundary: BoundaryCurve | None = None
-    threat_model: ThreatModel | None = None
+    threat_model: ThreatModel = field(default_factory=ThreatModel)
     classes: list[ClassAccuracy] = field(default_factory=list)
     adversarial_examples: list[AdversarialExample] = field(default_factory=list)
     provenance: dict[str, str] = field(default_factory=dict)
@@ -88,25 +87,24 @@ class RobustnessReport(Report):
     @override
     def facts(self) -> dict[str, str]:
         sweep = {} if self.sweep is None else self.sweep.facts
-        if self.threat_model is None:
-            return dict.fromkeys(("norm", "budget", "attacks", "samples"), "unknown") if self.rates else sweep
         if sweep and not self.threat_model.attacks:
             return sweep
         return self.threat_model.describe() | ({"sweep": f"{sweep['attacks']}; {sweep['budget']}"} if sweep else {})
 
     @property
-    def boundary_budget(self) -> str:
-        """Budget of robust accuracy to first order as text; empty if it is unknown."""
-        if self.boundary is None:
-            return ""
-        return write_budget(self.boundary.budget, self.boundary.norm)
+    def _has_pixels(self) -> bool:
+        """Whether distances to the boundary are in steps of 8-bit pixels."""
+        return self.threat_model.has_pixels and self.boundary is not None and self.boundary.norm == "linf"
 
-    def cell(self, name: str) -> Cell:
+    @property
+    def _boundary_budget(self) -> str:
+        """Budget of robust accuracy to first order as text; empty if it is unknown."""
+        return "" if self.boundary is None else write_budget(self.boundary.budget, self.boundary.norm)
+
+    def _cell(self, name: str) -> Cell:
         """Return a value for a table: the distance to the boundary of images in steps of 8-bit pixels."""
         value = self.metrics.get(name, math.nan)
-        has_pixels = self.threat_model is not None and self.threat_model.has_pixels
-        in_linf = self.boundary is not None and self.boundary.norm == "linf"
-        is_written = name == "boundary" and has_pixels and in_linf and math.isfinite(value)
+        is_written = name == "boundary" and self._has_pixels and math.isfinite(value)
         return NumberText(write_distance(value)) if is_written else value
 
     @override
@@ -122,20 +120,18 @@ class RobustnessReport(Report):
         if self.sweep is not None:
             drawn |= self.sweep.figures()
         if self.boundary is not None:
-            has_pixels = self.threat_model is not None and self.threat_model.has_pixels
-            has_pixels = has_pixels and self.boundary.norm == "linf"
-            curve = figures.boundary_figure({"": self.boundary}, has_pixels)
+            curve = figures.boundary_figure({"": self.boundary}, self._has_pixels)
             drawn["Robust accuracy to first order, without attacks"] = curve
         if self.decision_space is not None:
             drawn["Decision space: inputs of the classifier head"] = self.decision_space.plot()
         return drawn
 
     @override
-    def examples(self) -> list[Picture]:
+    def _examples(self) -> list[Picture]:
         return [Picture(f"{example.attack}: {example.caption}", example.png) for example in self.adversarial_examples]
 
     @override
-    def terms(self) -> list[str]:
+    def _terms(self) -> list[str]:
         return list(self.metrics)
 
     @property
@@ -164,46 +160,12 @@ class RobustnessReport(Report):
         return self._plot_accuracies() if self.sweep is None else self.sweep.plot()
 
     @override
-    def records(self) -> list[dict[str, Any]]:
+    def _records(self) -> list[dict[str, Any]]:
         return [{"model": self.model, **self.metrics}]
-
-    @override
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": type(self).__name__,
-            **{name: getattr(self, name) for name in ("model", "num_classes", "metrics", "rates")},
-            "signs": [sign._asdict() for sign in self.signs],
-            **{name: getattr(self, name) for name in ("settings", "interrupted", "per_sample")},
-            "sweep": None if self.sweep is None else self.sweep.to_dict(),
-            "decision_space": None if self.decision_space is None else self.decision_space.to_dict(),
-            "boundary": None if self.boundary is None else self.boundary._asdict(),
-            "threat_model": None if self.threat_model is None else self.threat_model.to_dict(),
-            "classes": [accuracy._asdict() for accuracy in self.classes],
-            "adversarial_examples": [example._asdict() for example in self.adversarial_examples],
-            "provenance": self.provenance,
-        }
-
-    @classmethod
-    @override
-    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        own = {name: value for name, value in fields.items() if name != "kind"}
-        own |= {name: to_floats(own[name]) for name in ("metrics", "rates")}
-        own["signs"] = [MaskingSign(**sign) for sign in own["signs"]]
-        own["sweep"] = None if own["sweep"] is None else SweepReport._from_fields(own["sweep"])
-        space = own["decision_space"]
-        own["decision_space"] = None if space is None else DecisionSpace.from_dict(space)
-        # Reports of earlier versions do not have the following
-        boundary, threat = own.get("boundary"), own.get("threat_model")
-        own["boundary"] = None if boundary is None else BoundaryCurve(**boundary)
-        own["threat_model"] = None if threat is None else ThreatModel.from_dict(threat)
-        own["classes"] = [ClassAccuracy(**entry) for entry in own.get("classes", [])]
-        examples = own.get("adversarial_examples", [])
-        own["adversarial_examples"] = [AdversarialExample(**entry) for entry in examples]
-        return check_fields(cls(**own))
 
     def _summary(self) -> Table:
         worst = {"adv_acc/worst": self.rates["worst"]["adv_acc"]} if "worst" in self.rates else {}
-        values = {name: self.cell(name) for name in ("acc", *attack_free_metrics()) if name in self.metrics} | worst
+        values = {name: self._cell(name) for name in ("acc", *attack_free_metrics()) if name in self.metrics} | worst
         rows: list[list[Any]] = [
             [get_key(name).label, value, get_key(name).direction] for name, value in values.items()
         ]
@@ -244,7 +206,6 @@ class RobustnessReport(Report):
         clean, samples = self.metrics.get("acc", math.nan), self.metrics.get("samples", 0)
         shares = {} if math.isnan(clean) else {"clean": Share.of(clean, samples)}
         shares |= {name: Share.of(rate["adv_acc"], rate["count"]) for name, rate in self.rates.items()}
-        facts = {} if self.threat_model is None else self.threat_model.attacks
-        unbounded = {name: fact.limit for name, fact in facts.items() if not fact.budgets}
-        budget = "" if self.threat_model is None else self.threat_model.budget
-        return figures.accuracies({name: share[:3] for name, share in shares.items()}, unbounded, budget)
+        unbounded = {name: facts.limit for name, facts in self.threat_model.attacks.items() if not facts.budgets}
+        ends = {name: share[:3] for name, share in shares.items()}
+        return figures.accuracies(ends, unbounded, self.threat_model.budget)

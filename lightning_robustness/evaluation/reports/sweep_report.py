@@ -1,6 +1,5 @@
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self, override
@@ -9,7 +8,7 @@ from lightning_robustness._display import report_figures as figures
 from lightning_robustness._display.table import Table
 from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness._numbers import write_budget
-from lightning_robustness.evaluation.reports.report import Report, check_fields, to_floats
+from lightning_robustness.evaluation.reports.report import Report
 from lightning_robustness.evaluation.reports.verdict import Share, sweep_verdict
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class SweepReport(Report):
         breaking_eps: On request, for each attack and sample, the smallest budget that breaks it: 0 if it is
             misclassified without an attack, infinity if no budget does.
         index: On request, the position of each of these samples in the loader.
-        threat_model: Norm and settings of the attacks, at the smallest budget; None in reports of earlier versions.
+        threat_model: Norm and settings of the attacks, at the smallest budget.
         provenance: Where the report comes from: time, versions, machine.
 
     """
@@ -53,10 +52,15 @@ class SweepReport(Report):
     interrupted: bool = False
     breaking_eps: dict[str, list[float]] | None = None
     index: list[int] | None = None
-    threat_model: ThreatModel | None = None
+    threat_model: ThreatModel = field(default_factory=ThreatModel)
     provenance: dict[str, str] = field(default_factory=dict)
 
     title = "Robustness curves"
+
+    def __post_init__(self) -> None:
+        if self.breaking_eps is not None:  # JSON has no infinity, and gives it back as NaN
+            rows = self.breaking_eps.items()
+            self.breaking_eps = {name: [math.inf if math.isnan(eps) else eps for eps in row] for name, row in rows}
 
     @property
     @override
@@ -67,22 +71,18 @@ class SweepReport(Report):
     @override
     def facts(self) -> dict[str, str]:
         budgets = f"{write_budget(self.eps[0])} to {write_budget(self.eps[-1])}, {len(self.eps)} budgets"
-        if self.threat_model is None:
-            samples = f"{self.samples} attacked"
-            return {"norm": "unknown", "budget": budgets, "attacks": ", ".join(self.attacks), "samples": samples}
         return self.threat_model.describe(budgets)
 
     @property
-    def middle(self) -> float:
+    def _middle(self) -> float:
         """The middle budget, which stands for the sweep where a single one is needed."""
         return self.eps[len(self.eps) // 2]
 
     @property
     def _scale(self) -> figures.Scale:
         """How budgets are written: those of images in steps of 8-bit pixels."""
-        is_known = self.threat_model is not None and self.threat_model.has_pixels
-        has_pixels = is_known and self.norm == "linf" and write_budget(self.middle).endswith("/255")
-        return figures.Scale(has_pixels, self.norm)
+        is_in_steps = self._norm == "linf" and write_budget(self._middle).endswith("/255")
+        return figures.Scale(self.threat_model.has_pixels and is_in_steps, self._norm)
 
     @property
     def _curves(self) -> dict[str, list[float]]:
@@ -92,27 +92,26 @@ class SweepReport(Report):
         return {name: [self.clean_accuracy, *values] for name, values in curves.items()}
 
     @property
-    def norm(self) -> str | None:
+    def _norm(self) -> str | None:
         """Norm of the budgets; None if it is unknown or differs between attacks."""
-        attacks = {} if self.threat_model is None else self.threat_model.attacks
-        norms = {norm for facts in attacks.values() for norm in facts.budgets}
+        norms = {norm for facts in self.threat_model.attacks.values() for norm in facts.budgets}
         return norms.pop() if len(norms) == 1 else None
 
     @property
-    def budget_text(self) -> str:
+    def _budget_text(self) -> str:
         """The middle budget as text, with its norm where it is not l-infinity."""
-        return write_budget(self.middle, self.norm)
+        return write_budget(self._middle, self._norm)
 
     def robust_accuracy(self, eps: float | None = None) -> Share:
         """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none."""
         accuracies = dict(zip([0.0, *self.eps], [self.clean_accuracy, *self.worst], strict=True))
-        return Share.of(accuracies[self.middle if eps is None else eps], self.samples)
+        return Share.of(accuracies[self._middle if eps is None else eps], self.samples)
 
     @override
     def tables(self) -> list[Table]:
         header = ["eps", "attack", "accuracy", "SSIM", "PSNR (dB)", "MSE", "ALD2"]
         rows = [
-            [write_budget(row["eps"]), row["attack"], *(row[name] for name in SWEEP_METRICS)] for row in self.records()
+            [write_budget(row["eps"]), row["attack"], *(row[name] for name in SWEEP_METRICS)] for row in self._records()
         ]
         settings = [[name, value] for name, value in self.settings.items()]
         return [
@@ -130,7 +129,7 @@ class SweepReport(Report):
         missing = "The sweep was interrupted: it covers {} samples." if self.interrupted else ""
         return [missing.format(self.samples)] if missing else []
 
-    def without_samples(self) -> Self:
+    def _without_samples(self) -> Self:
         """Return the report without per-sample values."""
         return replace(self, breaking_eps=None, index=None)
 
@@ -144,26 +143,9 @@ class SweepReport(Report):
         return figures.curves([0.0, *self.eps], self._curves, "accuracy under attack", self._scale)
 
     @override
-    def records(self) -> list[dict[str, Any]]:
+    def _records(self) -> list[dict[str, Any]]:
         return [
             {"attack": attack, "eps": eps, **{name: self.values[name][row][column] for name in SWEEP_METRICS}}
             for row, attack in enumerate(self.attacks)
             for column, eps in enumerate(self.eps)
         ]
-
-    @override
-    def to_dict(self) -> dict[str, Any]:
-        threat = None if self.threat_model is None else self.threat_model.to_dict()
-        return {"kind": type(self).__name__, **asdict(replace(self, threat_model=None)), "threat_model": threat}
-
-    @classmethod
-    @override
-    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        own = {name: value for name, value in fields.items() if name != "kind"}
-        own |= {name: to_floats(own[name]) for name in ("values", "worst", "clean_accuracy")}
-        if own.get("threat_model") is not None:  # reports of earlier versions do not have it
-            own["threat_model"] = ThreatModel.from_dict(own["threat_model"])
-        if own["breaking_eps"] is not None:
-            rows = own["breaking_eps"].items()
-            own["breaking_eps"] = {name: [math.inf if eps is None else eps for eps in row] for name, row in rows}
-        return check_fields(cls(**own))

@@ -72,7 +72,7 @@ def _robustness(report: "RobustnessReport") -> str:
         return "Accuracy is unknown, as there are no labels: only attack-free metrics were measured"
     count, first_order = report.metrics.get("samples_fim", 0), report.metrics.get("boundary_acc", math.nan)
     if count and not math.isnan(first_order):
-        budget = report.boundary_budget
+        budget = report._boundary_budget
         return (
             f"{write_share(first_order)} robust accuracy to first order{f' at {budget}' if budget else ''} "
             f"{Share.of(first_order, count)}, an estimate without attacks, {write_share(clean)} clean"
@@ -82,10 +82,9 @@ def _robustness(report: "RobustnessReport") -> str:
 
 def _of_attacks(report: "RobustnessReport", clean: float) -> str:
     name = "worst" if "worst" in report.rates else min(report.rates, key=lambda key: report.rates[key]["adv_acc"])
-    rate, threat = report.rates[name], report.threat_model
+    rate, budget = report.rates[name], report.threat_model.budget
     share = Share.of(rate["adv_acc"], rate["count"])
     clean = rate["correct"] / rate["count"] if math.isnan(clean) and rate["count"] else clean
-    budget = "an unknown budget" if threat is None else threat.budget
     if not budget:
         what = f"accuracy under {', '.join(other for other in report.rates if other != 'worst')}, without a budget"
     elif name == "worst":
@@ -97,4 +96,4 @@ def _of_attacks(report: "RobustnessReport", clean: float) -> str:
 
 def _of_sweep(sweep: "SweepReport") -> str:
     share, clean = sweep.robust_accuracy(), write_share(sweep.clean_accuracy)
-    return f"{write_share(share.value)} robust accuracy at {sweep.budget_text} {share}, {clean} clean"
+    return f"{write_share(share.value)} robust accuracy at {sweep._budget_text} {share}, {clean} clean"

@@ -3,12 +3,14 @@
 import torch
 
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.threat_model import AttackFacts, ThreatModel
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.evaluation import RobustnessReport, SweepReport
 from lightning_robustness.evaluation.decision_space import DecisionSpace
 
 ATTACKS = ["fgsm", "pgd"]
 EPS = [0.1, 0.2, 0.3]
+FACTS = {"pgd": AttackFacts({"linf": 0.2}, "10 steps", queries=9.5), "cw": AttackFacts({}, "", l2_budget=0.5)}
 
 
 def make_sweep(seed=0, **changes):
@@ -51,5 +53,8 @@ def make_full_report():
         interrupted="the decision space",
         per_sample={"y": [0, 1], "l2/pgd": [0.5, 0.25]},
         decision_space=DecisionSpace("PCA", "pgd", [0, 1], [[0.0, 1.0], [1.0, 0.0]], [[0.5, 0.5], [0.0, 0.25]]),
+        threat_model=ThreatModel(
+            {"pgd": AttackFacts({"linf": 0.2}, "10 steps", 9.5), "cw": AttackFacts({}, "", None, 0.5)}, 10, -1.0, None
+        ),
         boundary=BoundaryCurve("linf", [0.0, 0.1, 0.2], [0.9, 0.5, 0.1], [0.8, 0.4, 0.0], [1.0, 0.6, 0.2]),
     )

@@ -91,7 +91,7 @@ def test_misleading_metrics_are_shown_but_rank_nothing(reports):
     report = ComparisonReport(reports)
     assert not {"fim_inverse", "fim_geometric"} & report.ranks.keys()
     assert report.correlations["fim_inverse"] == pytest.approx(report.correlations["fim_geometric"])
-    records = report.records()
+    records = report._records()
     assert [record["fim_inverse"] for record in records] == [0, 1, 2, 3]
     assert not any(name.startswith("rank/fim_") for name in records[0])
     values, correlations = report.tables()[1], report.tables()[4]

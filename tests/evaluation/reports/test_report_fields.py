@@ -1,10 +1,14 @@
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport
-from lightning_robustness.evaluation.reports.report import check_fields
+from lightning_robustness.evaluation.reports.report import from_plain, to_plain
 from tests.evaluation.reports.reports import make_full_report, make_report, make_sweep
 
 
@@ -27,34 +31,57 @@ def _directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("report", [make_full_report(), make_report(), make_sweep()], ids=lambda r: type(r).__name__)
-def test_own_reports_fit(report):
-    assert check_fields(report) is report
+class Inner(NamedTuple):
+    names: list[str]
+
+
+@dataclass
+class Outer:
+    number: float
+    count: int
+    inner: dict[str, Inner]
+    maybe: Inner | None
+    is_there: bool = False
+
+
+@given(st.from_type(Outer))
+def test_reading_is_the_opposite_of_writing(value):
+    plain = to_plain(value)
+    json.dumps(plain)
+    # NaN is not equal to itself
+    assert repr(from_plain(Outer, plain)) == repr(value)
+
+
+def test_order_of_fields_is_that_of_the_class():
+    assert list(to_plain(Outer(1.0, 2, {}, None))) == [*("number", "count", "inner", "maybe", "is_there")]
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["model"], 3, "`model` .* str .* 3"),
-        (["num_classes"], 2.5, "`num_classes` .* int .* 2.5"),
-        (["num_classes"], True, "`num_classes` .* int .* True"),
-        (["metrics"], [1], r"`metrics` .*dict\[str, float\] .*\[1\]"),
-        (["metrics", "acc"], "0.5", r"`metrics\['acc'\]` .* float .*'0.5'"),
-        (["rates", "pgd"], 1, r"`rates\['pgd'\]` .*dict\[str, float\] .* 1"),
+        (["model"], 3, r"`model` to be str but got 3"),
+        (["num_classes"], 2.5, r"`num_classes` to be int but got 2.5"),
+        (["num_classes"], True, r"`num_classes` to be int but got True"),
+        (["metrics"], [1], r"`metrics` to be dict\[str, float\] but got \[1\]"),
+        (["metrics", "acc"], "0.5", r"`metrics\['acc'\]` to be float but got '0.5'"),
+        (["rates", "pgd"], 1, r"`rates\['pgd'\]` to be dict\[str, float\] but got 1"),
         (["rates", "pgd", "asr"], None, r"KeyError: 'asr'"),
         (["rates", "pgd", "asr"], "x" * 99, r"to be float but got 'x{59}\.\.\."),
-        (["signs"], 3, r"TypeError: 'int' object is not iterable"),
-        (["signs", 0, "name"], 3, r"`signs\[0\].name` .* str .* 3"),
-        (["signs", 0, "other"], 3, "TypeError: .*'other'"),
-        (["settings"], {"seed": 0}, r"`settings\['seed'\]` .* str .* 0"),
-        (["per_sample", "y"], 3, r"`per_sample\['y'\]` .* list.* 3"),
-        (["sweep"], [], r"TypeError|AttributeError"),
-        (["sweep", "eps", 0], "small", r"`eps\[0\]` .* float .*'small'"),
+        (["signs"], 3, r"`signs` to be list\[.*MaskingSign\] but got 3"),
+        (["signs", 0, "name"], 3, r"`signs\[0\].name` to be str but got 3"),
+        (["signs", 0, "name"], None, r"`signs\[0\].name` is missing"),
+        (["signs", 0, "other"], 3, r"`signs\[0\].other` is unknown"),
+        (["settings"], {"seed": 0}, r"`settings\['seed'\]` to be str but got 0"),
+        (["per_sample", "y"], 3, r"`per_sample\['y'\]` to be list\[.*Any\] but got 3"),
+        (["sweep"], [], r"`sweep` to be SweepReport but got \[\]"),
+        (["sweep", "eps", 0], "small", r"`sweep.eps\[0\]` to be float but got 'small'"),
         (["sweep", "values", "accuracy", 0], [0.5], r"IndexError: list index out of range"),
         (["sweep", "values", "accuracy"], None, r"KeyError: 'accuracy'"),
-        (["decision_space", "labels", 1], "a", r"`decision_space.labels\[1\]` .* int"),
-        (["unknown"], 3, "TypeError: .*'unknown'"),
-        (["metrics"], None, r"KeyError: 'metrics'"),
+        (["decision_space", "labels", 1], "a", r"`decision_space.labels\[1\]` to be int but"),
+        (["threat_model", "attacks", "pgd"], {}, r"`threat_model.attacks\['pgd'\].budgets` is missing"),
+        (["unknown"], 3, r"`unknown` is unknown"),
+        (["metrics"], None, r"`metrics` is missing"),
+        (["boundary"], None, r"`boundary` is missing"),
     ],
 )
 def test_fields_of_other_types(path, value, message):
@@ -66,10 +93,10 @@ def test_fields_of_other_types(path, value, message):
 
 def test_fields_of_other_reports():
     changed(make_sweep(), ["samples"], "many")
-    with pytest.raises(ValueError, match=r"`samples` .* int .*'many'"):
+    with pytest.raises(ValueError, match="Expected `samples` to be int but got 'many'"):
         SweepReport.from_json("x.json")
     changed(ComparisonReport({"a": make_report()}), ["reports", "a", "metrics", "rdi"], [])
-    with pytest.raises(ValueError, match=r"`metrics\['rdi'\]` .* float .*\[\]"):
+    with pytest.raises(ValueError, match=r"`reports\['a'\].metrics\['rdi'\]` to be float but got \[\]"):
         ComparisonReport.from_json("x.json")
 
 

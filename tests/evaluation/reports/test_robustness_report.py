@@ -76,8 +76,8 @@ def test_distances_between_images_are_in_steps_of_pixels(norm, is_image):
         report = make_report(
             metrics={"boundary": value, "rdi": 0.0122}, boundary=curve, threat_model=ThreatModel(is_image=is_image)
         )
-        assert report.cell("boundary") == (text if norm == "linf" and is_image else value)
-        assert report.cell("rdi") == 0.0122
+        assert report._cell("boundary") == (text if norm == "linf" and is_image else value)
+        assert report._cell("rdi") == 0.0122
 
 
 def test_table_has_the_least_robust_classes():
