@@ -195,8 +195,8 @@ class PGD(Attack):
             if step == 0:
                 zero_gradients = gradient.flatten(1).abs().amax(dim=1) == 0
             if not self.all_steps and (broken := self.reached(logits, batch.y)).any():
-                final[batch.index[broken]] = batch.x_adv[broken]
-                queries[batch.index[broken]] = step + 1 + num_passes
+                final[batch.where[broken]] = batch.x_adv[broken]
+                queries[batch.where[broken]] = step + 1 + num_passes
                 rest = (~broken).nonzero().squeeze(1)
                 if len(rest) == 0:
                     return Perturbation(final, queries, zero_gradients)
@@ -205,7 +205,7 @@ class PGD(Attack):
             value = partial(self._value, logits, target=batch.target, loss=loss)
             x_adv = steps.move(batch.x_adv, gradient, value, partial(self._project, model, batch.ball))
             batch = batch._replace(x_adv=x_adv)
-        final = batch.x_adv if self.all_steps else final.index_copy_(0, batch.index, batch.x_adv)
+        final = batch.x_adv if self.all_steps else final.index_copy_(0, batch.where, batch.x_adv)
         return Perturbation(final, queries, zero_gradients)
 
     def _plan(self) -> list[tuple[PGDLoss, int]]:
@@ -276,12 +276,12 @@ class PGD(Attack):
 class _Batch(NamedTuple):
     """Samples that are not broken yet: where they are in the batch, their present points, and what these aim at."""
 
-    index: Tensor
+    where: Tensor
     x_adv: Tensor
     y: Tensor
     target: Tensor
     ball: tuple[Tensor, ...]
 
     def rows(self, rows: Tensor) -> "_Batch":
-        index, x_adv, y, target = (part[rows] for part in (self.index, self.x_adv, self.y, self.target))
-        return _Batch(index, x_adv, y, target, tuple(corner[rows] for corner in self.ball))
+        where, x_adv, y, target = (part[rows] for part in (self.where, self.x_adv, self.y, self.target))
+        return _Batch(where, x_adv, y, target, tuple(corner[rows] for corner in self.ball))
