@@ -246,33 +246,12 @@ def test_probabilities_are_noticed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": torch.sin}, TypeError, "Expected `model` to be a torch.nn.Module.*but got builtin_function"),
-        ({"dataloader": [batch()[0]]}, ValueError, r"Expected batches with labels.*`attacks=\(\)`"),
-        ({"dataloader": []}, ValueError, "Expected a loader with at least one sample but it is empty"),
-        (
-            {"num_classes": 3},
-            ValueError,
-            "Expected 3 classes, as `num_classes` or the models before say, but the model has 2",
-        ),
-        ({"attack_samples": -1}, ValueError, "Expected argument `attack_samples` to be an integer of at least 0"),
-        ({"fim_samples": -1}, ValueError, "Expected argument `fim_samples` to be an integer of at least 0 but got -1"),
-        ({"clever_samples": 0.5}, ValueError, "Expected argument `clever_samples` to be an integer of at least 0"),
-        (
-            {"attack_samples": 0, "sweep_budgets": [0.1]},
-            ValueError,
-            "Expected argument `attack_samples` to be an integer of at least 1 but got 0",
-        ),
-        (
-            {"attack_samples": 0, "decision_space": "pca"},
-            ValueError,
-            "Expected argument `attack_samples` to be an integer of at least 1 but got 0",
-        ),
-        ({"attack_samples": True}, ValueError, "Expected argument `attack_samples` to be an integer.* but got True"),
-        ({"attacks": "pgd"}, ValueError, "Expected argument `attacks` to be a list but got 'pgd'"),
-        ({"sweep_budgets": (0.2, 0.1)}, ValueError, "Expected argument `eps` to hold positive, increasing budgets"),
-        ({"dataloader": [(batch()[0] + 1, batch()[1])]}, ValueError, "Expected inputs in the range"),
-        ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
-        ({"head": "fc"}, ValueError, "Expected `head` to be part of Linear but got 'fc'"),
+        ({"dataloader": [batch()[0]]}, r"labels.*`attacks=\(\)`"),
+        ({"dataloader": [(batch()[0] + 1, batch()[1])]}, "inputs in the range"),
+        ({"attack_samples": 0, "sweep_budgets": [0.1]}, "`attack_samples`"),
+        ({"attack_samples": 0, "decision_space": "pca"}, "`attack_samples`"),
+        ({"num_classes": 3}, "3 .*`num_classes`.* 2"),
+        ({"head": "fc"}, "`head`.*'fc'"),
     ],
 )
 def test_errors(arguments, message):
@@ -283,16 +262,13 @@ def test_errors(arguments, message):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ({"fim_method": "best"}, ValueError, "Expected argument `fim_method` to be one of .* but got 'best'"),
-        (
-            {"clever_radius": -1.0},
-            ValueError,
-            "Expected argument `clever_radius` to be a finite number above 0 but got -1.0",
-        ),
-        ({"batch_size": 0}, ValueError, "Expected argument `batch_size` to be an integer of at least 1 but got 0"),
-        ({"decision_space": "umap"}, ValueError, "Expected the method of the decision space to be 'pca' or 'tsne'"),
-        ({"sweep_budgets": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
-        ({"dataloader": TensorDataset(*batch())}, TypeError, "but got the data set TensorDataset"),
+        {"fim_method": "best"},
+        {"clever_radius": -1.0},
+        {"batch_size": 0},
+        {"decision_space": "umap"},
+        {"sweep_budgets": 0.1},
+        {"num_examples": -1},
+        {"dataloader": TensorDataset(*batch())},
     ],
     ids=lambda arguments: next(iter(arguments)),
 )

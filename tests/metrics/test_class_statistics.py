@@ -185,20 +185,6 @@ def test_one_populated_class_warns_once(metric_class, storage):
     assert metric.compute().isfinite()
 
 
-@pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"num_classes": 1}, "`num_classes` to be an integer of at least 2 but got 1"),
-        ({"num_classes": 2.0}, "`num_classes` to be an integer of at least 2 but got 2.0"),
-        ({"num_classes": 3, "storage": "fast"}, "`storage` to be one of .* but got 'fast'"),
-    ],
-)
-def test_arguments_are_checked(metric_class, arguments, match):
-    with pytest.raises(ValueError, match=match):
-        metric_class(**arguments)
-
-
 # Two processes
 
 
