@@ -68,8 +68,6 @@ VALID: dict[Callable[..., Any], dict[str, Any]] = {
     functional.attack_success_rate: {"preds": Y, "adv_preds": Y, "target": Y},
     functional.boundary_distance: SAMPLES,
     functional.clever_score: SAMPLES | CLEVER,
-    functional.feature_subspace_aggregation: FEATURES,
-    functional.feature_subspace_distance: FEATURES,
     functional.fisher_spectral_norm: SAMPLES,
     functional.lipschitz_constant: SAMPLES,
     functional.robustness_difference_index: FEATURES,

@@ -390,7 +390,7 @@ def test_pickle():
     callback = AdversarialTraining(**SETTINGS, input_space=InputSpace(mean=0.5))
     copy = pickle.loads(pickle.dumps(callback))
     assert copy.attack == callback.attack
-    assert copy.input_space == callback.input_space
+    assert copy.access.input_space == callback.access.input_space
 
 
 class Manual(Recorder):
@@ -569,7 +569,7 @@ def overfit(path, monkeypatch, accuracies, **options):
         def __init__(self, accuracy, y):
             self.adv_preds = torch.where(torch.arange(len(y)) < round(accuracy * len(y)), y, -1)
 
-    def fake_run(model, attack, x, y, *args):
+    def fake_run(model, attack, x, y, **options):
         return Result(next(rates), y)
 
     monkeypatch.setattr("lightning_robustness.callbacks.adversarial_training.run_attack", fake_run)
@@ -666,7 +666,7 @@ def test_command_line(tmp_path):
     first, second = (callback for callback in cli.trainer.callbacks if isinstance(callback, AdversarialTraining))
     assert first.attack == PGD(eps=0.05, alpha=0.0625, steps=1, all_steps=True)
     assert second.attack == PGD(norm="l2", steps=2, all_steps=True)
-    assert first.input_space == InputSpace(mean=0.0, std=(1.0,))
+    assert first.access.input_space == InputSpace(mean=0.0, std=(1.0,))
     assert {"second/broken", "adversarial_training/broken"} <= cli.trainer.callback_metrics.keys()
 
 

@@ -171,7 +171,7 @@ def test_labels_are_checked(y):
 
 
 def test_bad_models_and_inputs():
-    with pytest.raises(TypeError, match="`y`"):
+    with pytest.raises(TypeError, match=r"`y` to be an integer tensor but got dtype torch\.float32"):
         boundary_distance(nn.Linear(6, 4), torch.rand(2, 6), torch.rand(2))
     with pytest.raises(ValueError, match=r"range \[0.0, 1.0\] but observed"):
         boundary_distance(nn.Linear(6, 4), torch.full((2, 6), 2.0))

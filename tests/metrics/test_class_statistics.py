@@ -134,8 +134,8 @@ def test_forward_of_features_with_a_graph_keeps_no_graph(storage):
     ("bad", "match"),
     [
         ((torch.randn(5), torch.zeros(5).long()), "at least 2 dimensions"),
-        ((torch.randn(5, 6), torch.zeros(4).long()), "one label for each row"),
-        ((torch.randn(5, 6), torch.full((5,), 8)), "in the range 0 to 7"),
+        ((torch.randn(5, 6), torch.zeros(4).long()), "`preds` to have shape"),
+        ((torch.randn(5, 6), torch.full((5,), 8)), "`preds` to be from 0 to 7"),
         ((torch.full((5, 6), float("nan")), torch.zeros(5).long()), "5 of 5 samples hold NaN or infinity"),
         ((torch.randn(5, 7), torch.zeros(5).long()), "`features` of width 6.* 7"),
     ],

@@ -50,8 +50,7 @@ def check_reports(
     missing = [name for name in reports if name not in sweeps]
     if missing:
         raise ValueError(
-            f"Expected reports with a sweep but {', '.join(map(repr, missing))} has none. Evaluate with "
-            "`sweep_budgets=`."
+            f"Expected reports with a sweep but {', '.join(map(repr, missing))} has none. Pass `sweep_budgets=`."
         )
     described = {
         "number of classes": {name: str(report.num_classes) for name, report in reports.items()},
