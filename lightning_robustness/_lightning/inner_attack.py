@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_number
+from lightning_robustness._arguments import check_flag, check_number
 from lightning_robustness._isolation.draws import Draws
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._processes import rank_zero_warn
@@ -40,7 +40,7 @@ def make_inner_attack(
     """
     given = {"eps": eps, "steps": steps, "alpha": alpha}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if attack == "fast":
+    if isinstance(attack, str) and attack == "fast":
         options = {"steps": 1, "eps": PGD.eps} | options
         made = get_attack("pgd", **{"alpha": 1.25 * options["eps"]} | options)
     else:
@@ -62,6 +62,9 @@ def make_inner_attacks(
     input_space: InputSpace,
 ) -> list[Callable[..., Any]]:
     """Get an attack for each of the budgets, or for the only one."""
+    check_flag("all_steps", all_steps)
+    if eps is not None:
+        check_number("eps", eps)
     if budgets is None:
         return [make_inner_attack(attack, eps, steps, alpha, all_steps, input_space)]
     if isinstance(budgets, str) or not isinstance(budgets, Sequence) or not budgets:

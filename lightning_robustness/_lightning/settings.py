@@ -2,7 +2,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lightning_robustness._arguments import check_integer, check_name, check_number, check_option
+from lightning_robustness._arguments import check_flag, check_integer, check_name, check_number, check_option
 from lightning_robustness._measurement.keys import logged_keys, tag
 from lightning_robustness._measurement.plan import Plan
 from lightning_robustness._model.access import Access
@@ -30,6 +30,8 @@ class MonitorSettings:
     def __post_init__(self) -> None:
         check_integer("dataloader_idx", self.dataloader_idx, minimum=0)
         check_name("prefix", self.prefix)
+        for name in ("log_figures", "log_embeddings", *(["progress"] if self.progress is not None else [])):
+            check_flag(name, getattr(self, name))
         check_budgets(self.final.values(), self.plan.input_space)
 
     @property
@@ -99,6 +101,7 @@ class AdversarialSettings:
         self._check_loss()
         for name in ("warmup_epochs", "overfitting_samples", "seed"):
             check_integer(name, getattr(self, name), minimum=0)
+        check_flag("eval_mode", self.eval_mode)
         check_integer("measure_every_n_batches", self.measure_every_n_batches, minimum=1)
         if self.overfitting_checkpoint is not None and not self.looks_for_overfitting:
             raise ValueError(

@@ -131,7 +131,7 @@ class AdversarialTraining(TrainingStepCallback):
         prefix: str = "adversarial_training",
     ) -> None:
         super().__init__(Access(input_space, forward_fn=forward_fn, embed_fn=embed_fn, batch_fn=batch_fn))
-        if loss is not None and attack == "pgd":
+        if isinstance(loss, str) and isinstance(attack, str) and attack == "pgd":
             attack = published_attack(loss)
         self.settings = AdversarialSettings(
             attacks=make_inner_attacks(attack, eps, budgets, steps, alpha, all_steps, self.access.input_space),

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -132,7 +132,7 @@ class BoundaryDistance(SampleMetric):
 
 
 def _check_numbers(name: str, values: Sequence[float]) -> list[float]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise TypeError(f"Expected argument `{name}` to be a sequence of numbers but got {values!r}. Pass a list.")
     return [check_number(name, value) for value in values]
 

@@ -94,15 +94,13 @@ def test_budgets_in_the_units_of_the_range(attack, space, recwarn):
     [PGD(eps=8.0), foreign(eps=8.0, norm="linf"), Cascade(attacks=(PGD(norm="l2"), foreign(), PGD(eps=8.0)))],
 )
 def test_budgets_wider_than_the_range(attack):
-    with pytest.raises(ValueError, match=r"at most 2, the width of the range of inputs \[-1, 1\], but got 8\. .*8/255"):
+    with pytest.raises(ValueError, match=r"\[-1, 1\], but got 8\. .*8/255"):
         check_budgets([CW(), attack], InputSpace(low=-1.0))
 
 
 def test_budgets_below_a_grey_level_warn_once_with_the_budget_that_was_meant():
     attacks = [PGD(eps=8 / 255), Square(eps=8 / 255), PGD(eps=0.5, norm="l2")]
-    with pytest.warns(
-        UserWarning, match=r"eps=0\.0313725 is below one grey level of inputs in \[0, 255\].*pass `eps=8`"
-    ) as warned:
+    with pytest.warns(UserWarning, match=r"eps=0\.0313725 .*\[0, 255\].*`eps=8`") as warned:
         check_budgets(attacks, InputSpace(high=255.0))
     assert len(warned) == 1
 

@@ -327,31 +327,16 @@ def test_adaptive_steps_break_what_those_of_torchattacks_do(digits, request, net
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"eps": -0.1}, r"`eps` to be a finite number of at least 0 but got -0\.1"),
-        ({"eps": float("nan")}, r"`eps` to be a finite number of at least 0 but got nan"),
-        ({"eps": "8"}, r"`eps` to be a finite number of at least 0 but got '8'"),
-        ({"alpha": -1}, r"`alpha` to be a finite number of at least 0 but got -1"),
-        ({"momentum": -1}, r"`momentum` to be a finite number"),
-        ({"steps": 0}, r"`steps` to be an integer of at least 1 but got 0"),
-        ({"steps": 2.0}, r"`steps` to be an integer of at least 1 but got 2\.0"),
-        ({"restarts": True}, r"`restarts` to be an integer of at least 1 but got True"),
-        ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
-        ({"start": "random"}, r"`start` to be one of \('uniform', 'sign', 'gaussian', 'clean'\) but got 'random'"),
-        ({"loss": "ce"}, r"`loss` to be one of \('cross_entropy', 'margin', 'rivals', 'kl'\) but got 'ce'"),
-        ({"loss": ("margin", "ce")}, r"`loss` to be one of .* but got 'ce'"),
-        ({"loss": ()}, r"`loss` to be a loss, or at most as many as `restarts`, .* 1, but got \(\)"),
-        ({"loss": ("margin", "kl"), "restarts": 1}, r"as many as `restarts`.* 1, but got .* Leave `restarts` out"),
-        ({"loss": "rivals", "targeted": True}, r'loss="rivals".* but got targeted=True\. Use loss="margin"'),
-        ({"schedule": "cosine"}, r"`schedule` to be one of \('constant', 'shrinking', 'adaptive'\) but got 'cosine'"),
-        ({"schedule": "adaptive", "momentum": 0.5}, r"no momentum with adaptive steps, .* but got 0\.5"),
-        (
-            {"norm": "l2", "start": "sign"},
-            r'`start` to be "uniform", "gaussian" or "clean" in the l2 .* but got "sign"',
-        ),
-        ({"loss": "kl", "start": "clean"}, r'loss="kl".* but got start=.clean., targeted=False'),
-        ({"loss": "kl", "targeted": True}, r'loss="kl".* but got start=.uniform., targeted=True'),
+        ({"loss": ("margin", "ce")}, "`loss`.*'ce'"),
+        ({"loss": ()}, "`loss`.*`restarts`"),
+        ({"loss": ("margin", "kl"), "restarts": 1}, "Leave `restarts` out"),
+        ({"loss": "rivals", "targeted": True}, 'Use loss="margin"'),
+        ({"schedule": "adaptive", "momentum": 0.5}, "momentum"),
+        ({"norm": "l2", "start": "sign"}, "`start`"),
+        ({"loss": "kl", "start": "clean"}, 'loss="kl".*start=.clean.'),
+        ({"loss": "kl", "targeted": True}, 'loss="kl".*targeted=True'),
     ],
 )
-def test_arguments_are_checked(options, match):
+def test_combinations_are_checked(options, match):
     with pytest.raises(ValueError, match=match):
         PGD(**options)

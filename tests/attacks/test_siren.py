@@ -97,23 +97,5 @@ def test_targeted_and_all_steps(tones, tone_network):
 
 
 def test_images_are_refused(digits, digits_network):
-    with pytest.raises(ValueError, match=r"\(N, L\) or \(N, C, L\) for SirenAttack but got \(4, 1, 8, 8\).*use Square"):
+    with pytest.raises(ValueError, match=r"SirenAttack .*\(4, 1, 8, 8\).*Square"):
         run_attack(digits_network, SirenAttack(), digits[0][:4], digits[1][:4])
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"eps": -0.1}, r"`eps` to be a finite number of at least 0 but got -0\.1"),
-        ({"alpha": -0.1}, r"`alpha` to be a finite number of at least 0 but got -0\.1"),
-        ({"steps": 0}, r"`steps` to be an integer of at least 1 but got 0"),
-        ({"num_particles": 0}, r"`num_particles` to be an integer of at least 1 but got 0"),
-        ({"patience": 0}, r"`patience` to be an integer of at least 1 but got 0"),
-        ({"gradient_steps": -1}, r"`gradient_steps` to be an integer of at least 0 but got -1"),
-        ({"inertia": (1.0,)}, r"`inertia` to be two non-negative numbers but got \(1\.0,\)"),
-        ({"attraction": (1.0, -1.0)}, r"`attraction` to be two non-negative numbers but got \(1\.0, -1\.0\)"),
-    ],
-)
-def test_arguments_are_checked(options, match):
-    with pytest.raises(ValueError, match=match):
-        SirenAttack(**options)

@@ -318,7 +318,7 @@ def test_report_shows_what_was_saved(report, capsys):
         (["compare", "--models", *[f"a={HERE}:Net@net.pt"] * 2, *DATA], "but got 'a' twice"),
         # Files
         (["evaluate", *MODEL, *DATA, "--json", "none/x.json"], "in a directory that exists but got none/x.json"),
-        (["report", "x.json", "--html", "."], "Expected a file in a directory that exists but got ."),
+        (["report", "x.json", "--html", "."], "directory that exists but got ."),
         (["evaluate", "--config", "junk.yaml"], "`--config` to be a YAML file but junk.yaml"),
         (["evaluate", "--config", "notes.txt"], "`--config` to be a YAML file with options but notes.txt"),
         (["report", "."], "Expected a report as JSON in ."),

@@ -114,24 +114,6 @@ def test_no_quantiles_and_no_budgets():
     assert parts["quantiles"].shape == parts["beyond"].shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
-        ({"budgets": (0.2, 0.1)}, r"`budgets` to be increasing but got \[0.2, 0.1\]\. Sort them"),
-        ({"budgets": (0.1, 0.1)}, "`budgets` to be increasing"),
-        ({"budgets": (-0.1, 0.1)}, "`budgets` to be a finite number of at least 0 but got -0.1"),
-        ({"budgets": (float("nan"),)}, "`budgets` to be a finite number of at least 0 but got nan"),
-        ({"quantiles": (0.5, 1.5)}, r"`quantiles` to be between 0 and 1 but got \[0.5, 1.5\]"),
-        ({"confidence": 95}, r"`confidence` to be between 0 and 1 but got \[95\]"),
-        ({"num_rivals": 0}, "`num_rivals` to be an integer of at least 1"),
-    ],
-)
-def test_arguments_are_checked(options, message):
-    with pytest.raises(ValueError, match=message):
-        BoundaryDistance(**options)
-
-
 def test_the_model_is_not_stored():
     metric = BoundaryDistance()
     metric.update(network(), *data())
