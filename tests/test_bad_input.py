@@ -42,7 +42,7 @@ LOADER = [(X, Y)]
 FEATURES = {"features": X, "preds": Y}
 SAMPLES = {"model": MODEL, "x": X}
 LABELLED = SAMPLES | {"y": Y}
-CLEVER = {"radius": 1.0, "num_batches": 2, "batch_size": 2}
+CLEVER = {"radius": 1.0, "num_batches": 2, "points_per_batch": 2}
 EVALUATION = {"dataloader": LOADER, "attacks": [PGD(steps=1)], "progress": False}
 REPORTS = (make_full_report(), make_sweep(), ComparisonReport({"a": make_report()}))
 
@@ -319,7 +319,7 @@ def test_overflow_asks_for_float64():
 # What no annotation says: the argument or the remedy that the error must name
 COMBINATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "means and stds": (lambda: InputSpace(mean=(0.5, 0.5), std=(1.0, 1.0, 1.0)), "`mean` and `std`.* 2 and 3"),
-    "channels": (lambda: run_attack(MODEL, "pgd", X, Y, InputSpace(mean=(0.5, 0.5))), "`mean`.*got 2"),
+    "channels": (lambda: run_attack(MODEL, "pgd", X, Y, input_space=InputSpace(mean=(0.5, 0.5))), "`mean`.*got 2"),
     "labels": (lambda: run_attack(MODEL, "pgd", X, Y + 5), "`y`.* up to 6"),
     "labels of trades_loss": (lambda: losses.trades_loss(MODEL, X, Y + 5, x_adv=X), "`y`.* up to 6"),
     "labels of the boundary": (lambda: functional.boundary_distance(MODEL, X, Y + 5), "`y`.* up to 6"),

@@ -32,7 +32,7 @@ def test_a_direct_call_takes_inputs_as_the_model_sees_them(digits, digits_networ
 
     attack = PGD(eps=0.2, all_steps=all_steps)
     x_adv = attack(model, space.normalize(2 * x - 1), y, input_space=space)
-    assert torch.equal(x_adv, run_attack(model, attack, space.normalize(2 * x - 1), y, space).x_adv)
+    assert torch.equal(x_adv, run_attack(model, attack, space.normalize(2 * x - 1), y, input_space=space).x_adv)
     expected = PGD(eps=0.1, all_steps=all_steps)(digits_network, x, y)
     close = ((space.unnormalize(x_adv) + 1) / 2 - expected).abs() < 1e-4
     assert close.float().mean() > 0.99

@@ -220,7 +220,7 @@ def test_logits_from_a_function(tmp_path):
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
 def test_mix(tmp_path, ratio):
-    module, _ = fit(tmp_path, AdversarialTraining(**SETTINGS, mode="mix", ratio=ratio))
+    module, _ = fit(tmp_path, AdversarialTraining(**SETTINGS, combine="mix", ratio=ratio))
     changed = [(x != clean).flatten(1).any(dim=1) for (x, _), (clean, _) in zip(module.batches, loader(), strict=True)]
     assert [int(rows.sum()) for rows in changed] == [round(ratio * 32)] * 5
     assert ratio == 1.0 or not torch.equal(changed[0], changed[1])
@@ -231,7 +231,7 @@ def test_mix_in_train_mode_attacks_two_at_least(tmp_path):
         def on_train_batch_start(self, batch, batch_idx):
             pass  # all of BatchNorm is in train mode, where it refuses a single row
 
-    callback = AdversarialTraining(**SETTINGS, mode="mix", eval_mode=False)
+    callback = AdversarialTraining(**SETTINGS, combine="mix", eval_mode=False)
     module, _ = fit(tmp_path, callback, Normalised, loader(34))
     changed = [
         (x != clean).flatten(1).any(dim=1) for (x, _), (clean, _) in zip(module.batches, loader(34), strict=True)
@@ -240,7 +240,7 @@ def test_mix_in_train_mode_attacks_two_at_least(tmp_path):
 
 
 def test_concat(tmp_path):
-    module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, mode="concat", measure_every_n_batches=1))
+    module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, combine="concat", measure_every_n_batches=1))
     x_adv = first_adversarial_batch()
     for number, ((x, y), (clean, targets)) in enumerate(zip(module.batches, loader(), strict=True)):
         assert torch.equal(x[:32], clean)
@@ -260,7 +260,7 @@ def first_adversarial_batch():
 def test_normalised_inputs(tmp_path, mode):
     space = InputSpace(mean=0.25, std=0.5)
     images, targets = digits_data(0, 64).tensors
-    callback = AdversarialTraining(**SETTINGS, input_space=space, mode=mode)
+    callback = AdversarialTraining(**SETTINGS, input_space=space, combine=mode)
     data = DataLoader([(space.normalize(images), targets)], batch_size=None)
     module, _ = fit(tmp_path, callback, data=data)
     pixels = space.unnormalize(inputs(module.batches[0]))[-64:]
@@ -282,7 +282,7 @@ def test_warm_up_and_schedule(tmp_path):
 
     L.seed_everything(3, verbose=False)
     module, budgets = Recorder(), Budgets()
-    callback = AdversarialTraining("pgd", eps=[0.0, 0.1, 0.2], steps=2, warmup_epochs=2)
+    callback = AdversarialTraining("pgd", budgets=[0.0, 0.1, 0.2], steps=2, warmup_epochs=2)
     make_trainer(tmp_path, callback, budgets, max_epochs=6).fit(module, loader())
     assert [largest for largest, _ in budgets.seen] == [0.0, 0.0, 0.0, 0.1, 0.2, 0.2]
     assert [eps for _, eps in budgets.seen[:2]] == [None, None]
@@ -369,7 +369,7 @@ def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(tmp_path, when, st
     batches = DataLoader([digits_data(0, 32).tensors] * 5, batch_size=None)
 
     def train(module, *callbacks, path=None, **options):
-        callback, budgets = AdversarialTraining("fast", eps=[0.02, 0.1, 0.2]), Budgets()
+        callback, budgets = AdversarialTraining("fast", budgets=[0.02, 0.1, 0.2]), Budgets()
         trainer = make_trainer(tmp_path, callback, budgets, *callbacks, max_epochs=3, **options)
         trainer.fit(module, batches, batches, ckpt_path=path)
         return callback.state_dict(), budgets.logged
@@ -652,7 +652,7 @@ def test_command_line(tmp_path):
             init_args:
               attack: fast
               eps: [0.05, 0.1]
-              mode: mix
+              combine: mix
               input_space: {mean: 0.0, std: [1.0]}
           - class_path: lightning_robustness.AdversarialTraining
             init_args:
@@ -675,8 +675,9 @@ def test_command_line(tmp_path):
     [
         ({"attack": "fast", "overfitting_samples": 0, "overfitting_checkpoint": "a.ckpt"}, "`overfitting_samples`"),
         ({"loss": "trades", "loss_weight": -1}, "`loss_weight`"),
-        ({"loss": "mart", "mode": "mix"}, "`mode`"),
-        ({"eps": [0.1, 8.0]}, "`eps`.*8/255"),
+        ({"loss": "mart", "combine": "mix"}, "`combine`"),
+        ({"budgets": [0.1, 8.0]}, "`eps`.*8/255"),
+        ({"eps": 0.1, "budgets": [0.1]}, "`eps` or `budgets`"),
     ],
 )
 def test_bad_combinations(options, match):

@@ -201,7 +201,7 @@ def test_smaller_perturbations_than_the_score_hardly_ever_succeed(digits, digits
         ({"radius": math.inf}, ValueError, "`radius` to be a finite number above 0 but got inf"),
         ({"norm": "l3"}, ValueError, "`norm` to be one of .* but got 'l3'"),
         ({"num_batches": 0}, ValueError, "`num_batches` to be an integer of at least 1 but got 0"),
-        ({"points_per_batch": 2.0}, ValueError, "`batch_size` to be an integer of at least 1 but got 2.0"),
+        ({"points_per_batch": 2.0}, ValueError, "`points_per_batch` to be an integer of at least 1 but got 2.0"),
         ({"chunk_size": True}, ValueError, "`chunk_size` to be an integer of at least 1 but got True"),
         ({"targets": torch.ones(2)}, TypeError, "`targets` to be an integer tensor but got dtype"),
         ({"targets": torch.ones(3).long()}, ValueError, r"`targets` to have shape \(2,\) or \(2, T\).*but got \(3,\)"),
