@@ -113,7 +113,10 @@ VALUES += [{"nonsense": None}, nn.Linear, object(), X.numpy()]
 LABELS = (Y.float(), torch.eye(2)[Y], Y.bool(), Y - 1)
 WRONG: dict[str, Sequence[Any]] = {
     **dict.fromkeys(["steps", "binary_search_steps", "max_steps", "num_queries", "num_particles", "restarts"], (0,)),
-    **dict.fromkeys(["batch_size", "chunk_size", "num_batches", "num_directions", "num_products", "num_rivals"], (0,)),
+    **dict.fromkeys(
+        ["batch_size", "points_per_batch", "chunk_size", "num_batches", "num_directions", "num_products", "num_rivals"],
+        (0,),
+    ),
     **dict.fromkeys(["attack_every_n_epochs", "boundary_rivals", "measure_every_n_batches"], (0,)),
     **dict.fromkeys(["c", "lr", "floor", "margin", "boundary_margin", "radius", "clever_radius", "std"], (0.0,)),
     **dict.fromkeys(["y", "adv_preds", "target", "targets"], (*LABELS, Y[:2])),
@@ -122,7 +125,6 @@ WRONG: dict[str, Sequence[Any]] = {
     "model": [nn.Linear],
     "attacks": ["pgd", PGD, PGD(), {"": "pgd"}],
     "balance": [1.0],
-    "budgets": [[0.2, 0.1]],
     "confidence": [1.5],
     "distortion": [Y],
     "features": [X.int(), X.cfloat(), X[0], X[0, 0], X / 0, torch.zeros(4, 0)],
@@ -143,16 +145,15 @@ WRONG: dict[str, Sequence[Any]] = {
     "Square.p": [0.0, 1.5],
     "boundary_distance.y": [Y + 5],
     "boundary_penalty.y": [Y + 5],
-    "clever_score.p": [1.5, 3],
     "clever_score.targets": [Y + 5, Y[:, None][:, :0]],
-    "compare.budgets": [[]],
+    "compare.budgets": [[], [0.2, 0.1]],
     "evaluate.num_classes": [5],
     "evaluate.sweep_budgets": [[0.2, 0.1]],
     "roby.p": [0.5],
     "roby.preds": [Y[:2]],
     "sweep.attacks": [[]],
     "sweep.attack_samples": [0],
-    "sweep.budgets": [[]],
+    "sweep.budgets": [[], [0.2, 0.1]],
 }
 # Numbers that are negative or infinite and right all the same
 TAKEN: dict[str, Sequence[Any]] = {

@@ -81,5 +81,5 @@ def test_a_training_step_is_two_plain_passes_in_train_mode(digits, is_half, tole
 
 
 def test_bad_weight():
-    with pytest.raises(ValueError, match="`weight`.* but got -1"):
+    with pytest.raises(ValueError, match=r"`weight`.* but got -1"):
         trades_loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), weight=-1)
