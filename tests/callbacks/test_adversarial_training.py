@@ -390,7 +390,7 @@ def test_pickle():
     callback = AdversarialTraining(**SETTINGS, input_space=InputSpace(mean=0.5))
     copy = pickle.loads(pickle.dumps(callback))
     assert copy.attack == callback.attack
-    assert copy.input_space == callback.input_space
+    assert copy.access.input_space == callback.access.input_space == InputSpace(mean=0.5)
 
 
 class Manual(Recorder):
@@ -569,7 +569,7 @@ def overfit(path, monkeypatch, accuracies, **options):
         def __init__(self, accuracy, y):
             self.adv_preds = torch.where(torch.arange(len(y)) < round(accuracy * len(y)), y, -1)
 
-    def fake_run(model, attack, x, y, *args):
+    def fake_run(model, attack, x, y, **options):
         return Result(next(rates), y)
 
     monkeypatch.setattr("lightning_robustness.callbacks.adversarial_training.run_attack", fake_run)
@@ -668,7 +668,7 @@ def test_command_line(tmp_path):
     first, second = (callback for callback in cli.trainer.callbacks if isinstance(callback, AdversarialTraining))
     assert first.attack == PGD(eps=0.05, alpha=0.0625, steps=1, all_steps=True)
     assert second.attack == PGD(norm="l2", steps=2, all_steps=True)
-    assert first.input_space == InputSpace(mean=0.0, std=(1.0,))
+    assert first.access.input_space == InputSpace(mean=0.0, std=(1.0,))
     assert {"second/broken", "adversarial_training/broken"} <= cli.trainer.callback_metrics.keys()
 
 
@@ -676,7 +676,7 @@ def test_command_line(tmp_path):
     ("options", "match"),
     [
         ({"mode": "add"}, r"`mode` to be one of \('replace', 'mix', 'concat'\) but got 'add'"),
-        ({"ratio": 0.0}, "`ratio` to be a number above 0 and at most 1 but got 0.0"),
+        ({"ratio": 0.0}, "`ratio` to be a finite number above 0 and at most 1 but got 0.0"),
         ({"warmup_epochs": -1}, "`warmup_epochs` to be an integer of at least 0 but got -1"),
         ({"measure_every_n_batches": 0}, "`measure_every_n_batches` to be an integer of at least 1 but got 0"),
         ({"overfitting_samples": 0.5}, "`overfitting_samples` to be an integer of at least 0 but got 0.5"),
@@ -708,7 +708,7 @@ def test_no_labels(tmp_path):
 def test_inputs_out_of_range(tmp_path):
     images, targets = digits_data(0, 32).tensors
     data = DataLoader([(16 * images, targets)], batch_size=None)
-    with pytest.raises(ValueError, match=r"inputs in the range \[0.0, 1.0\] but observed \[0, 16\]"):
+    with pytest.raises(ValueError, match=r"`x` in the range \[0.0, 1.0\] but observed \[0, 16\]"):
         fit(tmp_path, AdversarialTraining(), data=data)
 
 
@@ -736,7 +736,7 @@ def test_nan_is_refused_on_any_batch(tmp_path):
     data = [(x.clone(), y) for x, y in loader()]
     data[2][0][3, 0, 1, 2] = torch.nan
     module = Recorder()
-    with pytest.raises(ValueError, match="Expected inputs to be finite but they hold NaN or infinity"):
+    with pytest.raises(ValueError, match="`x` to be finite but it holds NaN"):
         make_trainer(tmp_path, AdversarialTraining(**SETTINGS)).fit(module, DataLoader(data, batch_size=None))
     assert len(module.batches) == 2
 
