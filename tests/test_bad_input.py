@@ -44,8 +44,6 @@ from lightning_robustness.functional import (
     attack_success_rate,
     boundary_distance,
     clever_score,
-    feature_subspace_aggregation,
-    feature_subspace_distance,
     fisher_spectral_norm,
     lipschitz_constant,
     robustness_difference_index,
@@ -101,13 +99,7 @@ for kind, value in NO_TENSORS.items():
     came = "ndarray" if kind == "an array" else type(value).__name__
     of_floats = rf"to be a floating point tensor but got {came}. Pass `torch.as_tensor\("
     of_labels = rf"to be an integer tensor of labels but got {came}. If these are logits, pass `logits.argmax\(dim=1\)`"
-    for function in (
-        robustness_difference_index,
-        roby,
-        feature_subspace_aggregation,
-        feature_subspace_distance,
-        rdi_loss,
-    ):
+    for function in (robustness_difference_index, roby, rdi_loss):
         labels = "y" if function is rdi_loss else "preds"
         name = function.__name__
         row(f"{name}(features={kind})", lambda f=function, v=value: f(v, Y), TypeError, rf"`features` {of_floats}")

@@ -30,8 +30,6 @@ from lightning_robustness.attacks import PGD, MinimumNormCW, get_attack, run_att
 from lightning_robustness.evaluation import evaluate, sweep
 from lightning_robustness.functional import (
     clever_score,
-    feature_subspace_aggregation,
-    feature_subspace_distance,
     fisher_spectral_norm,
     lipschitz_constant,
     robustness_difference_index,
@@ -148,10 +146,9 @@ class Measurement:
         preds = logits.argmax(dim=1)
         values = {"rdi": robustness_difference_index(logits, preds), "classes": preds.unique().numel()}
         for suffix, p in {"": 2.0, "_linf": math.inf}.items():
-            values[f"roby{suffix}"] = roby(embeddings, preds, p)
+            parts = roby(embeddings, preds, p, return_components=True)
+            values |= {f"{name}{suffix}": getattr(parts, name) for name in ("roby", "fsa", "fsd")}
             values[f"roby_all{suffix}"] = roby(embeddings, preds, p, normalization="all")
-            values[f"fsa{suffix}"] = feature_subspace_aggregation(embeddings, preds, p)
-            values[f"fsd{suffix}"] = feature_subspace_distance(embeddings, preds, p)
         return {name: float(value) for name, value in values.items()}
 
 

@@ -128,8 +128,8 @@ def class_accuracies(worst: Rows) -> list[ClassAccuracy]:
 def _rates(rows: Rows, found: Rows) -> dict[str, float]:
     """Compute all rates of an attack; the distortion is that of what was found, whether it counts or not."""
     rates = success_rates(rows["preds"], rows["adv_preds"], rows["y"], rows["l2"])
-    rates["distortion"] = success_rates(found["preds"], found["adv_preds"], found["y"], found["l2"])["distortion"]
-    return {name: value.item() for name, value in rates.items()}
+    size = success_rates(found["preds"], found["adv_preds"], found["y"], found["l2"]).distortion
+    return {name: value.item() for name, value in rates._replace(distortion=size)._asdict().items()}
 
 
 def _attack_values(rates: Mapping[str, dict[str, float]]) -> dict[str, float]:

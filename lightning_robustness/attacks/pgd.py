@@ -185,15 +185,15 @@ class PGD(Attack):
         target, num_passes = self._target(model, x, y, loss, rank)
         final, queries = start if self.all_steps else start.clone(), torch.full_like(y, self.steps + num_passes)
         zero_gradients, steps = torch.zeros_like(y, dtype=torch.bool), self._steps(start)
-        index = torch.arange(len(x), device=x.device)
-        batch = _Batch(index, start, y, target, tuple(self._ball(model, x) if ball is None else ball))
+        origin = torch.arange(len(x), device=x.device)
+        batch = _Batch(origin, start, y, target, tuple(self._ball(model, x) if ball is None else ball))
         for step in range(self.steps):
             logits, gradient = model.gradient(batch.x_adv, partial(self._weights, target=batch.target, loss=loss))
             if step == 0:
                 zero_gradients = gradient.flatten(1).abs().amax(dim=1) == 0
             if not self.all_steps and (broken := self.reached(logits, batch.y)).any():
-                final[batch.index[broken]] = batch.x_adv[broken]
-                queries[batch.index[broken]] = step + 1 + num_passes
+                final[batch.origin[broken]] = batch.x_adv[broken]
+                queries[batch.origin[broken]] = step + 1 + num_passes
                 rest = (~broken).nonzero().squeeze(1)
                 if len(rest) == 0:
                     return Perturbation(final, queries, zero_gradients)
@@ -202,7 +202,7 @@ class PGD(Attack):
             value = partial(self._value, logits, target=batch.target, loss=loss)
             x_adv = steps.move(batch.x_adv, gradient, value, partial(self._project, model, batch.ball))
             batch = batch._replace(x_adv=x_adv)
-        final = batch.x_adv if self.all_steps else final.index_copy_(0, batch.index, batch.x_adv)
+        final = batch.x_adv if self.all_steps else final.index_copy_(0, batch.origin, batch.x_adv)
         return Perturbation(final, queries, zero_gradients)
 
     def _plan(self) -> list[tuple[PGDLoss, int]]:
@@ -273,12 +273,12 @@ class PGD(Attack):
 class _Batch(NamedTuple):
     """Samples that are not broken yet: where they are in the batch, their present points, and what these aim at."""
 
-    index: Tensor
+    origin: Tensor
     x_adv: Tensor
     y: Tensor
     target: Tensor
     ball: tuple[Tensor, ...]
 
     def rows(self, rows: Tensor) -> "_Batch":
-        index, x_adv, y, target = (part[rows] for part in (self.index, self.x_adv, self.y, self.target))
-        return _Batch(index, x_adv, y, target, tuple(corner[rows] for corner in self.ball))
+        origin, x_adv, y, target = (part[rows] for part in (self.origin, self.x_adv, self.y, self.target))
+        return _Batch(origin, x_adv, y, target, tuple(corner[rows] for corner in self.ball))

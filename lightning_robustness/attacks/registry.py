@@ -99,7 +99,7 @@ def get_attack(
     """
     if not isinstance(attack, str):
         return _from_object(attack, given=eps is not None or preset is not None or bool(options))
-    budget = {} if eps is None else {"eps": eps}
+    budget: dict[str, Any] = {} if eps is None else {"eps": eps}
     library, _, name = attack.partition(":")
     if name and library in ("torchattacks", "autoattack"):
         if preset is not None:

@@ -4,7 +4,7 @@ from lightning_robustness.functional.clever_score import clever_score
 from lightning_robustness.functional.fisher_spectral_norm import fisher_spectral_norm
 from lightning_robustness.functional.lipschitz_constant import lipschitz_constant
 from lightning_robustness.functional.robustness_difference_index import robustness_difference_index
-from lightning_robustness.functional.roby import feature_subspace_aggregation, feature_subspace_distance, roby
+from lightning_robustness.functional.roby import roby
 from lightning_robustness.functional.spectral_bounds import SpectralBounds, SpectralRow, spectral_bounds
 
 __all__ = [
@@ -13,8 +13,6 @@ __all__ = [
     "attack_success_rate",
     "boundary_distance",
     "clever_score",
-    "feature_subspace_aggregation",
-    "feature_subspace_distance",
     "fisher_spectral_norm",
     "lipschitz_constant",
     "robustness_difference_index",

@@ -21,6 +21,14 @@ class ClassStatistics(NamedTuple):
     distances: Tensor
     dtype: torch.dtype
 
+    def by_class(self, num_classes: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return mean distances and counts of all classes, by default up to the highest; NaN and 0 without samples."""
+        if num_classes is None:
+            num_classes = int(self.classes.amax()) + 1 if len(self.classes) else 0
+        distances = self.distances.new_full((num_classes,), torch.nan).index_copy(0, self.classes, self.distances)
+        counts = self.counts.new_zeros(num_classes).index_copy(0, self.classes, self.counts)
+        return distances.to(self.dtype), counts
+
 
 def class_statistics(features: Tensor, preds: Tensor, p: float) -> ClassStatistics:
     """Compute centres and mean distances in one pass each, in float64 regardless of the dtype of the features."""

@@ -1,7 +1,7 @@
 """Products with the Jacobian of a model's logits, for every sample of a batch at once."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 
+from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.access import check_differentiable, check_finite, compute_logits
 from lightning_robustness._numbers import at_least_float32
-from lightning_robustness.input_space import InputSpace
+from lightning_robustness.input_space import InputSpace, check_input_space
 
 # Up to this many classes, one vector-Jacobian product per class is cheaper than the iterations that avoid it
 FEW_CLASSES = 12
@@ -139,6 +140,18 @@ class InputJacobian:
 def _size(vectors: Tensor) -> Tensor:
     """Largest absolute entry of each row, to divide by."""
     return vectors.detach().abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
+
+
+@contextmanager
+def opened(
+    model: Callable[..., Any], x: Tensor, input_space: InputSpace | None, seed: int, precise: bool = True
+) -> Iterator[tuple[Tensor, InputSpace]]:
+    """Check inputs and open a sandbox in which each sample is measured by itself: the way into every such function."""
+    space = check_input_space(input_space)
+    space.check(x)
+    with sandbox(model, x, seed=seed, precise=precise) as (x,):
+        check_samples_are_independent(model, x)
+        yield x, space
 
 
 def check_samples_are_independent(model: Callable[..., Any], x: Tensor) -> None:

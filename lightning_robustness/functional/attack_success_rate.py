@@ -1,56 +1,80 @@
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_integer_tensor, check_labels
+from lightning_robustness._arguments import check_integer_tensor, check_labels, check_tensor, is_number
 
 
 class AttackSuccessComponents(NamedTuple):
-    """Attack success rate, with the rates that are easily mistaken for it."""
+    """Attack success rate, the rates that are easily mistaken for it, and the numbers of samples behind them."""
 
     asr: Tensor
     asr_low: Tensor
     asr_high: Tensor
     error_rate: Tensor
     adv_acc: Tensor
+    distortion: Tensor
+    flipped: Tensor
+    correct: Tensor
+    wrong: Tensor
+    count: Tensor  # type: ignore[assignment]  # tuples have a method of this name
 
 
-def _attack_success_rate_update(preds: Tensor, adv_preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether each sample was correct before the attack, and whether it is wrong after it."""
+def _attack_success_rate_update(
+    preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Count samples, and return the distortions of those that were correct, infinite where the attack failed."""
     check_integer_tensor("preds", preds)
     for name, labels in {"preds": preds, "adv_preds": adv_preds, "target": target}.items():
         check_labels(name, labels, preds.numel())
-    return preds == target, adv_preds != target
-
-
-def _attack_success_rate_compute(
-    flipped: Tensor, correct: Tensor, wrong: Tensor, count: Tensor, confidence: float
-) -> AttackSuccessComponents:
-    """Compute the rates from the numbers of flipped, initially correct, finally wrong, and all samples."""
-    asr = flipped / correct.clamp(min=1)
-    error_rate = wrong / count.clamp(min=1)
-    low, high = wilson_interval(flipped, correct, confidence)
-    return AttackSuccessComponents(asr, low, high, error_rate, torch.where(count > 0, 1 - error_rate, 0.0))
-
-
-def _median_distortion(distortions: Tensor) -> Tensor:
-    """Compute the lower median of the distortions of all correct samples, of which failures are infinite."""
-    return distortions.median() if len(distortions) else distortions.new_tensor(torch.nan)
-
-
-def success_rates(
-    preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor, confidence: float = 0.95
-) -> dict[str, Tensor]:
-    """Compute all rates of an attack, the median distortion, and the numbers of samples behind them."""
-    correct, wrong = _attack_success_rate_update(preds, adv_preds, target)
+    correct, wrong = preds == target, adv_preds != target
     flipped = correct & wrong
     counts = {"flipped": flipped.sum(), "correct": correct.sum(), "wrong": wrong.sum()}
     counts["count"] = torch.full_like(counts["correct"], len(preds))
-    rates = _attack_success_rate_compute(**counts, confidence=confidence)
-    distortions = torch.where(flipped, distortion, torch.inf)[correct].float()
-    return {**rates._asdict(), "distortion": _median_distortion(distortions), **counts}
+    if distortion is None:
+        return counts, torch.zeros(0, device=preds.device)
+    check_tensor("distortion", distortion)
+    if distortion.shape != preds.shape:
+        raise ValueError(
+            f"Expected `distortion` to have shape {tuple(preds.shape)}, one value per sample, but got "
+            f"{tuple(distortion.shape)}."
+        )
+    return counts, torch.where(flipped, distortion, torch.inf)[correct]
+
+
+def _attack_success_rate_compute(
+    counts: Mapping[str, Tensor], distortions: Tensor, confidence: float
+) -> AttackSuccessComponents:
+    """Compute the rates, and the lower median of the distortions, of which failures are infinite."""
+    flipped, correct, wrong, count = (counts[name] for name in ("flipped", "correct", "wrong", "count"))
+    error_rate = wrong / count.clamp(min=1)
+    low, high = wilson_interval(flipped, correct, confidence)
+    distortions = distortions.float()
+    return AttackSuccessComponents(
+        asr=flipped / correct.clamp(min=1),
+        asr_low=low,
+        asr_high=high,
+        error_rate=error_rate,
+        adv_acc=torch.where(count > 0, 1 - error_rate, 0.0),
+        distortion=distortions.median() if len(distortions) else distortions.new_tensor(torch.nan),
+        **counts,
+    )
+
+
+def success_rates(
+    preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None = None, confidence: float = 0.95
+) -> AttackSuccessComponents:
+    """Compute the components of :func:`attack_success_rate`."""
+    counts, distortions = _attack_success_rate_update(preds, adv_preds, target, distortion)
+    return _attack_success_rate_compute(counts, distortions, confidence)
+
+
+def _check_confidence(confidence: float) -> None:
+    if not is_number(confidence) or not 0 < confidence < 1:
+        raise ValueError(f"Expected argument `confidence` to be between 0 and 1 but got {confidence!r}.")
 
 
 def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -77,7 +101,15 @@ def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95)
     return (center - spread).clamp(min=0.0), (center + spread).clamp(max=1.0)
 
 
-def attack_success_rate(preds: Tensor, adv_preds: Tensor, target: Tensor) -> Tensor:
+def attack_success_rate(
+    preds: Tensor,
+    adv_preds: Tensor,
+    target: Tensor,
+    *,
+    distortion: Tensor | None = None,
+    confidence: float = 0.95,
+    return_components: bool = False,
+) -> Tensor | AttackSuccessComponents:
     r"""Compute the success rate of an attack, lower is more robust.
 
     .. math::
@@ -86,19 +118,23 @@ def attack_success_rate(preds: Tensor, adv_preds: Tensor, target: Tensor) -> Ten
     Where :math:`k` is the predicted class, :math:`y` the label and :math:`x'` the attacked input. The denominator is
     the number of samples that were classified correctly before the attack; the others don't count. The rate is 0 if
     there is no correct sample. The share of *all* samples that are wrong after the attack is
-    another number, the error rate; :class:`~lightning_robustness.metrics.AttackSuccessRate` has both.
+    another number, the error rate, which is one of the components.
 
     Args:
         preds: Integer tensor of shape ``(N,)`` with the labels predicted for clean inputs.
         adv_preds: Integer tensor of shape ``(N,)`` with the labels predicted for attacked inputs.
         target: Integer tensor of shape ``(N,)`` with the true labels.
+        distortion: Floating point tensor of shape ``(N,)`` with the size of each perturbation, in any norm.
+        confidence: Probability with which the confidence interval contains the rate.
+        return_components: Whether to also return the confidence interval, error rate, adversarial accuracy, median
+            distortion and numbers of samples that :class:`~lightning_robustness.metrics.AttackSuccessRate` describes.
 
     Returns:
-        Scalar tensor in [0, 1].
+        Scalar tensor in [0, 1]; or ``AttackSuccessComponents`` of scalar tensors.
 
     Raises:
-        TypeError: If the labels are not integers.
-        ValueError: If shapes do not fit.
+        TypeError: If the labels are not integers, or the distortion not floating point.
+        ValueError: If shapes do not fit, or ``confidence`` is not between 0 and 1.
 
     Example:
         >>> import torch
@@ -106,7 +142,12 @@ def attack_success_rate(preds: Tensor, adv_preds: Tensor, target: Tensor) -> Ten
         >>> target = torch.tensor([0, 1, 2, 3])
         >>> attack_success_rate(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 2, 2, 0]), target)
         tensor(0.3333)
+        >>> attack_success_rate(
+        ...     torch.tensor([0, 1, 2, 0]), torch.tensor([0, 2, 2, 0]), target, return_components=True
+        ... ).adv_acc
+        tensor(0.5000)
 
     """
-    correct, wrong = _attack_success_rate_update(preds, adv_preds, target)
-    return (correct & wrong).sum() / correct.sum().clamp(min=1)
+    _check_confidence(confidence)
+    components = success_rates(preds, adv_preds, target, distortion, confidence)
+    return components if return_components else components.asr

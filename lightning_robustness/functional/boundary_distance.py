@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import check_classes, check_integer, check_labels, check_option
-from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._numbers import at_least_float32
-from lightning_robustness.functional._jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
+from lightning_robustness.functional._jacobian import FEW_CLASSES, InputJacobian, opened
 from lightning_robustness.functional.attack_success_rate import wilson_interval
-from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.input_space import InputSpace
 
 BoundaryNorm = Literal["linf", "l2"]
 
@@ -132,16 +131,13 @@ def boundary_distance(
 
     """
     _check_arguments(norm, num_rivals, chunk_size)
-    space = check_input_space(input_space)
-    space.check(x)
-    dtype = at_least_float32(x.dtype)
-    if y is not None:
-        check_labels("y", y, len(x))
-        y = y.to(x.device)
-    with sandbox(model, x, seed=seed) as (x,):
+    with opened(model, x, input_space, seed) as (x, space):
+        dtype = at_least_float32(x.dtype)
+        if y is not None:
+            check_labels("y", y, len(x))
+            y = y.to(x.device)
         if len(x) == 0:
             return torch.zeros(0, dtype=dtype, device=x.device)
-        check_samples_are_independent(model, x)
         distances = [
             nearest_boundary(InputJacobian(model, x[i], space), None if y is None else y[i], norm, num_rivals)
             for i in torch.arange(len(x), device=x.device).split(chunk_size or len(x))

@@ -13,11 +13,10 @@ from lightning_robustness._arguments import (
     check_number,
     check_overflow,
 )
-from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.access import check_finite, compute_logits
 from lightning_robustness._numbers import at_least_float32
-from lightning_robustness.functional._jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.functional._jacobian import InputJacobian, opened
+from lightning_robustness.input_space import InputSpace
 
 # Below a shape of 1 the likelihood has no maximum. As the shape grows, the distribution approaches one without an end
 # point: fits to fewer than a few hundred values often diverge that way, and the location with them.
@@ -153,13 +152,10 @@ def clever_score(
 
     """
     _check_arguments(radius, p, num_batches, batch_size, chunk_size)
-    space = check_input_space(input_space)
-    space.check(x)
-    dtype = at_least_float32(x.dtype)
-    with sandbox(model, x, seed=seed) as (x,):
+    with opened(model, x, input_space, seed) as (x, space):
+        dtype = at_least_float32(x.dtype)
         if len(x) == 0:
             return torch.zeros(0 if targets is None else targets.shape, dtype=dtype, device=x.device)
-        check_samples_are_independent(model, x)
         with torch.no_grad():
             logits = compute_logits(model, x)
         check_finite(logits)

@@ -1,5 +1,5 @@
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from lightning_robustness._arguments import (
     check_option,
     check_overflow,
 )
-from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.access import compute_logits
 from lightning_robustness._numbers import accumulation_dtype, at_least_float32
 from lightning_robustness.functional._fisher_estimators import (
@@ -22,9 +21,9 @@ from lightning_robustness.functional._fisher_estimators import (
     power,
     rayleigh,
 )
-from lightning_robustness.functional._jacobian import FEW_CLASSES, InputJacobian, check_samples_are_independent
+from lightning_robustness.functional._jacobian import FEW_CLASSES, InputJacobian, opened
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, nearest_boundary
-from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.input_space import InputSpace
 
 FisherMethod = Literal["auto", "exact", "lanczos", "power", "rayleigh", "blackbox"]
 Distribution = Literal["gaussian", "rademacher"]
@@ -54,29 +53,7 @@ def _check_arguments(
             check_integer(name, count, minimum=1)
 
 
-@overload
 def fisher_spectral_norm(
-    model: Callable[..., Any],
-    x: Tensor,
-    method: FisherMethod = ...,
-    *,
-    return_components: Literal[False] = ...,
-    **options: Any,
-) -> Tensor: ...
-
-
-@overload
-def fisher_spectral_norm(
-    model: Callable[..., Any],
-    x: Tensor,
-    method: FisherMethod = ...,
-    *,
-    return_components: Literal[True],
-    **options: Any,
-) -> FisherComponents: ...
-
-
-def fisher_spectral_norm(  # type: ignore[misc]  # the overloads leave out the options rather than repeat them
     model: Callable[..., Any],
     x: Tensor,
     method: FisherMethod = "auto",
@@ -190,11 +167,6 @@ def fisher_and_boundary(
         "num_rivals": num_rivals,
     }
     _check_arguments(method, tolerance, counts, distribution, boundary)
-    space = check_input_space(input_space)
-    space.check(x)
-    if y is not None:
-        check_labels("y", y, len(x))
-        y = y.to(x.device)
     estimators: dict[str, Callable[[InputJacobian], FisherComponents]] = {
         "exact": exact,
         "lanczos": lambda jacobian: lanczos(jacobian, tolerance, max_steps),
@@ -202,27 +174,29 @@ def fisher_and_boundary(
         "rayleigh": lambda jacobian: rayleigh(jacobian, num_directions, distribution, seed),
     }
 
-    def measure(samples: Tensor) -> FisherComponents:
+    def measure(x: Tensor, y: Tensor | None, space: InputSpace) -> FisherComponents:
         if method == "blackbox":
-            return blackbox(model, x[samples], space, num_directions, rayleigh_ritz, seed)
-        jacobian = InputJacobian(model, x[samples], space, twice=method in ("lanczos", "power"))
+            return blackbox(model, x, space, num_directions, rayleigh_ritz, seed)
+        jacobian = InputJacobian(model, x, space, twice=method in ("lanczos", "power"))
         components = estimators[method](jacobian)
         if boundary is None:
             return components
-        labels = None if y is None else y[samples]
-        return components._replace(boundary=nearest_boundary(jacobian, labels, boundary, num_rivals))
+        return components._replace(boundary=nearest_boundary(jacobian, y, boundary, num_rivals))
 
-    with sandbox(model, x, seed=seed) as (x,):
+    with opened(model, x, input_space, seed) as (x, space):
+        if y is not None:
+            check_labels("y", y, len(x))
+            y = y.to(x.device)
         if len(x) == 0:
             chunks = [FisherComponents(x.new_zeros(0), torch.zeros(0, dtype=torch.long, device=x.device))]
         else:
-            check_samples_are_independent(model, x)
             if method in ("auto", "exact"):
                 num_classes = compute_logits(model, x[:1]).shape[1]
                 method = "exact" if method == "exact" or num_classes <= FEW_CLASSES else "lanczos"
                 if method == "exact" and chunk_size is None:
                     chunk_size = max(1, _JACOBIAN_NUMBERS // (num_classes * x[0].numel()))
-            chunks = [measure(i) for i in torch.arange(len(x), device=x.device).split(chunk_size or len(x))]
+            index = torch.arange(len(x), device=x.device).split(chunk_size or len(x))
+            chunks = [measure(x[i], None if y is None else y[i], space) for i in index]
     dtype = at_least_float32(x.dtype)
     components = FisherComponents(*(_join(values, dtype) for values in zip(*chunks, strict=True)))
     check_overflow(components.spectral_norm)
@@ -237,39 +211,20 @@ def _join(values: tuple[Any, ...], dtype: torch.dtype) -> Any:
     return joined.to(dtype) if joined.is_floating_point() else joined
 
 
-def _fisher_update(components: FisherComponents, floor: float) -> dict[str, Tensor]:
-    """Return sums over samples, in the widest precision of the device; ``largest`` is a maximum."""
+def fisher_means(components: FisherComponents, floor: float = FLOOR) -> dict[str, Tensor]:
+    """Compute means over samples, in the widest precision of the device; 0 without samples."""
     values = components.spectral_norm.to(accumulation_dtype(components.spectral_norm.device))
-    floored = values.clamp(min=floor)
-    parts = {name: getattr(components, name) for name in FISHER_PARTS}
-    zero = values.new_zeros(())
-    return {
-        "total": values.sum(),
-        "inverse_total": floored.reciprocal().sum(),
-        "log_total": floored.log().sum(),
-        "largest": values.amax() if len(values) else zero,
-        "saturated": (values < floor).sum(),
-        "count": torch.tensor(len(values), device=values.device),
-        "products": components.products.sum(),
-        "part_totals": torch.stack([zero if part is None else part.to(zero).sum() for part in parts.values()]),
-        "part_counts": torch.tensor(
-            [0 if part is None else len(part) for part in parts.values()], device=values.device
-        ),
-    }
-
-
-def _fisher_compute(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Compute means from sums over all samples."""
-    count = sums["count"].clamp(min=1)
+    floored, number, zero = values.clamp(min=floor), max(len(values), 1), values.new_zeros(())
     means = {
-        "mean": sums["total"] / count,
-        "inverse": sums["inverse_total"] / count,
-        "geometric": (sums["log_total"] / count).exp() if sums["count"] else sums["log_total"],
-        "max": sums["largest"],
-        "saturated": sums["saturated"] / count,
-        "products": sums["products"] / count,
+        "mean": values.sum() / number,
+        "inverse": floored.reciprocal().sum() / number,
+        "geometric": (floored.log().sum() / number).exp() if len(values) else zero,
+        "max": values.amax() if len(values) else zero,
+        "saturated": (values < floor).sum() / number,
+        "products": components.products.sum() / number,
     }
-    for name, total, number in zip(FISHER_PARTS, sums["part_totals"], sums["part_counts"], strict=True):
-        if number:
-            means[name] = total / number
-    return {name: value.float() for name, value in means.items()} | {"count": sums["count"].clone()}
+    for name in FISHER_PARTS:
+        part = getattr(components, name)
+        if part is not None and len(part):
+            means[name] = part.to(values).sum() / len(part)
+    return {name: value.float() for name, value in means.items()}

@@ -4,11 +4,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._numbers import at_least_float32
 from lightning_robustness.functional._fisher_estimators import FisherOperator
-from lightning_robustness.functional._jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.functional._jacobian import InputJacobian, opened
+from lightning_robustness.input_space import InputSpace
 
 
 def lipschitz_constant(
@@ -48,12 +47,9 @@ def lipschitz_constant(
         tensor([0.5000, 0.2100])
 
     """
-    space = check_input_space(input_space)
-    space.check(x)
-    with sandbox(model, x, seed=seed) as (x,):
+    with opened(model, x, input_space, seed) as (x, space):
         if len(x) == 0:
             return torch.zeros(0, dtype=at_least_float32(x.dtype), device=x.device)
-        check_samples_are_independent(model, x)
         jacobian = InputJacobian(model, x, space)
         operator = FisherOperator(jacobian)
         norms = []

@@ -12,27 +12,32 @@ from lightning_robustness.functional._class_statistics import (
 
 
 class RDIComponents(NamedTuple):
-    """RDI and the two distances that it compares."""
+    """RDI, the two distances that it compares, and the mean distance to the centre and the samples of each class."""
 
     rdi: Tensor
     intra: Tensor
     inter: Tensor
+    distances: Tensor
+    counts: Tensor
 
 
-def _robustness_difference_index_compute(statistics: ClassStatistics) -> RDIComponents:
+def _robustness_difference_index_compute(statistics: ClassStatistics) -> tuple[Tensor, Tensor, Tensor]:
+    """Return RDI and the distances within and between classes."""
     centers, distances = statistics.centers, statistics.distances
     if warn_if_unseparated(statistics, "RDI is -1"):
         zero = 0.0 * centers.sum()  # keeps the graph, so that a training loss still has a backward pass
-        return RDIComponents(zero - 1, zero + distances.sum(), zero)
+        return zero - 1, zero + distances.sum(), zero
     intra = distances.mean()
     inter = torch.linalg.vector_norm(centers - centers.mean(dim=0), dim=1).mean()
     larger = torch.maximum(inter, intra)
     # All features equal: nothing is separated, as with a single class
     rdi = torch.where(larger > 0, (inter - intra) / torch.where(larger > 0, larger, 1.0), -1.0)
-    return RDIComponents(rdi, intra, inter)
+    return rdi, intra, inter
 
 
-def robustness_difference_index(features: Tensor, preds: Tensor) -> Tensor:
+def robustness_difference_index(
+    features: Tensor, preds: Tensor, *, return_components: bool = False
+) -> Tensor | RDIComponents:
     r"""Compute the robustness difference index (RDI), higher is more robust.
 
     .. math::
@@ -51,9 +56,10 @@ def robustness_difference_index(features: Tensor, preds: Tensor) -> Tensor:
         features: Floating point tensor of shape ``(N, D)``, the logits of the samples or another layer's output;
             dimensions after the first are flattened. Half precision is accumulated in float64.
         preds: Integer tensor of shape ``(N,)`` with the predicted labels, never the true ones.
+        return_components: Whether to also return IntraD, InterD, and the mean distances and counts of the classes.
 
     Returns:
-        Scalar tensor, float64 for float64 features and float32 otherwise.
+        Scalar tensor, float64 for float64 features and float32 otherwise; or ``RDIComponents`` of such tensors.
 
     Raises:
         TypeError: If the features are not floating point or the labels not integers.
@@ -65,8 +71,11 @@ def robustness_difference_index(features: Tensor, preds: Tensor) -> Tensor:
         >>> features = torch.tensor([[0.0, 0.0], [0.0, 2.0], [8.0, 0.0], [8.0, 2.0]])
         >>> robustness_difference_index(features, preds=torch.tensor([0, 0, 1, 1]))
         tensor(0.7500)
+        >>> robustness_difference_index(features, torch.tensor([0, 0, 1, 1]), return_components=True).inter
+        tensor(4.)
 
     """
     features = check_features_and_preds(features, preds)
     statistics = class_statistics(features, preds, p=2.0)
-    return _robustness_difference_index_compute(statistics).rdi.to(statistics.dtype)
+    rdi, intra, inter = (part.to(statistics.dtype) for part in _robustness_difference_index_compute(statistics))
+    return RDIComponents(rdi, intra, inter, *statistics.by_class()) if return_components else rdi

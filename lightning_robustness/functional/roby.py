@@ -17,21 +17,26 @@ from lightning_robustness.functional._class_statistics import (
 
 
 class ROBYComponents(NamedTuple):
-    """ROBY, FSA, FSD, and the unnormalised values of the pairs of populated classes, as in ``torch.triu_indices``."""
+    """ROBY, FSA and FSD, the values of pairs of classes, and the mean distance to the centre and samples of each."""
 
     roby: Tensor
     fsa: Tensor
     fsd: Tensor
     pairs: Tensor
+    distances: Tensor
+    counts: Tensor
 
 
-def _roby_compute(statistics: ClassStatistics, p: float, normalization: Normalization) -> ROBYComponents:
+def _roby_compute(
+    statistics: ClassStatistics, p: float, normalization: Normalization
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return ROBY, FSA, FSD, and the unnormalised values of the pairs of populated classes."""
     aggregation, distances = statistics.distances, pairwise_distances(statistics, p)
     fsa = 1 - min_max(aggregation).sum() / max(len(aggregation), 1)
     if warn_if_unseparated(statistics, "FSD is 0 and ROBY is 1 (without normalization, twice the mean distance)"):
         zero = 0 * aggregation.sum()
         worst = 2 * aggregation.sum() if normalization == "none" else zero + 1
-        return ROBYComponents(worst, fsa, zero, distances)
+        return worst, fsa, zero, distances
     fsd = min_max_mean(distances)
     if normalization == "all":
         # As the RDI paper prints it: the sum over a class is normalised, then divided by the size of the class
@@ -40,18 +45,26 @@ def _roby_compute(statistics: ClassStatistics, p: float, normalization: Normaliz
     aggregation = aggregation.to(distances.dtype)
     i, j = torch.triu_indices(len(aggregation), len(aggregation), offset=1, device=aggregation.device)
     pairs = aggregation.take(i) + aggregation.take(j) - distances
-    return ROBYComponents(pairs.mean() if normalization == "none" else min_max_mean(pairs), fsa, fsd, pairs)
+    return pairs.mean() if normalization == "none" else min_max_mean(pairs), fsa, fsd, pairs
 
 
-def _components(features: Tensor, preds: Tensor, p: float, normalization: Normalization) -> ROBYComponents:
-    check_p(p)
-    check_option("normalization", normalization, Normalization)
-    features = check_features_and_preds(features, preds)
-    statistics = class_statistics(features, preds, p)
-    return ROBYComponents(*(value.to(statistics.dtype) for value in _roby_compute(statistics, p, normalization)))
+def _pair_matrix(pairs: Tensor, counts: Tensor, normalization: Normalization) -> Tensor:
+    """Return the values that ROBY averages as a symmetric matrix, NaN where there is no pair of populated classes."""
+    classes = counts.nonzero().squeeze(1)
+    i, j = classes[torch.triu_indices(len(classes), len(classes), offset=1, device=classes.device)]
+    matrix = pairs.new_full((len(counts), len(counts)), torch.nan)
+    matrix[i, j] = matrix[j, i] = pairs if normalization == "none" else min_max(pairs)
+    return matrix
 
 
-def roby(features: Tensor, preds: Tensor, p: float = 2.0, normalization: Normalization = "pairs") -> Tensor:
+def roby(
+    features: Tensor,
+    preds: Tensor,
+    p: float = 2.0,
+    normalization: Normalization = "pairs",
+    *,
+    return_components: bool = False,
+) -> Tensor | ROBYComponents:
     r"""Compute ROBY, a robustness metric from the overlap of pairs of classes, lower is more robust.
 
     .. math::
@@ -77,9 +90,13 @@ def roby(features: Tensor, preds: Tensor, p: float = 2.0, normalization: Normali
             ``"all"`` first normalises the sum of distances of which :math:`\text{FSA}_k` is the mean, before it is
             divided by :math:`|N_k|`, and :math:`\text{FSD}_{ij}`, as the RDI paper does;
             ``"none"`` normalises nothing, so values of different networks have different scales.
+        return_components: Whether to also return the feature subspace aggregation and distance, the matrix of the
+            values of pairs, and the mean distances (:math:`\text{FSA}_k`) and counts of the classes. FSA is 1 less the
+            mean of the :math:`\text{FSA}_k` and FSD the mean of the :math:`\text{FSD}_{ij}`, each after such a
+            normalisation: both are higher when more robust.
 
     Returns:
-        Scalar tensor, float64 for float64 features and float32 otherwise.
+        Scalar tensor, float64 for float64 features and float32 otherwise; or ``ROBYComponents`` of such tensors.
 
     Raises:
         TypeError: If the features are not floating point or the labels not integers.
@@ -91,60 +108,16 @@ def roby(features: Tensor, preds: Tensor, p: float = 2.0, normalization: Normali
         >>> features = torch.tensor([[0.0, 0.0], [0.0, 2.0], [8.0, 0.0], [8.0, 2.0], [4.0, 0.0], [4.0, 6.0]])
         >>> roby(features, preds=torch.tensor([0, 0, 1, 1, 2, 2]))
         tensor(0.6667)
+        >>> roby(features, preds=torch.tensor([0, 0, 1, 1, 2, 2]), return_components=True).fsd
+        tensor(0.2361)
 
     """
-    return _components(features, preds, p, normalization).roby
-
-
-def feature_subspace_aggregation(features: Tensor, preds: Tensor, p: float = 2.0) -> Tensor:
-    r"""Compute the feature subspace aggregation (FSA) of ROBY, higher is more robust.
-
-    .. math:: \text{FSA} = 1 - \operatorname{mean}_k \operatorname{norm}(\text{FSA}_k)
-
-    Where :math:`\text{FSA}_k` is the mean distance of the samples predicted as class :math:`k` to their centre, and
-    norm maps the values of all classes to [0, 1] by their minimum and maximum, to 0 where they are equal.
-
-    Args:
-        features: Floating point tensor of shape ``(N, D)``; dimensions after the first are flattened.
-        preds: Integer tensor of shape ``(N,)`` with the predicted labels.
-        p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
-
-    Returns:
-        Scalar tensor, float64 for float64 features and float32 otherwise.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness.functional import feature_subspace_aggregation
-        >>> features = torch.tensor([[0.0, 0.0], [0.0, 2.0], [8.0, 0.0], [8.0, 2.0], [4.0, 0.0], [4.0, 6.0]])
-        >>> feature_subspace_aggregation(features, preds=torch.tensor([0, 0, 1, 1, 2, 2]))
-        tensor(0.6667)
-
-    """
-    return _components(features, preds, p, "pairs").fsa
-
-
-def feature_subspace_distance(features: Tensor, preds: Tensor, p: float = 2.0) -> Tensor:
-    r"""Compute the feature subspace distance (FSD) of ROBY, higher is more robust.
-
-    .. math:: \text{FSD} = \operatorname{mean}_{i < j} \operatorname{norm}(\|c_i - c_j\|_p)
-
-    Where :math:`c_k` is the mean of the features of the samples predicted as class :math:`k`, and norm maps the values
-    of all pairs to [0, 1] by their minimum and maximum, to 0 where they are equal.
-
-    Args:
-        features: Floating point tensor of shape ``(N, D)``; dimensions after the first are flattened.
-        preds: Integer tensor of shape ``(N,)`` with the predicted labels.
-        p: Order of the Minkowski distance, at least 1; ``float("inf")`` is allowed.
-
-    Returns:
-        Scalar tensor, float64 for float64 features and float32 otherwise.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness.functional import feature_subspace_distance
-        >>> features = torch.tensor([[0.0, 0.0], [8.0, 0.0], [4.0, 0.0]])
-        >>> feature_subspace_distance(features, preds=torch.tensor([0, 1, 2]))
-        tensor(0.3333)
-
-    """
-    return _components(features, preds, p, "pairs").fsd
+    check_p(p)
+    check_option("normalization", normalization, Normalization)
+    features = check_features_and_preds(features, preds)
+    statistics = class_statistics(features, preds, p)
+    value, fsa, fsd, pairs = (part.to(statistics.dtype) for part in _roby_compute(statistics, p, normalization))
+    if not return_components:
+        return value
+    distances, counts = statistics.by_class()
+    return ROBYComponents(value, fsa, fsd, _pair_matrix(pairs, counts, normalization), distances, counts)

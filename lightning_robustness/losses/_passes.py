@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_robustness._arguments import check_classes, check_labels, check_not_empty, check_tensor
-from lightning_robustness._isolation.sandbox import find_modules, sandbox
+from lightning_robustness._isolation.sandbox import find_modules
 from lightning_robustness._model.access import compute_logits
 from lightning_robustness._numbers import at_least_float32
 from lightning_robustness.attacks import PGD
 from lightning_robustness.attacks.attack import check_budgets
-from lightning_robustness.functional._jacobian import InputJacobian, check_samples_are_independent
-from lightning_robustness.input_space import InputSpace, check_input_space
+from lightning_robustness.functional._jacobian import InputJacobian, opened
+from lightning_robustness.input_space import InputSpace
 
 
 def log_probabilities(
@@ -105,13 +105,10 @@ def training_jacobian(
     batch, which are held fixed when a sample is differentiated with respect to its input. (With running statistics,
     which lag behind the weights, training would find weights with a small penalty and a broken network.)
     """
-    space = check_input_space(input_space)
-    space.check(x)
-    check_not_empty("x", x)
     weights = [p for module in find_modules(model) for p in module.parameters() if p.requires_grad]
     layers = find_training_layers(model)
-    with sandbox(model, x, seed=seed, precise=False) as (x,):
-        check_samples_are_independent(model, x)
+    with opened(model, x, input_space, seed, precise=False) as (x, space):
+        check_not_empty("x", x)
         for weight in weights:
             weight.requires_grad_()
         with held_batch_statistics(layers, lambda: model(x)):

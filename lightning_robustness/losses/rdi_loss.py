@@ -40,4 +40,4 @@ def rdi_loss(features: Tensor, y: Tensor) -> Tensor:
     statistics = class_statistics(features, y, p=2.0)
     if len(statistics.classes) < 2:  # as it may happen in training, without a warning
         return 2 + 0.0 * statistics.centers.sum().to(statistics.dtype)
-    return 1 - _robustness_difference_index_compute(statistics).rdi.to(statistics.dtype)
+    return 1 - _robustness_difference_index_compute(statistics)[0].to(statistics.dtype)

@@ -1,5 +1,6 @@
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 from typing_extensions import override
 
 from lightning_robustness._arguments import check_features_and_preds, check_integer, check_option
-from lightning_robustness._numbers import at_least_float32
+from lightning_robustness._numbers import accumulation_dtype, at_least_float32
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.functional._class_statistics import (
     ClassSketch,
@@ -66,14 +67,51 @@ class RobustnessMetric(Metric):
         """
         return self._plot(val, ax)
 
-    def _add_float_state(self, name: str, default: Tensor, dist_reduce_fx: str = "sum") -> None:
-        """Add a state in float64, or in float32 with Apple GPUs, which do not support float64."""
-        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
-        self.add_state(name, default=default.to(dtype), dist_reduce_fx=dist_reduce_fx)
 
-    def _add_counts(self, *names: str) -> None:
-        for name in names:
-            self.add_state(name, default=torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+class SampleMetric(RobustnessMetric):
+    """Base of the metrics that measure each sample by itself: a row of values of each, which ``compute`` summarizes."""
+
+    num_columns = 1
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # Named after the class: a MetricCollection shares states of one name that are equal after a batch
+        self._state = f"{type(self).__name__}_rows"
+        self.add_state(self._state, default=[], dist_reduce_fx="cat")
+
+    def compute(self) -> Tensor:
+        """Compute the metric over all batches."""
+        rows = self._rows()
+        parts = self._summarize(*rows.unbind(dim=1))
+        self._components = {name: part.float() if part.is_floating_point() else part for name, part in parts.items()}
+        self._components["count"] = torch.tensor(len(rows), device=self.device)
+        return next(iter(self._components.values()))
+
+    @abstractmethod
+    def _summarize(self, *columns: Tensor) -> dict[str, Tensor]:
+        """Compute the parts of the metric, the headline first, also without samples."""
+
+    def _add(self, *columns: Tensor) -> None:
+        """Add samples, in the widest precision of the metric's device."""
+        dtype = accumulation_dtype(self.device)
+        rows = torch.stack([column.to(self.device, dtype) for column in columns], dim=1)
+        getattr(self, self._state).append(rows)
+
+    def _rows(self) -> Tensor:
+        nothing = torch.zeros(0, self.num_columns, dtype=accumulation_dtype(self.device), device=self.device)
+        rows = getattr(self, self._state)
+        return dim_zero_cat([nothing, *([rows] if isinstance(rows, Tensor) else rows)])  # a tensor after a sync
+
+    @override
+    def _sync_dist(self, dist_sync_fn: Callable = gather_all_tensors, process_group: Any | None = None) -> None:
+        # A process without samples has to gather a tensor of the same dtype as the others
+        setattr(self, self._state, [self._rows()])
+        super()._sync_dist(dist_sync_fn, process_group)
+
+
+def mean(values: Tensor) -> Tensor:
+    """Return the mean, 0 without values."""
+    return values.sum() / max(len(values), 1)
 
 
 Storage = Literal["auto", "exact", "streaming"]
@@ -138,16 +176,12 @@ class ClassStatisticsMetric(RobustnessMetric):
         self.num_features = self.num_features + len(features)
         self._bound_memory()
 
-    def _publish(self, components: dict[str, Tensor], statistics: ClassStatistics) -> Tensor:
+    def _publish(self, values: Sequence[Tensor], statistics: ClassStatistics, kind: type[NamedTuple]) -> Tensor:
         """Keep the parts for ``compute_components`` and return the first, the headline."""
-        distances = statistics.distances.new_full((self.num_classes,), torch.nan)
-        distances[statistics.classes] = statistics.distances.detach()
-        counts = statistics.counts.new_zeros(self.num_classes).index_copy(0, statistics.classes, statistics.counts)
-        parts = {name: value.to(statistics.dtype) for name, value in components.items()}
-        headline = next(iter(parts.values()))
-        parts["distances"] = distances.to(statistics.dtype)
-        self._components = {name: value.detach() for name, value in parts.items()} | {"counts": counts}
-        return headline
+        values = [value.to(statistics.dtype) for value in values]
+        parts = dict(zip(kind._fields, (*values, *statistics.by_class(self.num_classes)), strict=True))
+        self._components = {name: part.detach() for name, part in parts.items()}
+        return values[0]
 
     def _statistics(self) -> ClassStatistics:
         sketch, features, preds = self._sketch(), *self._collected()
@@ -212,33 +246,30 @@ class ClassStatisticsMetric(RobustnessMetric):
     def _bound_memory(self) -> None:
         """Move what was collected into the sketch, if the storage says so and it is enough for a block."""
         count, capacity = int(self.num_features), self._capacity()
-        streaming = self.storage == "streaming" or self._has_sketch()
-        if not streaming and self._exceeds_limit(count):
-            streaming = self.storage == "auto"
-        if streaming and count > capacity // 4:
+        width, dtype = self._layout()
+        is_streaming = self.storage == "streaming" or self._has_sketch()
+        is_large = count * width * dtype.itemsize > EXACT_BYTES
+        if is_large and not is_streaming:
+            self._warn_once(count, width * dtype.itemsize)
+            is_streaming = self.storage == "auto"
+        if is_streaming and count > capacity // 4:
             sketch = self._sketch()
             for features, preds in self._take_blocks(capacity // 4):
                 sketch = add_samples(sketch, features, preds, self.p, capacity)
             self._set_sketch(sketch)
 
-    def _exceeds_limit(self, count: int) -> bool:
-        """Whether this many samples take more than ``EXACT_BYTES``; the first time, say so."""
-        width, dtype = self._layout()
-        row_bytes = width * dtype.itemsize
-        if count * row_bytes <= EXACT_BYTES:
-            return False
-        if not self._warned:
-            self._warned = True
-            size = f"{type(self).__name__} has collected {count * row_bytes / 1e9:.2g} GB of features"
-            rank_zero_warn(
-                f'{size}, more than storage="auto" keeps. Switching to streaming: approximate, with bounded memory.'
-                ' For the exact value, pass storage="exact".'
-                if self.storage == "auto"
-                else f"{size}, and each 10,000 samples to come take another {row_bytes / 1e5:.2g} GB. "
-                'Pass storage="auto" to bound the memory, or compute_on_cpu=True to keep features off the device.',
-                stacklevel=5,
-            )
-        return True
+    def _warn_once(self, count: int, row_bytes: int) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        size = f"{type(self).__name__} has collected {count * row_bytes / 1e9:.2g} GB of features"
+        remedies = {
+            "auto": ', more than storage="auto" keeps. Switching to streaming: approximate, with bounded memory. '
+            'For the exact value, pass storage="exact".',
+            "exact": f", and each 10,000 samples to come take another {row_bytes / 1e5:.2g} GB. "
+            'Pass storage="auto" to bound the memory, or compute_on_cpu=True to keep features off the device.',
+        }
+        rank_zero_warn(size + remedies[self.storage], stacklevel=5)
 
     def _take_blocks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what was collected in blocks, and remove it."""

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities.data import dim_zero_cat
 
-from lightning_robustness._arguments import check_tensor, is_number
 from lightning_robustness.functional.attack_success_rate import (
     _attack_success_rate_compute,
     _attack_success_rate_update,
-    _median_distortion,
+    _check_confidence,
 )
 from lightning_robustness.metrics._base import RobustnessMetric
 
@@ -79,33 +78,23 @@ class AttackSuccessRate(RobustnessMetric):
 
     def __init__(self, confidence: float = 0.95, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not is_number(confidence) or not 0 < confidence < 1:
-            raise ValueError(f"Expected argument `confidence` to be between 0 and 1 but got {confidence!r}.")
+        _check_confidence(confidence)
         self.confidence = confidence
-        self._add_counts("flipped", "correct", "wrong", "count")
+        for name in ("flipped", "correct", "wrong", "count"):
+            self.add_state(name, default=torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("distortions", default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None = None) -> None:
         """Add the samples of a batch, with the distortion of each if it is known."""
-        correct, wrong = _attack_success_rate_update(preds, adv_preds, target)
-        flipped = correct & wrong
+        counts, distortions = _attack_success_rate_update(preds, adv_preds, target, distortion)
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
         if distortion is not None:
-            check_tensor("distortion", distortion)
-            if distortion.shape != preds.shape:
-                raise ValueError(
-                    f"Expected `distortion` to have shape {tuple(preds.shape)}, one value per sample, but got "
-                    f"{tuple(distortion.shape)}."
-                )
-            self.distortions.append(torch.where(flipped, distortion, torch.inf)[correct].to(self.dtype))
-        self.flipped = self.flipped + flipped.sum()
-        self.correct = self.correct + correct.sum()
-        self.wrong = self.wrong + wrong.sum()
-        self.count = self.count + len(preds)
+            self.distortions.append(distortions.to(self.dtype))
 
     def compute(self) -> Tensor:
         """Compute the success rate over all batches."""
-        rates = _attack_success_rate_compute(self.flipped, self.correct, self.wrong, self.count, self.confidence)
         counts = {name: getattr(self, name).clone() for name in ("flipped", "correct", "wrong", "count")}
         distortions = dim_zero_cat(self.distortions) if len(self.distortions) else torch.zeros(0, device=self.device)
-        self._components = {**rates._asdict(), "distortion": _median_distortion(distortions).float(), **counts}
+        self._components = _attack_success_rate_compute(counts, distortions, self.confidence)._asdict()
         return self._components["asr"]

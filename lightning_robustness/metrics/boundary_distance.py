@@ -4,12 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import dim_zero_cat
-from torchmetrics.utilities.distributed import gather_all_tensors
-from typing_extensions import override
 
 from lightning_robustness._arguments import check_integer, check_number, is_number
-from lightning_robustness._numbers import accumulation_dtype
 from lightning_robustness.functional.boundary_distance import (
     BoundaryNorm,
     _check_arguments,
@@ -18,10 +14,10 @@ from lightning_robustness.functional.boundary_distance import (
     share_beyond,
 )
 from lightning_robustness.input_space import InputSpace, check_input_space
-from lightning_robustness.metrics._base import RobustnessMetric
+from lightning_robustness.metrics._base import SampleMetric
 
 
-class BoundaryDistance(RobustnessMetric):
+class BoundaryDistance(SampleMetric):
     r"""Compute the median distance to the decision boundary, to first order, higher is more robust.
 
     .. math::
@@ -88,8 +84,6 @@ class BoundaryDistance(RobustnessMetric):
     plot_lower_bound: None = None
     plot_upper_bound: None = None
 
-    distances: list[Tensor]
-
     def __init__(
         self,
         norm: BoundaryNorm = "linf",
@@ -117,37 +111,23 @@ class BoundaryDistance(RobustnessMetric):
             "chunk_size": chunk_size,
             "seed": check_integer("seed", seed, minimum=0),
         }
-        self.add_state("distances", default=[], dist_reduce_fx="cat")
 
     def update(self, model: Callable[..., Any], x: Tensor, y: Tensor | None = None) -> None:
         """Add the samples of a batch."""
-        distances = boundary_distance(model, x, y, self.norm, **self.options)
-        self.distances.append(distances.to(self.device, accumulation_dtype(self.device)))
+        self._add(boundary_distance(model, x, y, self.norm, **self.options))
 
-    def compute(self) -> Tensor:
-        """Compute the median over all batches."""
-        distances = dim_zero_cat(self.distances) if len(self.distances) else self._nothing()
+    def _summarize(self, *columns: Tensor) -> dict[str, Tensor]:
+        (distances,) = columns
         beyond, low, high = share_beyond(distances, self.budgets, self.confidence)
         quantiles = [quantile(distances, position) for position in self.quantiles]
-        self._components = {
-            "median": quantile(distances, 0.5).float(),
-            "quantiles": torch.stack([*quantiles, distances.new_zeros(())])[:-1].float(),
+        return {
+            "median": quantile(distances, 0.5),
+            "quantiles": torch.stack([*quantiles, distances.new_zeros(())])[:-1],
             "beyond": beyond,
             "beyond_low": low,
             "beyond_high": high,
             "infinite": distances.isinf().sum(),
-            "count": torch.tensor(len(distances), device=self.device),
         }
-        return self._components["median"]
-
-    @override
-    def _sync_dist(self, dist_sync_fn: Callable = gather_all_tensors, process_group: Any | None = None) -> None:
-        # A process without samples has to gather a tensor of the same dtype as the others
-        self.distances = [dim_zero_cat([self._nothing(), *self.distances])]
-        super()._sync_dist(dist_sync_fn, process_group)
-
-    def _nothing(self) -> Tensor:
-        return torch.zeros(0, dtype=accumulation_dtype(self.device), device=self.device)
 
 
 def _check_numbers(name: str, values: Sequence[float]) -> list[float]:

@@ -1,16 +1,15 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import check_integer
 from lightning_robustness.functional.clever_score import _check_arguments, clever_score
 from lightning_robustness.input_space import InputSpace, check_input_space
-from lightning_robustness.metrics._base import RobustnessMetric
+from lightning_robustness.metrics._base import SampleMetric, mean
 
 
-class CleverScore(RobustnessMetric):
+class CleverScore(SampleMetric):
     r"""Compute the mean CLEVER score, an estimate of the smallest successful perturbation, higher is more robust.
 
     .. math::
@@ -67,10 +66,6 @@ class CleverScore(RobustnessMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: None = None
 
-    total: Tensor
-    lowest: Tensor
-    count: Tensor
-
     def __init__(
         self,
         radius: float,
@@ -93,20 +88,11 @@ class CleverScore(RobustnessMetric):
             "chunk_size": chunk_size,
             "seed": check_integer("seed", seed, minimum=0),
         }
-        self._add_float_state("total", torch.zeros(()))
-        self._add_float_state("lowest", torch.full((), radius, dtype=torch.float64), "min")
-        self._add_counts("count")
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""
-        values = clever_score(model, x, self.radius, **self.options).to(self.total)
-        self.total = self.total + values.sum()
-        self.lowest = torch.cat([values, self.lowest.unsqueeze(0)]).min()
-        self.count = self.count + len(values)
+        self._add(clever_score(model, x, self.radius, **self.options))
 
-    def compute(self) -> Tensor:
-        """Compute the mean over all batches."""
-        lowest = self.lowest if self.count else torch.zeros_like(self.lowest)
-        means = {"mean": self.total / self.count.clamp(min=1), "min": lowest}
-        self._components = {name: value.float() for name, value in means.items()} | {"count": self.count.clone()}
-        return self._components["mean"]
+    def _summarize(self, *columns: Tensor) -> dict[str, Tensor]:
+        (scores,) = columns
+        return {"mean": mean(scores), "min": scores.amin() if len(scores) else mean(scores)}

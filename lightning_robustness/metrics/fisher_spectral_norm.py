@@ -12,15 +12,14 @@ from lightning_robustness.functional.fisher_spectral_norm import (
     Distribution,
     FisherMethod,
     _check_arguments,
-    _fisher_compute,
-    _fisher_update,
-    fisher_spectral_norm,
+    fisher_and_boundary,
+    fisher_means,
 )
 from lightning_robustness.input_space import InputSpace, check_input_space
-from lightning_robustness.metrics._base import RobustnessMetric
+from lightning_robustness.metrics._base import SampleMetric
 
 
-class FisherSpectralNorm(RobustnessMetric):
+class FisherSpectralNorm(SampleMetric):
     r"""Compute the mean spectral norm of the Fisher information of the inputs, lower is more robust.
 
     .. math::
@@ -86,15 +85,7 @@ class FisherSpectralNorm(RobustnessMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: None = None
 
-    total: Tensor
-    inverse_total: Tensor
-    log_total: Tensor
-    largest: Tensor
-    saturated: Tensor
-    count: Tensor
-    products: Tensor
-    part_totals: Tensor
-    part_counts: Tensor
+    num_columns = 2 + len(FISHER_PARTS)
 
     def __init__(
         self,
@@ -121,7 +112,7 @@ class FisherSpectralNorm(RobustnessMetric):
         check_number("floor", floor, exclusive=True)
         self.method: FisherMethod = method
         self.floor = floor
-        self.options = {
+        self.options: dict[str, Any] = {
             "input_space": check_input_space(input_space),
             "tolerance": tolerance,
             "distribution": distribution,
@@ -129,24 +120,15 @@ class FisherSpectralNorm(RobustnessMetric):
             "seed": check_integer("seed", seed, minimum=0),
             **counts,
         }
-        for name in ("total", "inverse_total", "log_total"):
-            self._add_float_state(name, torch.zeros(()))
-        self._add_float_state("largest", torch.zeros(()), "max")
-        self._add_counts("saturated", "count", "products")
-        self._add_float_state("part_totals", torch.zeros(len(FISHER_PARTS)))
-        self.add_state("part_counts", default=torch.zeros(len(FISHER_PARTS), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""
-        components: FisherComponents = fisher_spectral_norm(
-            model, x, self.method, return_components=True, **self.options
-        )
-        sums = _fisher_update(components, self.floor)
-        self.largest = torch.maximum(self.largest, sums.pop("largest").to(self.largest))
-        for name, value in sums.items():
-            setattr(self, name, getattr(self, name) + value.to(getattr(self, name)))
+        found = fisher_and_boundary(model, x, method=self.method, **self.options)
+        absent = torch.full_like(found.spectral_norm, torch.nan)
+        parts = (getattr(found, name) for name in FISHER_PARTS)
+        self._add(found.spectral_norm, found.products, *(absent if part is None else part for part in parts))
 
-    def compute(self) -> Tensor:
-        """Compute the mean over all batches."""
-        self._components = _fisher_compute({name: getattr(self, name) for name in self._defaults})
-        return self._components["mean"]
+    def _summarize(self, *columns: Tensor) -> dict[str, Tensor]:
+        norms, products, *parts = columns
+        present = {name: part[~part.isnan()] for name, part in zip(FISHER_PARTS, parts, strict=True)}
+        return fisher_means(FisherComponents(norms, products, **present), self.floor)

@@ -1,16 +1,15 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import check_integer
 from lightning_robustness.functional.lipschitz_constant import lipschitz_constant
 from lightning_robustness.input_space import InputSpace, check_input_space
-from lightning_robustness.metrics._base import RobustnessMetric
+from lightning_robustness.metrics._base import SampleMetric, mean
 
 
-class LipschitzConstant(RobustnessMetric):
+class LipschitzConstant(SampleMetric):
     r"""Compute the mean local Lipschitz constant of the class probabilities, lower is more robust.
 
     .. math::
@@ -58,27 +57,15 @@ class LipschitzConstant(RobustnessMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: None = None
 
-    total: Tensor
-    largest: Tensor
-    count: Tensor
-
     def __init__(self, input_space: InputSpace | None = None, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.input_space = check_input_space(input_space)
         self.seed = check_integer("seed", seed, minimum=0)
-        self._add_float_state("total", torch.zeros(()))
-        self._add_float_state("largest", torch.zeros(()), "max")
-        self._add_counts("count")
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""
-        values = lipschitz_constant(model, x, self.input_space, self.seed).to(self.total)
-        self.total = self.total + values.sum()
-        self.largest = torch.cat([values, self.largest.unsqueeze(0)]).max()
-        self.count = self.count + len(values)
+        self._add(lipschitz_constant(model, x, self.input_space, self.seed))
 
-    def compute(self) -> Tensor:
-        """Compute the mean over all batches."""
-        means = {"mean": self.total / self.count.clamp(min=1), "max": self.largest}
-        self._components = {name: value.float() for name, value in means.items()} | {"count": self.count.clone()}
-        return self._components["mean"]
+    def _summarize(self, *columns: Tensor) -> dict[str, Tensor]:
+        (values,) = columns
+        return {"mean": mean(values), "max": values.amax() if len(values) else mean(values)}

@@ -2,7 +2,10 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_robustness.functional.robustness_difference_index import _robustness_difference_index_compute
+from lightning_robustness.functional.robustness_difference_index import (
+    RDIComponents,
+    _robustness_difference_index_compute,
+)
 from lightning_robustness.metrics._base import ClassStatisticsMetric, Storage
 
 
@@ -66,4 +69,4 @@ class RobustnessDifferenceIndex(ClassStatisticsMetric):
     def compute(self) -> Tensor:
         """Compute RDI over all batches."""
         statistics = self._statistics()
-        return self._publish(_robustness_difference_index_compute(statistics)._asdict(), statistics)
+        return self._publish(_robustness_difference_index_compute(statistics), statistics, RDIComponents)

@@ -1,12 +1,11 @@
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_robustness._arguments import check_option
-from lightning_robustness.functional._class_statistics import Normalization, min_max
-from lightning_robustness.functional.roby import _roby_compute
+from lightning_robustness.functional._class_statistics import Normalization
+from lightning_robustness.functional.roby import ROBYComponents, _pair_matrix, _roby_compute
 from lightning_robustness.metrics._base import ClassStatisticsMetric, Storage
 
 
@@ -91,14 +90,9 @@ class ROBY(ClassStatisticsMetric):
     def compute(self) -> Tensor:
         """Compute ROBY over all batches."""
         statistics = self._statistics()
-        return self._publish(_roby_compute(statistics, self.p, self.normalization)._asdict(), statistics)
+        return self._publish(_roby_compute(statistics, self.p, self.normalization), statistics, ROBYComponents)
 
     @override
     def compute_components(self) -> dict[str, Tensor]:
         components = super().compute_components()
-        classes = components["counts"].nonzero().squeeze(1)
-        i, j = classes[torch.triu_indices(len(classes), len(classes), offset=1, device=classes.device)]
-        pairs = components["pairs"] if self.normalization == "none" else min_max(components["pairs"])
-        matrix = pairs.new_full((self.num_classes, self.num_classes), torch.nan)
-        matrix[i, j] = matrix[j, i] = pairs
-        return components | {"pairs": matrix}
+        return components | {"pairs": _pair_matrix(components["pairs"], components["counts"], self.normalization)}

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_robustness._isolation.draws import Draws, check_positions
+from lightning_robustness._isolation.draws import Draws
 
 KINDS = {
     "bits": lambda draws, counter, shape: draws.bits(counter, shape),
@@ -113,17 +113,3 @@ def test_samples_and_coordinates_are_independent(dim):
         byte = (draws.bits(1, (400,)).long() >> shift) & 0xFF
         pairs = byte.narrow(dim, 1, 399) * 256 + byte.narrow(dim, 0, 399)
         assert stats.chisquare(pairs.flatten().bincount(minlength=2**16).numpy()).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("positions", "error", "match"),
-    [
-        ([0, 1], TypeError, r"`positions` to be an integer tensor, the non-negative position of each .* but got list"),
-        (torch.zeros(2), TypeError, r"`positions` to be an integer tensor, .* but got dtype torch\.float32"),
-        (torch.arange(3), ValueError, r"`positions` to be an integer tensor, .* of shape \(2,\) but got shape \(3,\)"),
-        (torch.tensor([0, -1]), ValueError, r"the non-negative position of each sample in the data set, but got -1"),
-    ],
-)
-def test_positions_are_checked(positions, error, match):
-    with pytest.raises(error, match=match):
-        check_positions(positions, 2)

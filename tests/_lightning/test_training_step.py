@@ -5,6 +5,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss
+from lightning_robustness._model.access import Access
 from tests.callbacks.modules import Classifier, make_trainer, train_loader
 
 
@@ -12,7 +13,7 @@ class Scale(TrainingStepCallback):
     """Scales inputs, and writes down what it sees."""
 
     def __init__(self, factor, notes):
-        super().__init__()
+        super().__init__(Access())
         self.factor, self.notes = factor, notes
 
     def around_training_step(self, trainer, pl_module, step, batch, *args):

@@ -175,7 +175,7 @@ def test_batch_function():
         ({"x": "path"}, TypeError, r"tensor of shape \(N, \.\.\.\) but got str\. .*`batch_fn="),
         ([(X, Y), (X, Y)], TypeError, r"tensor of shape \(N, \.\.\.\) but got tuple"),
         (torch.tensor(1.0), TypeError, r"but got one of shape \(\)"),
-        ((X, ["a", "b", "c"]), TypeError, r"`y` to be an integer tensor of labels but got list\. One-hot or soft"),
+        ((X, ["a", "b", "c"]), TypeError, r"`y` to be an integer tensor but got list\. One-hot or soft"),
         ((X, torch.eye(8)[Y]), TypeError, r"labels but got dtype torch\.float32\. One-hot or soft .*`batch_fn="),
         ((X, torch.rand(3)), ValueError, r"single-label classification.* real numbers, from .*, as in regression"),
         ((X, 2 * torch.ones(3, 1)), ValueError, r"real numbers, from 2 to 2, as in regression"),

@@ -24,8 +24,6 @@ from lightning_robustness.attacks import PGD, MinimumNormCW, Square, run_attack
 from lightning_robustness.functional import (
     boundary_distance,
     clever_score,
-    feature_subspace_aggregation,
-    feature_subspace_distance,
     fisher_spectral_norm,
     lipschitz_constant,
     robustness_difference_index,
@@ -89,8 +87,8 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
         "rdi_inter": np.linalg.norm(centers - centers.mean(axis=0), axis=1).mean(),
         "rdi_embedding": robustness_difference_index(embedding, preds),
         "roby": roby(embedding, preds),
-        "fsa": feature_subspace_aggregation(embedding, preds),
-        "fsd": feature_subspace_distance(embedding, preds),
+        "fsa": roby(embedding, preds, return_components=True).fsa,
+        "fsd": roby(embedding, preds, return_components=True).fsd,
         "acc": accuracy_score(y, preds),
         "samples": len(x),
         "fim": norms.mean(),
@@ -954,7 +952,7 @@ class Undifferentiable(Classifier):
             Regression,
             val_loader,
             {},
-            "labels from 0 to 1, for 2 classes, but got values from 0 to 9.*regression cannot",
+            "from 0 to 1, for 2 classes, but got values from 0 to 9.*regression cannot",
         ),
         (
             Silent,

@@ -58,7 +58,7 @@ def test_wilson_interval_solves_its_equation():
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ((torch.ones(2), labels(0, 1), labels(0, 1)), TypeError, "`preds` to be an integer tensor of labels"),
+        ((torch.ones(2), labels(0, 1), labels(0, 1)), TypeError, "`preds` to be an integer tensor"),
         ((labels(0, 1), torch.ones(2), labels(0, 1)), TypeError, r"`adv_preds`.*pass `logits.argmax\(dim=1\)`"),
         ((labels(0, 1), labels(0, 1), torch.ones(2) > 0), TypeError, "`target`.*but got dtype torch.bool"),
         ((labels(0, 1), labels(0), labels(0, 1)), ValueError, r"`adv_preds` to have shape \(2,\).*but got \(1,\)"),

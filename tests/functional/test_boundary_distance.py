@@ -170,9 +170,9 @@ def test_the_model_is_left_alone():
         ({"norm": "l0"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l0'"),
         ({"num_rivals": 0}, "`num_rivals` to be an integer of at least 1 but got 0"),
         ({"chunk_size": 0}, "`chunk_size` to be an integer of at least 1 but got 0"),
-        ({"y": torch.tensor([0, 4])}, "labels in `y` to be in the range 0 to 3, for logits of 4 classes, but got 4"),
-        ({"y": torch.tensor([0, -1])}, "labels in `y` to be non-negative but got values from -1 to 0"),
-        ({"y": torch.tensor([0])}, r"`y` to have shape \(2,\), one label per sample, but got \(1,\)"),
+        ({"y": torch.tensor([0, 4])}, "`y` to be from 0 to 3, .* to 4"),
+        ({"y": torch.tensor([0, -1])}, "`y` to be non-negative but got values from -1 to 0"),
+        ({"y": torch.tensor([0])}, r"`y` to have shape \(2,\), .* but got \(1,\)"),
     ],
 )
 def test_arguments_are_checked(options, message):
@@ -184,7 +184,7 @@ def test_arguments_are_checked(options, message):
 
 
 def test_bad_models_and_inputs():
-    with pytest.raises(TypeError, match=r"`y` to be an integer tensor of labels but got dtype torch\.float32"):
+    with pytest.raises(TypeError, match=r"`y` to be an integer tensor but got dtype torch\.float32"):
         boundary_distance(nn.Linear(6, 4), torch.rand(2, 6), torch.rand(2))
     with pytest.raises(ValueError, match=r"range \[0.0, 1.0\] but observed"):
         boundary_distance(nn.Linear(6, 4), torch.full((2, 6), 2.0))

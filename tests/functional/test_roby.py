@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_robustness.functional import feature_subspace_aggregation, feature_subspace_distance, roby
+from lightning_robustness.functional import roby
 from tests import references
 
 
@@ -22,8 +22,12 @@ def test_equals_the_papers_loops(dtype, atol, num_classes, p):
         result = roby(features, preds, p=p, normalization=normalization)
         assert result.dtype == dtype
         assert result.item() == pytest.approx(expected["roby"], abs=atol)
-    assert feature_subspace_aggregation(features, preds, p=p).item() == pytest.approx(expected["fsa"], abs=atol)
-    assert feature_subspace_distance(features, preds, p=p).item() == pytest.approx(expected["fsd"], abs=atol)
+        parts = roby(features, preds, p=p, normalization=normalization, return_components=True)
+        assert torch.equal(parts.roby, result)
+        assert parts.fsa.item() == pytest.approx(expected["fsa"], abs=atol)
+        assert parts.fsd.item() == pytest.approx(expected["fsd"], abs=atol)
+        upper = parts.pairs[tuple(torch.triu_indices(*parts.pairs.shape, offset=1))]
+        assert upper.nanmean().item() == pytest.approx(expected["roby"], abs=atol)
 
 
 @given(
@@ -49,8 +53,9 @@ def test_pairs_form_is_unchanged_by_shift_and_scale_and_for_p_2_by_rotation(seed
 def test_equal_pairs_give_zero():
     triangle = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, math.sqrt(0.75)]], dtype=torch.float64)
     assert roby(triangle, torch.arange(3)) == 0
-    assert feature_subspace_distance(triangle, torch.arange(3)) == 0
-    assert feature_subspace_aggregation(triangle, torch.arange(3)) == 1
+    parts = roby(triangle, torch.arange(3), return_components=True)
+    assert parts.fsd == 0
+    assert parts.fsa == 1
 
 
 @pytest.mark.parametrize(("normalization", "expected"), [("pairs", 1.0), ("all", 1.0), ("none", 2.0)])
@@ -60,9 +65,9 @@ def test_fewer_than_two_populated_classes_are_the_worst_and_give_one_warning(nor
         assert roby(features, torch.tensor([3, 3]), normalization=normalization) == expected
     assert len(record) == 1
     with pytest.warns(UserWarning, match="FSD is 0"):
-        assert feature_subspace_distance(features, torch.tensor([3, 3])) == 0
+        assert roby(features, torch.tensor([3, 3]), return_components=True).fsd == 0
     with pytest.warns(UserWarning, match="fewer than two"):
-        assert feature_subspace_aggregation(features[:0], torch.zeros(0, dtype=torch.long)) == 1
+        assert roby(features[:0], torch.zeros(0, dtype=torch.long), return_components=True).fsa == 1
 
 
 @pytest.mark.parametrize("normalization", ["pairs", "all", "none"])

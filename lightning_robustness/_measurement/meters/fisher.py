@@ -12,13 +12,7 @@ from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch
 from lightning_robustness.functional._fisher_estimators import FisherComponents
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, quantile, share_beyond
-from lightning_robustness.functional.fisher_spectral_norm import (
-    FLOOR,
-    FisherMethod,
-    _fisher_compute,
-    _fisher_update,
-    fisher_and_boundary,
-)
+from lightning_robustness.functional.fisher_spectral_norm import FisherMethod, fisher_and_boundary, fisher_means
 
 # The norms of saturated samples are so small that they would stretch the axis of a histogram
 _SMALLEST_LAMBDA = 1e-12
@@ -58,14 +52,14 @@ class FisherMeter(Meter):
         if not len(rows):
             return {}
         components = FisherComponents(**{name: rows[name] for name in FisherComponents._fields if name in rows.columns})
-        means = _fisher_compute(_fisher_update(components, FLOOR))
+        means = fisher_means(components)
         values = {name: means[part].item() for name, part in _COMPONENTS.items() if part in means}
         if "boundary" in rows.columns:
             distances = rows["boundary"].double()
             values["boundary"] = quantile(distances, 0.5).item()
             if self.eps is not None and rows["has_label"].all():
                 values["boundary_acc"] = share_beyond(distances, [self.eps])[0].item()
-        return values | {"samples_fim": means["count"].item()}
+        return values | {"samples_fim": len(rows)}
 
     @override
     def histograms(self, rows: Rows) -> dict[str, Tensor]:

@@ -49,8 +49,7 @@ def check_reports(
     missing = [name for name in reports if name not in sweeps]
     if missing:
         raise ValueError(
-            f"Expected reports with a sweep but {', '.join(map(repr, missing))} has none. "
-            "Pass `sweep_budgets=` to `evaluate`."
+            f"Expected reports with a sweep but {', '.join(map(repr, missing))} has none. Pass `sweep_budgets=`."
         )
     described = {
         "number of classes": {name: str(report.num_classes) for name, report in reports.items()},

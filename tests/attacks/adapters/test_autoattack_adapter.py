@@ -107,7 +107,7 @@ def test_inputs_that_it_cannot_take(stand_in):
     y = model(x).argmax(1)
     with pytest.raises(ValueError, match=r"images of shape \(N, C, H, W\) for AutoAttack but got \(4, 16\)"):
         run_attack(model, "autoattack:standard", x, y)
-    with pytest.raises(ValueError, match="inputs with a range for AutoAttack.* `input_space`"):
+    with pytest.raises(ValueError, match=r"inputs with a range for AutoAttack.* `input_space`"):
         run_attack(model, "autoattack:standard", x, y, InputSpace(low=None, high=None))
     assert run_attack(model, get_attack("autoattack", eps=1.0), x, y).success.any()
 
