@@ -708,7 +708,7 @@ def test_no_labels(tmp_path):
 def test_inputs_out_of_range(tmp_path):
     images, targets = digits_data(0, 32).tensors
     data = DataLoader([(16 * images, targets)], batch_size=None)
-    with pytest.raises(ValueError, match=r"`x` in the range \[0.0, 1.0\] but observed \[0, 16\]"):
+    with pytest.raises(ValueError, match=r"in the range \[0.0, 1.0\] but observed \[0, 16\]"):
         fit(tmp_path, AdversarialTraining(), data=data)
 
 
@@ -736,7 +736,7 @@ def test_nan_is_refused_on_any_batch(tmp_path):
     data = [(x.clone(), y) for x, y in loader()]
     data[2][0][3, 0, 1, 2] = torch.nan
     module = Recorder()
-    with pytest.raises(ValueError, match="`x` to be finite but it holds NaN"):
+    with pytest.raises(ValueError, match="to be finite"):
         make_trainer(tmp_path, AdversarialTraining(**SETTINGS)).fit(module, DataLoader(data, batch_size=None))
     assert len(module.batches) == 2
 
