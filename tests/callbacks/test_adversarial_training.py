@@ -574,7 +574,8 @@ def overfit(path, monkeypatch, accuracies, **options):
 
     monkeypatch.setattr("lightning_robustness.callbacks.adversarial_training.run_attack", fake_run)
     L.seed_everything(3, verbose=False)
-    callback, values = AdversarialTraining("fast", **{"eps": 0.1, "overfitting_samples": 50} | options), []
+    defaults = {"overfitting_samples": 50} | ({} if "budgets" in options else {"eps": 0.1})
+    callback, values = AdversarialTraining("fast", **defaults | options), []
 
     class Epochs(L.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
