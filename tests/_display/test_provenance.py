@@ -29,7 +29,7 @@ def test_device_is_named(monkeypatch):
 
 def test_processor_without_proc(monkeypatch, tmp_path):
     (tmp_path / "cpuinfo").touch()
-    monkeypatch.setattr("lightning_robustness.utilities.provenance.Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr("lightning_robustness._display.provenance.Path", lambda _: tmp_path / "cpuinfo")
     monkeypatch.setattr(platform, "processor", lambda: "")
     assert describe_run()["machine"].endswith("unknown processor")
 
