@@ -44,12 +44,13 @@ def main() -> None:
 
     digits = load_digits()
     images, labels = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1), torch.tensor(digits.target)
-    budgets = {"natural": 0.0, "robust 0.05": 0.05, "robust 0.15": 0.15, "robust 0.25": 0.25}
-    models = {name: train(images[:1200], labels[:1200], eps, arguments.epochs) for name, eps in budgets.items()}
+    trained = {"natural": 0.0, "robust 0.05": 0.05, "robust 0.15": 0.15, "robust 0.25": 0.25}
+    models = {name: train(images[:1200], labels[:1200], eps, arguments.epochs) for name, eps in trained.items()}
 
     loader = DataLoader(TensorDataset(images[1200:], labels[1200:]), batch_size=128)
-    eps = [number / 100 for number in range(1, arguments.budgets + 1)]
-    report = compare(models, loader, budgets=eps, samples=arguments.samples, decision_space="pca")
+    sizes = {"attack_samples": arguments.samples, "fim_samples": arguments.samples}
+    budgets = [number / 100 for number in range(1, arguments.budgets + 1)]
+    report = compare(models, loader, budgets=budgets, decision_space="pca", **sizes)
     print(report)
     report.to_html(arguments.output)
     print(f"\nOpen {arguments.output} in a browser for the figures.")

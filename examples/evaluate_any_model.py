@@ -56,7 +56,8 @@ def main() -> None:
         attacks=("fgsm", "pgd", "cw", "square"),
         eps=arguments.eps,
         input_space=space,
-        samples=arguments.samples,
+        fim_samples=arguments.samples,
+        attack_samples=arguments.samples,
         sweep_budgets=[arguments.eps * number / 5 for number in range(1, 11)],
         decision_space="pca",
     )

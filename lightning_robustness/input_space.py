@@ -91,20 +91,20 @@ class InputSpace:
         check_tensor("x", x)
         if x.ndim < 2:
             raise ValueError(
-                f"Expected `x` of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}. For a single "
-                "sample, pass `x.unsqueeze(0)`."
+                f"Expected inputs `x` of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}. For a "
+                "single sample, pass `x.unsqueeze(0)`."
             )
         if len(x) == 0:
             return
         if x.numel() == 0:
             raise ValueError(
-                f"Expected `x` with at least one value per sample but got shape {tuple(x.shape)}. Check what "
+                f"Expected inputs `x` with at least one value per sample but got shape {tuple(x.shape)}. Check what "
                 "the loader returns."
             )
         low, high = self._observe(x)
         if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
             raise ValueError(
-                "Expected `x` to be finite but it holds NaN or infinity. Leave such samples out, or replace these "
+                "Expected inputs to be finite but they hold NaN or infinity. Leave such samples out, or replace these "
                 "values with `x.nan_to_num()`."
             )
         rounding = self._rounding(x.dtype)
@@ -112,7 +112,7 @@ class InputSpace:
             self.high is not None and high > self.high + rounding
         ):
             raise ValueError(
-                f"Expected `x` in the range [{self.low}, {self.high}] but observed [{low:.4g}, {high:.4g}]. "
+                f"Expected inputs in the range [{self.low}, {self.high}] but observed [{low:.4g}, {high:.4g}]. "
                 + self._remedy(low, high)
             )
 

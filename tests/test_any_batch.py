@@ -337,9 +337,9 @@ def test_adversarial_training_takes_the_mask_along(tmp_path, options):
 
 def test_attacks_that_drop_samples_cannot_take_a_mask_along():
     extra = find_extra_inputs(Masked(), "x", ["mask"])
-    extra.values = {"mask": torch.ones(4, 2)}
+    bound = extra.bind(Masked(), {"mask": torch.ones(4, 2)})
     with pytest.raises(ValueError, match=r"as many inputs as mask have rows but got 3.*`all_steps=True`"):
-        extra.bind(Masked())(torch.rand(3, 2, 4))
+        bound(torch.rand(3, 2, 4))
 
 
 def test_what_a_model_takes_from_a_batch():

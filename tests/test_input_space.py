@@ -1,4 +1,5 @@
 import pickle
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_robustness import InputSpace
-from lightning_robustness.input_space import check_input_space
+from lightning_robustness.input_space import check_input_space, check_normalized, clip
 
 CIFAR = InputSpace(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 
@@ -75,22 +76,22 @@ def test_no_bounds():
         (
             InputSpace(),
             torch.tensor([[-2.1, 2.6]]),
-            r"range \[0.0, 1.0\] but observed \[-2.1, 2.6\].*InputSpace\(mean=.*InputSpace\(low=None, high=None\)",
+            r"\[-2.1, 2.6\].*InputSpace\(mean=.*InputSpace\(low=None, high=None\)",
         ),
-        (InputSpace(), torch.tensor([[0.0, 1.003]]), r"observed \[0, 1.003\]. Interpolation.*`x.clamp\(0.0, 1.0\)`"),
-        (InputSpace(), torch.tensor([[0.0, 255.0]]), r"observed \[0, 255\]. For pixels from 0 to 255.*high=255"),
+        (InputSpace(), torch.tensor([[0.0, 1.003]]), r"\[0, 1.003\].*`x.clamp\(0.0, 1.0\)`"),
+        (InputSpace(), torch.tensor([[0.0, 255.0]]), r"\[0, 255\].*high=255"),
         (
             InputSpace(mean=0.5, std=0.5),
             torch.tensor([[0.0, 2.0]]),
-            r"observed \[0.5, 1.5\]. Does .* mean=0.5 and std=0.5\?",
+            r"\[0.5, 1.5\].* mean=0.5 and std=0.5\?",
         ),
         (InputSpace(), torch.tensor([[0.0, float("nan")]]), "inputs to be finite"),
-        (InputSpace(), torch.rand(3), r"at least 2 dimensions but got \(3,\)\. For a single sample, pass `x.unsqueeze"),
+        (InputSpace(), torch.rand(3), r"\(3,\).*`x.unsqueeze"),
         (InputSpace(low=None, high=None), torch.tensor([[0.0, float("inf")]]), "inputs to be finite"),
         (
             CIFAR,
             torch.zeros(2, 1, 4, 4),
-            r"`std` to have one value, or one per channel.*\(2, 1, 4, 4\), but got 3",
+            r"`std`.*\(2, 1, 4, 4\), but got 3",
         ),
     ],
 )
@@ -100,20 +101,8 @@ def test_bad_batch(space, x, match):
 
 
 def test_integers_are_refused():
-    with pytest.raises(TypeError, match=r"floating point tensor but got dtype torch.uint8.*x.float\(\)"):
+    with pytest.raises(TypeError, match=r"torch.uint8.*x.float\(\)"):
         InputSpace().check(torch.zeros(2, 2, dtype=torch.uint8))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"low": 1.0, "high": 1.0}, "`low` to be smaller than `high` but got 1.0 and 1.0"),
-        ({"std": (0.5, 0.0)}, r"`std` to be positive but got \(0.5, 0.0\)"),
-    ],
-)
-def test_arguments_are_checked(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        InputSpace(**arguments)
 
 
 def test_the_remedy_for_an_overshoot():
@@ -128,18 +117,18 @@ def test_data_that_is_evidently_not_normalised():
     with pytest.raises(
         ValueError, match=r"normalised with mean=\(0.5, 0.4\).*observed.*`InputSpace\(low=0.0, high=1.0\)"
     ):
-        space.check_normalized(x)
-    InputSpace(low=0.0, high=1.0).check_normalized(x)
-    space.check_normalized(space.normalize(x))
-    space.check_normalized(x[:2])  # of so few values nothing is evident
-    InputSpace(low=None, high=None, mean=0.5, std=0.25).check_normalized(x)
-    InputSpace(mean=0.0, std=0.5).check_normalized(0.5 * x)
+        check_normalized(space, x)
+    check_normalized(InputSpace(low=0.0, high=1.0), x)
+    check_normalized(space, space.normalize(x))
+    check_normalized(space, x[:2])  # of so few values nothing is evident
+    check_normalized(InputSpace(low=None, high=None, mean=0.5, std=0.25), x)
+    check_normalized(InputSpace(mean=0.0, std=0.5), 0.5 * x)
 
 
 @pytest.mark.parametrize("space", [InputSpace(), InputSpace(mean=(0.5, 0.25), std=(0.25, 0.5)), InputSpace(low=None)])
 def test_values_outside_of_the_range_are_clipped(space):
     values = torch.tensor([[0.5, 1.25], [-0.5, 0.75], [0.0, 1.0]])
-    clipped, outside = space.clip(space.normalize(values))
+    clipped, outside = clip(space, space.normalize(values))
     expected = torch.tensor([[0.5, 1.0], [-0.5 if space.low is None else 0.0, 0.75], [0.0, 1.0]])
     torch.testing.assert_close(space.unnormalize(clipped), expected)
     assert outside.tolist() == [[False, True], [space.low is not None, False], [False, False]]
@@ -149,19 +138,9 @@ def test_values_outside_of_the_range_are_clipped(space):
 
 def test_without_a_range_nothing_is_clipped():
     x = torch.tensor([[-5.0, 1e6]])
-    clipped, outside = InputSpace(low=None, high=None).clip(x)
+    clipped, outside = clip(InputSpace(low=None, high=None), x)
     assert clipped is x
     assert not outside.any()
-    assert not InputSpace(low=None, high=None).is_mistaken(x, outside)
-
-
-@pytest.mark.parametrize(
-    ("values", "is_mistaken"),
-    [([0.2, 0.4, 1.05], True), ([0.1] * 19 + [1.05], False), ([0.1] * 19 + [40.0], True), ([0.1, 0.9], False)],
-)
-def test_evident_mistakes_are_many_values_or_a_mean_outside(values, is_mistaken):
-    x = torch.tensor([values])
-    assert InputSpace().is_mistaken(x, InputSpace().clip(x)[1]) is is_mistaken
 
 
 @pytest.mark.parametrize(
@@ -181,6 +160,7 @@ def test_evident_mistakes_are_many_values_or_a_mean_outside(values, is_mistaken)
         (InputSpace(), torch.nan, 0.0, False),
     ],
 )
-def test_contains(space, low, high, expected):
-    assert space.contains(torch.tensor([[low, 0.0], [0.5, high]])) is expected
-    assert space.contains(torch.empty(0, 2))
+def test_range(space, low, high, expected):
+    with nullcontext() if expected else pytest.raises(ValueError, match="Expected inputs"):
+        space.check(torch.tensor([[low, 0.0], [0.5, high]]))
+    space.check(torch.empty(0, 2))

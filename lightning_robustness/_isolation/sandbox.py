@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness._arguments import check_integer
+from lightning_robustness._arguments import check_flag, check_integer, check_model
 from lightning_robustness._isolation.module_state import ModuleState, walk
 
 _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
@@ -89,6 +89,9 @@ def sandbox(
     """
     for name, value in {"seed": seed, "index": index}.items():
         check_integer(name, value, minimum=0)
+    for name, flag in {"eval_mode": eval_mode, "precise": precise}.items():
+        check_flag(name, flag)
+    check_model(model)
     with ExitStack() as stack:
         if not is_sandboxed():
             stack.enter_context(_LOCK.held())

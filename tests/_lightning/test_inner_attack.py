@@ -1,7 +1,8 @@
 import pytest
+import torch
 
 from lightning_robustness import InputSpace
-from lightning_robustness._lightning.inner_attack import make_inner_attack
+from lightning_robustness._lightning.inner_attack import Clipping, make_inner_attack
 from lightning_robustness.attacks import CW, PGD, Cascade, TorchattacksAdapter, budget_of
 
 
@@ -50,15 +51,15 @@ def test_a_budget_may_be_as_wide_as_the_range():
 @pytest.mark.parametrize(
     ("attack", "options", "match"),
     [
-        (own, {"eps": 0.1}, "an attack that takes eps but got <function own"),
-        (CW(), {"eps": 0.1, "alpha": 0.1}, r"an attack that takes eps, alpha but got CW\("),
-        (PGD(targeted=True), {}, r"not targeted, since it gets the true labels, but got PGD\("),
-        ("pgd", {"eps": 8.0}, r"at most 1, the width of the range of inputs \[0, 1\], but got 8\. .*8/255"),
+        (own, {"eps": 0.1}, "takes eps .*<function own"),
+        (CW(), {"eps": 0.1, "alpha": 0.1}, r"takes eps, alpha .*CW\("),
+        (PGD(targeted=True), {}, r"not targeted.*PGD\("),
+        ("pgd", {"eps": 8.0}, r"\[0, 1\], but got 8\. .*8/255"),
         ("pgd", {"eps": 0.6, "input_space": InputSpace(high=0.5)}, r"at most 0\.5, .* but got 0\.6"),
         ("worst", {"eps": 8.0}, r"at most 1, the width .* but got 8\."),
         (Cascade(attacks=(own, PGD(eps=8.0))), {}, r"at most 1, the width .* but got 8\."),
-        ("cw", {"eps": 0.1}, r"that has a budget, for `eps`, but got CW\(.*Leave `eps` out"),
-        ("torchattacks:CW", {"eps": 0.1}, r"that has a budget, for `eps`, but got TorchattacksAdapter\("),
+        ("cw", {"eps": 0.1}, r"CW\(.*Leave `eps` out"),
+        ("torchattacks:CW", {"eps": 0.1}, r"`eps`.*TorchattacksAdapter\("),
         (
             "torchattacks:FGSM",
             {"eps": 0.1, "input_space": InputSpace(low=None, high=None)},
@@ -73,5 +74,31 @@ def test_bad_arguments(attack, options, match):
 
 
 def test_no_attack():
-    with pytest.raises(TypeError, match=r"a callable .* or a name, but got int"):
+    with pytest.raises(TypeError, match=r"a callable .* or a name but got int"):
         make(3)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_mistaken"),
+    [([0.2, 0.4, 1.05], True), ([0.1] * 19 + [1.05], False), ([0.1] * 19 + [40.0], True)],
+)
+@pytest.mark.filterwarnings("ignore:Some inputs of a training batch leave the range")
+def test_first_batch_with_many_values_or_a_mean_outside_is_refused(values, is_mistaken):
+    clip, x = Clipping(InputSpace(), "clipped"), torch.tensor([values, [0.5] * len(values)])
+    if is_mistaken:
+        with pytest.raises(ValueError, match=r"inputs in the range \[0.0, 1.0\]"):
+            clip(x)
+    # Later ones are clipped
+    clipped, share = clip(x)
+    assert torch.equal(clipped, x.clamp(0, 1))
+    assert share == 0.5
+
+
+def test_clipping_refuses_what_it_cannot_mend():
+    clip = Clipping(InputSpace(), "clipped")
+    x = torch.rand(4, 3)
+    assert clip(x) == (x, 0.0)
+    with pytest.raises(ValueError, match="inputs to be finite"):
+        clip(torch.tensor([[0.5, torch.nan]]))
+    with pytest.raises(TypeError, match=r"`x\.float\(\)`"):
+        clip(torch.zeros(2, 2, dtype=torch.uint8))

@@ -168,7 +168,7 @@ def test_nothing_waits_for_what_is_left_out(tmp_path):
     assert "robustness/adv_acc/worst" not in monitor.keys_under(trainer)
     for waiting in (RobustEarlyStopping, RobustModelCheckpoint):
         callbacks = waiting("robustness/adv_acc/worst"), RobustnessMonitor()
-        with pytest.raises(MisconfigurationException, match=r"since FSDPStrategy shards the parameters\. These keys"):
+        with pytest.raises(MisconfigurationException, match="FSDPStrategy shards"):
             as_if_sharded(tmp_path, *callbacks, enable_checkpointing=True).fit(
                 Classifier(), train_loader(), val_loader()
             )
@@ -207,7 +207,7 @@ class Compiled(Classifier):
         (Prepares, "Expected `validation_step` to run the network on the inputs of its batch as they are but it did"),
         (GoesOn, "goes on with 'last', a layer that `forward` does not run, which takes 16 features"),
         (Compiled, "Expected a network that is not compiled but got one with `torch.compile`"),
-        (lambda: Classifier(num_classes=5), "labels in the range 0 to 4|5 classes"),
+        (lambda: Classifier(num_classes=5), "5 classes"),
     ],
 )
 def test_what_hooks_cannot_see_is_refused(tmp_path, kind, message):
@@ -224,6 +224,6 @@ def test_a_later_batch_that_hooks_do_not_see_is_left_out(tmp_path):
             self(batch[0] if self.trainer.sanity_checking else 1 - batch[0])
 
     monitor = RobustnessMonitor(log_figures=False)
-    with pytest.warns(UserWarning, match=r"left epoch 0 out: ValueError: Expected `validation_step` to run"):
+    with pytest.warns(UserWarning, match=r"epoch 0 .*`validation_step` to run"):
         as_if_sharded(tmp_path, monitor).fit(Moody(), train_loader(), val_loader())
     assert monitor.history == []

@@ -5,6 +5,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss
+from lightning_robustness._model.access import Access
 from tests.callbacks.modules import Classifier, make_trainer, train_loader
 
 
@@ -12,7 +13,7 @@ class Scale(TrainingStepCallback):
     """Scales inputs, and writes down what it sees."""
 
     def __init__(self, factor, notes):
-        super().__init__()
+        super().__init__(Access())
         self.factor, self.notes = factor, notes
 
     def around_training_step(self, trainer, pl_module, step, batch, *args):
@@ -63,7 +64,7 @@ def test_iterators_are_refused(tmp_path):
         def training_step(self, dataloader_iter):
             pass
 
-    with pytest.raises(MisconfigurationException, match=r"takes `dataloader_iter`, .* that Scale cannot see"):
+    with pytest.raises(MisconfigurationException, match=r"takes `dataloader_iter`, .* Scale"):
         make_trainer(tmp_path, Scale(0.5, [])).fit(Fetching(), train_loader())
 
 
@@ -71,7 +72,7 @@ def test_sharded_parameters_are_refused():
     class Trainer:
         strategy = FSDPStrategy.__new__(FSDPStrategy)
 
-    with pytest.raises(MisconfigurationException, match=r"Scale needs the whole network.*FSDPStrategy shards"):
+    with pytest.raises(MisconfigurationException, match=r"Scale .*FSDPStrategy shards"):
         Scale(0.5, []).setup(Trainer(), Classifier(), "fit")
 
 

@@ -98,7 +98,7 @@ def test_roby_is_left_out_where_two_classes_are_predicted(num_predicted, is_ther
 def test_labels_have_a_class(label):
     embedding, logits, y = features()
     y[3] = label
-    with pytest.raises(ValueError, match="Expected labels from 0 to 3, for 4 classes, but got values from"):
+    with pytest.raises(ValueError, match="from 0 to 3, for 4 classes, but got values from"):
         measure_features(FeaturePass(4, "exact", CPU), embedding, logits, y, 60)
 
 

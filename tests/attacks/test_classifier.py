@@ -73,7 +73,7 @@ def test_both_ways_into_the_model():
 
 def test_labels_need_a_class():
     classifier = Classifier(nn.Identity(), InputSpace(), torch.rand(3, 4), 4, DRAWS)
-    with pytest.raises(ValueError, match="labels in the range 0 to 3, for logits of 4 classes, but got 4"):
+    with pytest.raises(ValueError, match=r"`y` to be from 0 to 3, .* to 4"):
         classifier(torch.rand(3, 4))
 
 
@@ -93,7 +93,7 @@ def test_a_classifier_in_a_sandbox(eval_mode):
 
 def test_a_batch_out_of_range_is_refused():
     with (
-        pytest.raises(ValueError, match=r"inputs in the range \[0\.0, 1\.0\] but observed"),
+        pytest.raises(ValueError, match=r"\[0\.0, 1\.0\] but observed"),
         open_classifier(nn.Linear(2, 2), torch.full((1, 2), 3.0), torch.tensor([0])),
     ):
         pass

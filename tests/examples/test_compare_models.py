@@ -17,5 +17,5 @@ def test_example_ends_in_a_page(tmp_path, monkeypatch, capsys):
     scores = dict(re.findall(r"^(\S+(?: \S+)?)  +([\d.]+)  ", summary, flags=re.MULTILINE))
     assert scores.keys() == models
     assert [float(score) for score in scores.values()] == sorted(map(float, scores.values()), reverse=True)
-    assert all(f'<td class="word" data-name="model">{name}</td>' in page.read_text() for name in models)
-    assert page.read_text().count("<svg") == 9 + 7  # seven of nine figures are drawn for phones as well
+    assert all(re.search(rf"<td[^>]*>{name}</td>", page.read_text()) for name in models)
+    assert page.read_text().count("<svg") == 9

@@ -17,4 +17,4 @@ def test_example_breaks_a_natural_network(tmp_path, monkeypatch, capsys):
     assert accuracy > 0.8
     assert attacked < accuracy - 0.3
     assert text.splitlines()[0].endswith("clean; no signs of masked gradients.")
-    assert page.read_text().count('<svg class="drawing"') == 5  # one of four figures is drawn for phones as well
+    assert page.read_text().count('<svg class="drawing"') == 4

@@ -206,7 +206,9 @@ def test_exact_warns_once_of_its_size_and_goes_on():
     features, preds = gaussians([500] * 5, width=25)
     metric = RobustnessDifferenceIndex(5, storage="exact")
     update_in_batches(metric, 100, features[:1000], preds[:1000])
-    message = r"has collected 0.00011 GB of features, and each 10,000 samples .* another 0.001 GB. Pass storage"
+    message = (
+        r"has collected 0.00011 GB of features, and each 10,000 samples to come take another 0.001 GB. Pass storage"
+    )
     with pytest.warns(UserWarning, match=message) as record:
         update_in_batches(metric, 100, features[1000:], preds[1000:])
     assert len(record) == 1

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from lightning_robustness._arguments import read_budgets
 from lightning_robustness._measurement.meters.sweep import (
-    SWEEP_EPS,
+    SWEEP_BUDGETS,
     SweepMeter,
     _follow,
     _stretch,
     plan_sweep,
-    read_budgets,
 )
 from lightning_robustness.attacks import CW, PGD, get_attack, run_attack
 from lightning_robustness.attacks._classifier import open_classifier
@@ -72,10 +72,10 @@ def test_warm_start_takes_fewer_steps(digits, robust_digits_network):
     x, y = digits[0][1200:1300], digits[1][1200:1300]
     rows = []
     hook = robust_digits_network.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
-    rows_of(SweepMeter(100, plan_sweep(["pgd"], SWEEP_EPS)), robust_digits_network, x, y)
+    rows_of(SweepMeter(100, plan_sweep(["pgd"], SWEEP_BUDGETS)), robust_digits_network, x, y)
     warm = sum(rows)
     rows.clear()
-    for eps in SWEEP_EPS:
+    for eps in SWEEP_BUDGETS:
         run_attack(robust_digits_network, get_attack("pgd", eps=eps, all_steps=True), x, y)
     hook.remove()
     assert warm < 0.5 * sum(rows)
