@@ -234,13 +234,17 @@ def others(data: TensorDataset, repetitions: int) -> None:
         "natural": lambda: fit(data, plain),
         "fast": lambda: fit(data, plain, AdversarialTraining("fast", eps=EPS)),
         "PGD, 7 steps": lambda: fit(data, plain, adversarial()),
-        "PGD, 7 steps, concat": lambda: fit(data, plain, AdversarialTraining("pgd", eps=EPS, steps=7, mode="concat")),
+        "PGD, 7 steps, concat": lambda: fit(
+            data, plain, AdversarialTraining("pgd", eps=EPS, steps=7, combine="concat")
+        ),
         "PGD, 7 steps, and AWP": lambda: fit(data, plain, adversarial(), AdversarialWeightPerturbation()),
         "TRADES, 10 steps": lambda: fit(data, trades),
-        "attack-free: RDI": lambda: fit(data, plain, AttackFreeRegularization(rdi=0.1, fisher=0.0)),
-        "attack-free: Fisher, 1 product": lambda: fit(data, plain, AttackFreeRegularization(rdi=0.0, fisher=0.1)),
+        "attack-free: RDI": lambda: fit(data, plain, AttackFreeRegularization(rdi_weight=0.1, fisher_weight=0.0)),
+        "attack-free: Fisher, 1 product": lambda: fit(
+            data, plain, AttackFreeRegularization(rdi_weight=0.0, fisher_weight=0.1)
+        ),
         "attack-free: Fisher, exact": lambda: fit(
-            data, plain, AttackFreeRegularization(rdi=0.0, fisher=0.1, num_products=None)
+            data, plain, AttackFreeRegularization(rdi_weight=0.0, fisher_weight=0.1, num_products=None)
         ),
     }
     compare(f"Ways to train, an epoch of {len(data):,} images", sides, repetitions, "natural")

@@ -113,7 +113,7 @@ def attack_free_terms() -> dict[str, Term]:
     for margin in (0.1, 0.2):
         for weight in (0.3, 1.0):
             name = f"boundary, margin {margin:g}, weight {weight:g}"
-            terms[name] = lambda n, x, y, logits, m=margin, w=weight: w * boundary_penalty(n, x, y, m)
+            terms[name] = lambda n, x, y, logits, m=margin, w=weight: w * boundary_penalty(n, x, y, margin=m)
     return terms
 
 

@@ -63,7 +63,8 @@ def main(num_samples: int, seeds: int, num_batches: int, batch_size: int) -> Non
     for p, radius in ((2, 1.0), (math.inf, 0.2), (1, 5.0)):
         print(f"\np = {p}, radius {radius}, {num_batches} batches of {batch_size} points, {seeds} seeds")
         start = time.perf_counter()
-        options = {"p": p, "num_batches": num_batches, "batch_size": batch_size, "input_space": space}
+        norm = {1: "l1", 2: "l2", math.inf: "linf"}[p]
+        options = {"norm": norm, "num_batches": num_batches, "points_per_batch": batch_size, "input_space": space}
         ours = np.stack([clever_score(network, x, radius, seed=s, **options).numpy() for s in range(seeds)])
         show("lightning-robustness", ours, time.perf_counter() - start)
         for pool_factor in (5 * num_batches, 10):

@@ -153,7 +153,7 @@ def main() -> None:
         "PGD": (Classifier, [AdversarialTraining("pgd", eps=eps, steps=5)]),
         "fast": (Classifier, [AdversarialTraining("fast", eps=eps)]),
         "TRADES": (lambda: Trades(eps), []),
-        "attack-free": (Classifier, [AttackFreeRegularization(rdi=0.1, fisher=0.2)]),
+        "attack-free": (Classifier, [AttackFreeRegularization(rdi_weight=0.1, fisher_weight=0.2)]),
     }
     histories = {}
     for name, (make_model, callbacks) in versions.items():

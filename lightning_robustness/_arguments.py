@@ -1,10 +1,11 @@
 """Checks of arguments: one place, and one message, for each mistake."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -71,12 +72,13 @@ def check_labels(name: str, labels: Tensor, num_samples: int, remedy: str = _ARG
 
 
 def check_classes(
-    name: str, low: int, high: int, num_classes: int | None = None, remedy: str = "Count from 0."
+    name: str, low: int | None, high: int, num_classes: int | None = None, remedy: str = "Count from 0."
 ) -> None:
-    """Check that labels, from the lowest to the highest, are not negative, and belong to the classes of a model."""
-    if low < 0 or (num_classes is not None and high >= num_classes):
+    """Check that labels up to the highest, and from the lowest unless that was checked, are those of classes."""
+    if (low is not None and low < 0) or (num_classes is not None and high >= num_classes):
         expected = "non-negative" if num_classes is None else f"from 0 to {num_classes - 1}, for {num_classes} classes,"
-        raise ValueError(f"Expected `{name}` to be {expected} but got values from {low} to {high}. {remedy}")
+        came = f"up to {high}" if low is None else f"from {low} to {high}"
+        raise ValueError(f"Expected `{name}` to be {expected} but got values {came}. {remedy}")
 
 
 def _check_length(name: str, labels: Tensor, num_samples: int) -> None:
@@ -123,8 +125,8 @@ def check_module(model: Any, purpose: str) -> None:
         )
 
 
-def check_attack(attack: Any) -> None:
-    """Check that an attack can be called."""
+def check_attack(attack: Any, name: str = "attack") -> None:
+    """Check that an argument, or an entry of one, is an attack that can be called."""
     if callable(attack) and not isinstance(attack, type):
         return
     if isinstance(attack, type):
@@ -133,13 +135,13 @@ def check_attack(attack: Any) -> None:
         remedy = f"`get_attack({attack!r})`" if isinstance(attack, str) else "`PGD()`, or a function of your own"
     came = f"the name {attack!r}" if isinstance(attack, str) else _describe(attack)
     raise TypeError(
-        f"Expected `attack` to be a callable (model, x, y) -> x_adv or a name but got {came}. Pass {remedy}."
+        f"Expected `{name}` to be a callable (model, x, y) -> x_adv or a name but got {came}. Pass {remedy}."
     )
 
 
 def check_head(head: Any) -> None:
     """Check the argument for the classifier head."""
-    if head is not None and not isinstance(head, (str, nn.Module)):
+    if head is not None and (not isinstance(head, (str, nn.Module)) or head == ""):
         raise TypeError(
             f"Expected argument `head` to be the name of a submodule, such as 'model.fc', or the module itself but got "
             f"{head!r}. Leave it out to have it found."
@@ -173,6 +175,13 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
     return int(value)
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Check that an argument is True or False, of Python or NumPy, and return it as a Python one."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"Expected argument `{name}` to be True or False but got {value!r}.")
+    return bool(value)
+
+
 def check_name(name: str, value: Any) -> str:
     """Check that an argument is a string that is not empty and return it."""
     if not isinstance(value, str) or not value:
@@ -194,7 +203,7 @@ def check_number(
 def check_option(name: str, value: Any, options: Any) -> None:
     """Check that an argument is one of the values of a ``Literal``."""
     allowed = get_args(options)
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"Expected argument `{name}` to be one of {allowed} but got {value!r}.")
 
 
@@ -215,11 +224,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def read_budgets(eps: Iterable[Any]) -> list[float]:
+def read_budgets(name: str, eps: Iterable[Any]) -> list[float]:
     """Return budgets as plain numbers, also from arrays and tensors."""
     try:
+        if isinstance(eps, str | Mapping):
+            raise TypeError
         return [float(budget) for budget in eps]
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"Expected the budgets of a sweep to be a sequence of numbers but got {eps!r}. Pass a list, such as [0.1]."
+            f"Expected argument `{name}` to be a sequence of numbers but got {eps!r}. Pass a list, such as [0.1]."
         ) from error

@@ -91,8 +91,8 @@ class InputSpace:
         check_tensor("x", x)
         if x.ndim < 2:
             raise ValueError(
-                f"Expected inputs `x` of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}. For a single "
-                "sample, pass `x.unsqueeze(0)`."
+                f"Expected inputs `x` of shape (N, ...) with at least 2 dimensions but got {tuple(x.shape)}. For a "
+                "single sample, pass `x.unsqueeze(0)`."
             )
         if len(x) == 0:
             return

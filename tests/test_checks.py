@@ -43,14 +43,14 @@ def test_any_integer_labels_will_do(dtype):
 @pytest.mark.parametrize(
     ("features", "preds", "error", "match"),
     [
-        (torch.ones(4, 2).int(), LABELS, TypeError, r"floating point tensor but got dtype torch\.int32"),
-        (torch.ones(4, 2), torch.ones(4, 3), TypeError, r"torch\.float32.*pass `logits\.argmax\(dim=1\)`"),
-        (torch.ones(4, 2), LABELS.bool(), TypeError, r"`preds` to be an integer tensor but got dtype torch\.bool"),
-        (torch.ones(4), LABELS, ValueError, r"at least 2 dimensions but got \(4,\).*unsqueeze"),
-        (torch.ones(3, 2), LABELS, ValueError, r"`preds` to have shape \(3,\).*but got \(4,\)"),
+        (torch.ones(4, 2).int(), LABELS, TypeError, r"`features`.*torch\.int32"),
+        (torch.ones(4, 2), torch.ones(4, 3), TypeError, r"torch\.float32.*`logits\.argmax\(dim=1\)`"),
+        (torch.ones(4, 2), LABELS.bool(), TypeError, r"`preds`.*torch\.bool"),
+        (torch.ones(4), LABELS, ValueError, r"`features`.*\(4,\).*unsqueeze"),
+        (torch.ones(3, 2), LABELS, ValueError, r"`preds`.*\(3,\).*\(4,\)"),
         (torch.ones(4, 2), LABELS.unsqueeze(1), ValueError, r"but got \(4, 1\)"),
-        (torch.ones(4, 2), LABELS + 1, ValueError, r"`preds` to be from 0 to 3, .* values from 1 to 4"),
-        (torch.ones(4, 2), LABELS - 1, ValueError, r"`preds` to be from 0 to 3, .* values from -1 to 2"),
+        (torch.ones(4, 2), LABELS + 1, ValueError, "0 to 3, .* 1 to 4"),
+        (torch.ones(4, 2), LABELS - 1, ValueError, "0 to 3, .* -1 to 2"),
         (torch.tensor([[1.0], [float("nan")], [float("inf")], [2.0]]), LABELS, ValueError, r"2 of 4 samples hold NaN"),
     ],
 )
@@ -60,14 +60,14 @@ def test_bad_input(features, preds, error, match):
 
 
 def test_negative_labels_without_a_number_of_classes():
-    with pytest.raises(ValueError, match="to be non-negative but got values from -1 to 2"):
+    with pytest.raises(ValueError, match=r"`preds`.* -1 to 2"):
         check_features_and_preds(torch.ones(4, 2), LABELS - 1)
 
 
 def test_integers():
     assert type(check_integer("steps", np.int64(3), minimum=1)) is int
     for value in (0, 1.0, True, "1", None):
-        with pytest.raises(ValueError, match=f"`steps` to be an integer of at least 1 but got {value!r}"):
+        with pytest.raises(ValueError, match=f"`steps`.* 1 .*{value!r}"):
             check_integer("steps", value, minimum=1)
 
 
@@ -75,9 +75,9 @@ def test_numbers():
     assert type(check_number("eps", np.float32(0.5))) is float
     assert check_number("eps", 0) == 0.0
     for value in (-1, math.nan, math.inf, True, "1", None):
-        with pytest.raises(ValueError, match=f"`eps` to be a finite number of at least 0 but got {value!r}"):
+        with pytest.raises(ValueError, match=f"`eps`.* 0 .*{value!r}"):
             check_number("eps", value)
-    with pytest.raises(ValueError, match="`lr` to be a finite number above 0 but got 0"):
+    with pytest.raises(ValueError, match=r"`lr`.* above 0"):
         check_number("lr", 0, exclusive=True)
     assert check_number("ratio", 1, exclusive=True, maximum=1.0) == 1.0
     with pytest.raises(ValueError, match=r"`ratio` .* above 0 and at most 1 but got 1.5"):
@@ -86,22 +86,22 @@ def test_numbers():
 
 def test_options():
     check_option("norm", "l2", Literal["linf", "l2"])
-    with pytest.raises(ValueError, match=r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"):
+    with pytest.raises(ValueError, match=r"`norm`.*'linf', 'l2'.*'l1'"):
         check_option("norm", "l1", Literal["linf", "l2"])
 
 
 def test_integer_tensors():
     check_integer_tensor("y", LABELS)
-    with pytest.raises(TypeError, match="`y` to be an integer tensor but got list"):
+    with pytest.raises(TypeError, match=r"`y`.* list"):
         check_integer_tensor("y", [0, 1])
 
 
 def test_labels():
     assert check_labels("y", LABELS, 4) == 3
     assert check_labels("y", LABELS[:0], 0) == -1
-    with pytest.raises(ValueError, match=r"`y` to have shape \(3,\), .* but got \(4,\)"):
+    with pytest.raises(ValueError, match=r"`y`.*\(3,\).*\(4,\)"):
         check_labels("y", LABELS, 3)
-    with pytest.raises(ValueError, match="`y` to be non-negative but got values from -1 to 2"):
+    with pytest.raises(ValueError, match=r"`y`.* -1 to 2"):
         check_labels("y", LABELS - 1, 4)
     with pytest.raises(TypeError, match=r"`positions` to be an integer tensor but got dtype torch.float32\. Pass the"):
         check_labels("positions", torch.ones(4), 4, "Pass the positions.")
@@ -145,5 +145,5 @@ def test_overflow_is_counted_by_sample():
     assert check_overflow(values) is values
     assert len(check_overflow(torch.zeros(0))) == 0
     values[1] = torch.tensor([math.inf, math.nan])
-    with pytest.raises(ValueError, match=r"torch\.float32 can hold but those of 1 of 3 samples overflow"):
+    with pytest.raises(ValueError, match="1 of 3 samples overflow"):
         check_overflow(values)

@@ -76,22 +76,22 @@ def test_no_bounds():
         (
             InputSpace(),
             torch.tensor([[-2.1, 2.6]]),
-            r"range \[0.0, 1.0\] but observed \[-2.1, 2.6\].*InputSpace\(mean=.*InputSpace\(low=None, high=None\)",
+            r"\[-2.1, 2.6\].*InputSpace\(mean=.*InputSpace\(low=None, high=None\)",
         ),
-        (InputSpace(), torch.tensor([[0.0, 1.003]]), r"observed \[0, 1.003\]. Interpolation.*`x.clamp\(0.0, 1.0\)`"),
-        (InputSpace(), torch.tensor([[0.0, 255.0]]), r"observed \[0, 255\]. For pixels from 0 to 255.*high=255"),
+        (InputSpace(), torch.tensor([[0.0, 1.003]]), r"\[0, 1.003\].*`x.clamp\(0.0, 1.0\)`"),
+        (InputSpace(), torch.tensor([[0.0, 255.0]]), r"\[0, 255\].*high=255"),
         (
             InputSpace(mean=0.5, std=0.5),
             torch.tensor([[0.0, 2.0]]),
-            r"observed \[0.5, 1.5\]. Does .* mean=0.5 and std=0.5\?",
+            r"\[0.5, 1.5\].* mean=0.5 and std=0.5\?",
         ),
         (InputSpace(), torch.tensor([[0.0, float("nan")]]), "inputs to be finite"),
-        (InputSpace(), torch.rand(3), r"at least 2 dimensions but got \(3,\)\. For a single sample, pass `x.unsqueeze"),
+        (InputSpace(), torch.rand(3), r"\(3,\).*`x.unsqueeze"),
         (InputSpace(low=None, high=None), torch.tensor([[0.0, float("inf")]]), "inputs to be finite"),
         (
             CIFAR,
             torch.zeros(2, 1, 4, 4),
-            r"`std` to have one value, or one per channel.*\(2, 1, 4, 4\), but got 3",
+            r"`std`.*\(2, 1, 4, 4\), but got 3",
         ),
     ],
 )
@@ -101,20 +101,8 @@ def test_bad_batch(space, x, match):
 
 
 def test_integers_are_refused():
-    with pytest.raises(TypeError, match=r"floating point tensor but got dtype torch.uint8.*x.float\(\)"):
+    with pytest.raises(TypeError, match=r"torch.uint8.*x.float\(\)"):
         InputSpace().check(torch.zeros(2, 2, dtype=torch.uint8))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"low": 1.0, "high": 1.0}, "`low` to be smaller than `high` but got 1.0 and 1.0"),
-        ({"std": (0.5, 0.0)}, r"`std` to be positive but got \(0.5, 0.0\)"),
-    ],
-)
-def test_arguments_are_checked(arguments, match):
-    with pytest.raises(ValueError, match=match):
-        InputSpace(**arguments)
 
 
 def test_the_remedy_for_an_overshoot():

@@ -5,7 +5,8 @@ import sys
 import pytest
 import torch
 
-from lightning_robustness._numbers import accumulation_dtype, at_least_float32, full_precision
+from lightning_robustness._isolation.sandbox import full_precision
+from lightning_robustness._numbers import accumulation_dtype, at_least_float32
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float64), ("cuda", torch.float64), ("mps", torch.float32)])
@@ -128,7 +129,7 @@ def test_the_test_sees_a_setting_that_is_not_put_back():
 
 UNSET = """
 import torch
-from lightning_robustness._numbers import full_precision
+from lightning_robustness._isolation.sandbox import full_precision
 from tests.gpu_like import convolves_in_tf32, multiplies_in_tf32
 
 torch.backends.fp32_precision = "ieee"  # nothing but an attribute in older versions

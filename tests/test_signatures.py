@@ -47,6 +47,7 @@ EXCEPTIONS = {
     ("sweep", "attack_samples"): "None attacks all samples",
     ("RobustnessMonitor", "attacks"): "the attacks of a run; those of a sweep are the CMMR paper's",
     ("evaluate", "attacks"): "the attacks of a run",
+    ("AdversarialTraining", "budgets"): "one per epoch, instead of the only one",
 }
 
 

@@ -146,9 +146,9 @@ class Measurement:
         preds = logits.argmax(dim=1)
         values = {"rdi": robustness_difference_index(logits, preds), "classes": preds.unique().numel()}
         for suffix, p in {"": 2.0, "_linf": math.inf}.items():
-            parts = roby(embeddings, preds, p, return_components=True)
+            parts = roby(embeddings, preds, p=p, return_components=True)
             values |= {f"{name}{suffix}": getattr(parts, name) for name in ("roby", "fsa", "fsd")}
-            values[f"roby_all{suffix}"] = roby(embeddings, preds, p, normalization="all")
+            values[f"roby_all{suffix}"] = roby(embeddings, preds, p=p, normalization="all")
         return {name: float(value) for name, value in values.items()}
 
 

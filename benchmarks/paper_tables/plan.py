@@ -21,7 +21,7 @@ STEPS = 5
 def _pgd(factor: float) -> Callable[[float], Callback]:
     # Budgets above that of the verdict are reached epoch by epoch: training at once against all of it often fails
     factors = [factor] if factor <= 1 else [1.0, factor]
-    return lambda eps: AdversarialTraining("pgd", eps=[scale * eps for scale in factors], steps=STEPS)
+    return lambda eps: AdversarialTraining("pgd", budgets=[scale * eps for scale in factors], steps=STEPS)
 
 
 TRAININGS: dict[str, Callable[[float], Callback] | None] = {
@@ -33,9 +33,11 @@ TRAININGS: dict[str, Callable[[float], Callback] | None] = {
     "fast": lambda eps: AdversarialTraining("fast", eps=eps),
     "trades": lambda eps: AdversarialTraining(loss="trades", eps=eps, alpha=eps / 4, steps=10),
     "cw": lambda eps: AdversarialTraining(MinimumNormCW(steps=STEPS, initial_steps=STEPS)),
-    "free-rdi": lambda eps: AttackFreeRegularization(rdi=1.0, fisher=0.0),
-    "free-fisher": lambda eps: AttackFreeRegularization(rdi=0.0, fisher=0.1),
-    "free-boundary": lambda eps: AttackFreeRegularization(rdi=0.0, fisher=0.0, boundary=1.0, boundary_margin=eps),
+    "free-rdi": lambda eps: AttackFreeRegularization(rdi_weight=1.0, fisher_weight=0.0),
+    "free-fisher": lambda eps: AttackFreeRegularization(rdi_weight=0.0, fisher_weight=0.1),
+    "free-boundary": lambda eps: AttackFreeRegularization(
+        rdi_weight=0.0, fisher_weight=0.0, boundary_weight=1.0, boundary_margin=eps
+    ),
 }
 
 

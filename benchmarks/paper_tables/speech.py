@@ -153,7 +153,7 @@ def train(name: str, is_robust: bool, data: TensorDataset, epochs: int) -> nn.Se
     module = Classifier(NETWORKS[name]())
     # Budgets grow: the whole one at once left a network that predicts a single class
     budgets = [EPS / 4, EPS / 2, EPS]
-    callbacks = [AdversarialTraining("pgd", eps=budgets, steps=5, input_space=SPACE)] if is_robust else []
+    callbacks = [AdversarialTraining("pgd", budgets=budgets, steps=5, input_space=SPACE)] if is_robust else []
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(max_epochs=epochs, callbacks=callbacks, logger=False, **quiet)
     trainer.fit(module, DataLoader(data, batch_size=32, shuffle=True))

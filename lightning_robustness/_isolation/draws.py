@@ -77,10 +77,6 @@ class Draws:
         """Draw -1 or 1 with equal probability."""
         return ((self.bits(counter, shape) >> 31) | 1).to(dtype)
 
-    def integers(self, counter: int, shape: tuple[int, ...], high: int) -> Tensor:
-        """Draw integers from 0 to ``high - 1``, for ``high`` up to 2 ** 31."""
-        return (self.bits(counter, shape).long() + 2**31) * high >> 32
-
     def _of(self, keys: Tensor) -> "Draws":
         draws = object.__new__(type(self))
         draws._keys = keys

@@ -81,23 +81,28 @@ class ModuleState:
         attributes, cls = vars(module), type(module)
         is_wrapper, is_built_in, is_lazy = _traits(cls)
         self._modules.append((module, cls, None if is_wrapper else attributes.copy()))
-        parameters, buffers = attributes["_parameters"], attributes["_buffers"]
-        for registered in (parameters, buffers, attributes["_modules"]):
-            if registered or not is_built_in:
-                if type(registered) in _MUTABLE_TYPES:
-                    self._registered.append((registered, registered.copy()))
-                elif registered is buffers:  # of a scripted module
-                    self._scripted.extend((registered, key, buffer) for key, buffer in registered.items())
-        if is_lazy:
-            self._registered.extend((attributes[name], attributes[name].copy()) for name in _LAZY_HOOKS)
-        for parameter in parameters.values():
+        self._keep_registered(attributes, is_built_in, is_lazy)
+        for parameter in attributes["_parameters"].values():
             if parameter is not None:
                 self._keep_tensor(parameter, self._others, is_parameter=True)
-        for buffer in buffers.values():
+        for buffer in attributes["_buffers"].values():
             if buffer is not None:
                 self._keep_tensor(buffer, self._buffers)
-        if is_wrapper:
-            return
+        if not is_wrapper:
+            self._keep_attributes(attributes, is_built_in)
+
+    def _keep_registered(self, attributes: dict[str, Any], is_built_in: bool, is_lazy: bool) -> None:
+        """Keep which parameters, buffers and children there are, and the hooks that initialise a lazy module."""
+        parameters, buffers, children = (attributes[name] for name in ("_parameters", "_buffers", "_modules"))
+        for registered in (parameters, buffers, children):
+            if (registered or not is_built_in) and type(registered) in _MUTABLE_TYPES:
+                self._registered.append((registered, registered.copy()))
+        if type(buffers) not in _MUTABLE_TYPES:  # of a scripted module
+            self._scripted.extend((buffers, key, buffer) for key, buffer in buffers.items())
+        if is_lazy:
+            self._registered.extend((attributes[name], attributes[name].copy()) for name in _LAZY_HOOKS)
+
+    def _keep_attributes(self, attributes: dict[str, Any], is_built_in: bool) -> None:
         left_out = _SETTING_TYPES if is_built_in else PLAIN_TYPES
         for name in attributes.keys() - MODULE_ATTRIBUTES:
             if type(attributes[name]) not in left_out and name not in _SETTINGS:

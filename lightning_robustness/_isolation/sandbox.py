@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness._arguments import check_integer
+from lightning_robustness._arguments import check_flag, check_integer, check_model
 from lightning_robustness._isolation.module_state import ModuleState, walk
-from lightning_robustness._numbers import full_precision
 
 _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
 
@@ -41,6 +40,11 @@ class _Lock:
 
 
 _LOCK = _Lock()
+# Settings of newer versions of torch, parents first: what is "none" has the value of its parent
+_PRECISIONS = [
+    ("generic", "all"),
+    *((backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "conv", "matmul", "rnn")),
+]
 _ORIGINAL = "_torchdynamo_orig_callable"  # an attribute of compiled functions
 
 
@@ -85,6 +89,9 @@ def sandbox(
     """
     for name, value in {"seed": seed, "index": index}.items():
         check_integer(name, value, minimum=0)
+    for name, flag in {"eval_mode": eval_mode, "precise": precise}.items():
+        check_flag(name, flag)
+    check_model(model)
     with ExitStack() as stack:
         if not is_sandboxed():
             stack.enter_context(_LOCK.held())
@@ -247,3 +254,66 @@ def _set_mode(module: nn.Module, training: bool) -> None:
         attributes["training"] = training  # many times faster than through `nn.Module.__setattr__`
     else:
         module.training = training
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Let float32 products and convolutions have the precision of float32, whatever torch is set to.
+
+    By default, GPUs convolve in TensorFloat32, whose mantissa has 10 bits instead of 23, and many programs allow it for
+    matrix products too. On exit, even by an exception, all settings are what they were, older and newer ones of torch.
+    (Where cuDNN was never set, in newer versions, its default of TF32 counts as set from then on.) They are shared by
+    all threads of a process.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._isolation.sandbox import full_precision
+        >>> torch.set_float32_matmul_precision("medium")
+        >>> with full_precision():
+        ...     torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        ('highest', False)
+        >>> torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        ('medium', True)
+        >>> torch.set_float32_matmul_precision("highest")
+
+    """
+    settings = _take_precisions()
+    matmul, cudnn = torch.get_float32_matmul_precision(), _cudnn_allows_tf32()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        _set_precisions(dict.fromkeys(settings, "ieee"))
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
+        _set_precisions(settings)  # last, since the two before change some of these
+
+
+def _take_precisions() -> dict[tuple[str, str], str]:
+    """Read the settings of newer versions of torch and set them to "none", without which parents would show through.
+
+    Older versions have none. The public attributes do not reach each of them.
+    """
+    settings: dict[tuple[str, str], str] = {}
+    if hasattr(torch._C, "_get_fp32_precision_getter"):
+        in_force = {key: torch._C._get_fp32_precision_getter(*key) for key in _PRECISIONS}
+        for key in _PRECISIONS:
+            own = torch._C._get_fp32_precision_getter(*key)
+            torch._C._set_fp32_precision_setter(*key, "none")
+            # Convolutions that were never set show TF32 here, even if they have followed their parent
+            settings[key] = own if own == in_force[key] else "none"
+    return settings
+
+
+def _set_precisions(settings: dict[tuple[str, str], str]) -> None:
+    for key, value in settings.items():
+        torch._C._set_fp32_precision_setter(*key, value)
+
+
+def _cudnn_allows_tf32() -> bool:
+    """Read the older setting of cuDNN, after the newer ones were taken: torch refuses if it contradicts them."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return True

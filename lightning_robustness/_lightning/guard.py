@@ -116,8 +116,8 @@ class Guard:
 
     def __init__(self, monitor: str, guard: str | None, tolerance: float | None, mode: ExtremeMode, owner: str) -> None:
         prefix, entry = split_key(monitor)
-        self._is_named = guard not in (None, "auto")
-        self.key = check_name("guard", guard) if self._is_named else f"{prefix}/acc"
+        self._is_named = guard is not None and check_name("guard", guard) != "auto"
+        self.key = str(guard) if self._is_named else f"{prefix}/acc"
         is_robust_accuracy = entry is not None and entry.name.startswith(("adv_acc/", "boundary_acc"))
         is_guarded = tolerance is not None or (entry is not None and not is_robust_accuracy)
         self.has_veto = self._is_named or (guard == "auto" and is_guarded)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_robustness._arguments import check_flag, check_number
 from lightning_robustness._isolation.draws import Draws
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._processes import rank_zero_warn
@@ -39,7 +40,7 @@ def make_inner_attack(
     """
     given = {"eps": eps, "steps": steps, "alpha": alpha}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if attack == "fast":
+    if isinstance(attack, str) and attack == "fast":
         options = {"steps": 1, "eps": PGD.eps} | options
         made = get_attack("pgd", **{"alpha": 1.25 * options["eps"]} | options)
     else:
@@ -53,19 +54,25 @@ def make_inner_attack(
 
 def make_inner_attacks(
     attack: str | Callable[..., Any],
-    eps: float | Sequence[float] | None,
+    eps: float | None,
+    budgets: Sequence[float] | None,
     steps: int | None,
     alpha: float | None,
     all_steps: bool,
     input_space: InputSpace,
 ) -> list[Callable[..., Any]]:
-    """Get an attack for each budget in a list, or for the only one."""
-    budgets = eps if isinstance(eps, Sequence) and not isinstance(eps, str) else [eps]
-    if len(budgets) == 0:
-        raise ValueError(
-            "Expected argument `eps` to hold at least one number but got none. Leave it out for the budget of the "
-            "attack."
-        )
+    """Get an attack for each of the budgets, or for the only one."""
+    check_flag("all_steps", all_steps)
+    if eps is not None:
+        check_number("eps", eps)
+    if budgets is None:
+        return [make_inner_attack(attack, eps, steps, alpha, all_steps, input_space)]
+    if isinstance(budgets, str) or not isinstance(budgets, Sequence) or not budgets:
+        raise ValueError(f"Expected argument `budgets` to be a list of numbers, one per epoch, but got {budgets!r}.")
+    if eps is not None:
+        raise ValueError(f"Expected `eps` or `budgets` but got both, {eps!r} and {list(budgets)}. Leave one out.")
+    for budget in budgets:
+        check_number("budgets", budget)
     return [make_inner_attack(attack, budget, steps, alpha, all_steps, input_space) for budget in budgets]
 
 

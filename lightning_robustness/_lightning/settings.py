@@ -2,7 +2,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lightning_robustness._arguments import check_integer, check_name, check_number, check_option
+from lightning_robustness._arguments import check_flag, check_integer, check_name, check_number, check_option
 from lightning_robustness._measurement.keys import logged_keys, tag
 from lightning_robustness._measurement.plan import Plan
 from lightning_robustness._model.access import Access
@@ -10,7 +10,7 @@ from lightning_robustness._numbers import write_budget
 from lightning_robustness.attacks import PGD, budget_of
 from lightning_robustness.attacks.attack import check_budgets
 
-AdversarialMode = Literal["replace", "mix", "concat"]
+Combine = Literal["replace", "mix", "concat"]
 AdversarialLoss = Literal["trades", "mart"]
 
 
@@ -30,6 +30,8 @@ class MonitorSettings:
     def __post_init__(self) -> None:
         check_integer("dataloader_idx", self.dataloader_idx, minimum=0)
         check_name("prefix", self.prefix)
+        for name in ("log_figures", "log_embeddings", *(["progress"] if self.progress is not None else [])):
+            check_flag(name, getattr(self, name))
         check_budgets(self.final.values(), self.plan.input_space)
 
     @property
@@ -80,7 +82,7 @@ class AdversarialSettings:
     """The arguments of adversarial training, checked; see there. ``attacks`` has one per epoch, and then the last."""
 
     attacks: Sequence[Callable[..., Any]]
-    mode: AdversarialMode
+    combine: Combine
     ratio: float
     loss: AdversarialLoss | None
     loss_weight: float | None
@@ -93,12 +95,13 @@ class AdversarialSettings:
     prefix: str
 
     def __post_init__(self) -> None:
-        check_option("mode", self.mode, AdversarialMode)
+        check_option("combine", self.combine, Combine)
         check_number("ratio", self.ratio, exclusive=True, maximum=1.0)
         check_name("prefix", self.prefix)
         self._check_loss()
         for name in ("warmup_epochs", "overfitting_samples", "seed"):
             check_integer(name, getattr(self, name), minimum=0)
+        check_flag("eval_mode", self.eval_mode)
         check_integer("measure_every_n_batches", self.measure_every_n_batches, minimum=1)
         if self.overfitting_checkpoint is not None and not self.looks_for_overfitting:
             raise ValueError(
@@ -117,10 +120,10 @@ class AdversarialSettings:
         check_option("loss", self.loss, AdversarialLoss)
         if self.loss_weight is not None:
             check_number("loss_weight", self.loss_weight)
-        if self.mode != "replace":
+        if self.combine != "replace":
             raise ValueError(
-                f"Expected `mode` to be 'replace' with `loss={self.loss!r}`, which has clean and adversarial inputs of "
-                f"its own, but got {self.mode!r}. Leave `mode` out."
+                f"Expected `combine` to be 'replace' with `loss={self.loss!r}`, which has clean and adversarial inputs "
+                f"of its own, but got {self.combine!r}. Leave `combine` out."
             )
 
     @property

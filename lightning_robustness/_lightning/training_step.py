@@ -32,7 +32,7 @@ def compute_loss(
     """Compute the loss, with the weight of its paper where none is given."""
     weight = _WEIGHTS[loss] if weight is None else weight
     if loss == "trades":
-        return trades_loss(forward, x, y.long(), beta=weight, x_adv=x_adv)
+        return trades_loss(forward, x, y.long(), weight=weight, x_adv=x_adv)
     return mart_loss(forward, x, y.long(), weight=weight, x_adv=x_adv)
 
 

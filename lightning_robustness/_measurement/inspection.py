@@ -115,7 +115,7 @@ def rehearse(
         with sandbox(forward, few.x) as (copies,), torch.no_grad():
             preds = compute_logits(forward, copies).argmax(dim=1)
         for attack in foreign:
-            run_attack(forward, attack, few.x, preds, subject.input_space, subject.seed)
+            run_attack(forward, attack, few.x, preds, input_space=subject.input_space, seed=subject.seed)
 
 
 def _can_be_perturbed(subject: Subject, batch: Batch) -> bool:

@@ -4,7 +4,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from lightning_robustness._arguments import check_integer, check_name, check_number, check_option
+from lightning_robustness._arguments import check_attack, check_integer, check_name, check_number, check_option
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import AttackMeter
 from lightning_robustness._measurement.meters.clever import CleverMeter
@@ -32,7 +32,10 @@ _PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {"square": ("square", {"num_
 
 
 def name_attacks(
-    attacks: Iterable[AttackLike] | Mapping[str, AttackLike], eps: float | None = None, as_published: bool = False
+    attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
+    eps: float | None = None,
+    as_published: bool = False,
+    argument: str = "attacks",
 ) -> dict[str, Callable[..., Any]]:
     """Get attacks by the names that their values are reported under.
 
@@ -48,11 +51,13 @@ def name_attacks(
         ['square', 'deepfool', 'pgd']
 
     """
-    attacks = list_attacks(attacks)
+    if eps is not None:
+        check_number("eps", eps)
+    attacks = list_attacks(attacks, argument)
     pairs = attacks.items() if isinstance(attacks, Mapping) else [(_default_name(attack), attack) for attack in attacks]
     named: dict[str, Callable[..., Any]] = {}
     for name, attack in pairs:
-        check_name("attacks", name)
+        check_name(argument, name)
         if name in named:
             raise ValueError(
                 f"Expected attacks of different names but got {name!r} twice. Pass a mapping, such as "
@@ -63,19 +68,21 @@ def name_attacks(
                 f"Expected a name for {attack!r} other than {name!r}, which the worst case of all attacks (worst) and "
                 f"the attack at the end of training (final) are reported under. Pass {{'cascade': ...}}, for instance."
             )
+        if not isinstance(attack, str):
+            check_attack(attack, argument)
         named[name] = _make(attack, eps, as_published) if isinstance(attack, str) else get_attack(attack)
         _check_untargeted(named[name])
     return named
 
 
-def list_attacks(attacks: Any) -> list[AttackLike] | Mapping[str, AttackLike]:
+def list_attacks(attacks: Any, argument: str = "attacks") -> list[AttackLike] | Mapping[str, AttackLike]:
     """Check that an argument holds attacks and return it as a list or a mapping, which can be gone through twice."""
     if isinstance(attacks, Mapping):
         return attacks
     if isinstance(attacks, str) or callable(attacks):
-        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [{attacks!r}].")
+        raise ValueError(f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass [{attacks!r}].")
     if not isinstance(attacks, Iterable):
-        raise ValueError(f"Expected argument `attacks` to be a list but got {attacks!r}. Pass [] for none.")
+        raise ValueError(f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass [] for none.")
     return list(attacks)
 
 
@@ -88,7 +95,10 @@ def name_final_attack(attack: AttackLike, eps: float | None = None) -> dict[str,
         ['final']
 
     """
-    return {FINAL: _check_untargeted(get_attack(attack, eps=eps) if isinstance(attack, str) else get_attack(attack))}
+    if not isinstance(attack, str):
+        check_attack(attack, "final_attack")
+        return {FINAL: _check_untargeted(get_attack(attack))}
+    return {FINAL: _check_untargeted(get_attack(check_name("final_attack", attack), eps=eps))}
 
 
 def _make(name: str, eps: float | None, as_published: bool) -> Callable[..., Any]:

@@ -103,12 +103,16 @@ def trace_logits(
     logits = compute_logits(pick_entry(lambda _: output, entry), x)
     check_finite(logits)
     sources = _find_sources(calls, logits.detach(), entry)
-    last, reason = _find_last(model, calls, logits, sources, given)
-    if given is not None and last is None:
-        raise ValueError(
-            f"Expected `head` to be the layer that the logits come from but {given!r} is not, because {reason}. Leave "
-            "`head` out: it is found, and measurements that do not need one work without."
-        )
+    last, reason = None, ""
+    try:
+        last = _find_last(model, calls, logits, sources, given)
+    except _NoHead as error:
+        reason = str(error)
+        if given is not None:
+            raise ValueError(
+                f"Expected `head` to be the layer that the logits come from but {given!r} is not, because {reason}. "
+                "Leave `head` out: it is found, and measurements that do not need one work without."
+            ) from None
     route = Route(
         head=None if last is None else last.name,
         sources=sources,
@@ -175,21 +179,33 @@ def _choose_entry(output: Any, calls: list[Call], highest_label: int, num_sample
         return None
     rows = {i: part for i, part in enumerate(output) if isinstance(part, Tensor) and part.shape[:1] == (num_samples,)}
     found = {i: part for i, part in rows.items() if part.ndim == 2} or {i: p for i, p in rows.items() if p.ndim == 1}
-    entered = {tensor.data_ptr() for call in calls if is_layer(call.module) for tensor in call.entered}
-    for keep in (
-        lambda part: part.data_ptr() not in entered,
-        lambda part: max(part.shape[1:].numel(), 2) > highest_label,
-        lambda part: any(_comes_from(part, call) for call in calls if is_layer(call.module)),
-    ):
-        if len({part.shape[1:] for part in found.values()}) > 1:
-            found = {i: part for i, part in found.items() if keep(part)} or found
-    if len({part.shape[1:] for part in found.values()}) > 1:
+    layers = [call for call in calls if is_layer(call.module)]
+    entered = {tensor.data_ptr() for call in layers for tensor in call.entered}
+
+    def enters_no_layer(part: Tensor) -> bool:
+        return part.data_ptr() not in entered
+
+    def has_a_column_per_label(part: Tensor) -> bool:
+        return max(part.shape[1:].numel(), 2) > highest_label
+
+    def leaves_a_layer(part: Tensor) -> bool:
+        return any(_comes_from(part, call) for call in layers)
+
+    for rule in (enters_no_layer, has_a_column_per_label, leaves_a_layer):  # what proves most comes first
+        if _are_alike(found):
+            break
+        found = {i: part for i, part in found.items() if rule(part)} or found
+    if not _are_alike(found):
         widths = ", ".join(f"{part.shape[1]} (entry {i})" for i, part in found.items())
         raise ValueError(
             f"Expected logits but the model returns a tuple with matrices of widths {widths}. Say which it is, for "
             f"instance with `forward_fn=lambda module, x: module(x)[{max(found)}]`."
         )
     return min(found, default=None)
+
+
+def _are_alike(parts: Mapping[int, Tensor]) -> bool:
+    return len({part.shape[1:] for part in parts.values()}) <= 1
 
 
 def _comes_from(part: Tensor, call: Call) -> bool:
@@ -213,37 +229,49 @@ def _find_sources(calls: list[Call], logits: Tensor, entry: int | None) -> dict[
     return sources
 
 
+class _NoHead(Exception):  # noqa: N818
+    """There is no last layer; the message is the reason."""
+
+
+def _require(condition: bool, reason: str) -> None:
+    if not condition:
+        raise _NoHead(reason)
+
+
 def _find_last(
     model: nn.Module, calls: list[Call], logits: Tensor, sources: Mapping[str, str], given: str | None
-) -> tuple[Call | None, str]:
-    """Find the call of the last layer, or the reason why there is none."""
+) -> Call:
+    """Find the call of the last layer."""
     layers = [call for call in calls if _may_be_last(call, calls, given)]
-    if given is not None and given not in {call.name for call in layers}:
-        return None, "the forward pass does not run it"
+    _require(given is None or given in {call.name for call in layers}, "the forward pass does not run it")
     if logits.requires_grad:
-        reached, is_function = _reached(model, layers, logits)
-        if is_function:
-            return None, "a matrix of weights is applied outside of any module"
-        names = list(dict.fromkeys(call.name for call in reached))
-        listed = ", ".join(map(repr, names))
-        if given is not None and given not in names:
-            return None, f"the logits come from {listed or 'no layer'}"
-        if len(reached) != 1:
-            return None, f"the logits come from {len(reached)} layers{': ' if names else ''}{listed}"
-        last = reached[0]
-    else:  # the graph is cut, or the pass was made without one: the layer with the same output
-        same = [call for call in layers if call.name in sources]
-        if not same:
-            return None, "no layer returns the logits as they are, and no graph of autograd leads back to one"
-        exact = [call for call in same if any(_is_view(logits, tensor) for tensor in call.returned)]
-        last = (exact or same)[-1]
-        if given is not None and last.name != given:
-            return None, f"the logits come from {last.name!r}"
-    if [call for call in calls if call.name == last.name][-1] is not last:
-        return None, f"{last.name!r} runs again after it"
-    if last.embedding is None or len(last.embedding) != len(logits):
-        return None, f"what enters {last.name!r} is not a tensor of numbers with one row per sample"
-    return last, ""
+        last = _last_by_graph(model, layers, logits, given)
+    else:
+        last = _last_by_output(layers, logits, sources, given)
+    _require([call for call in calls if call.name == last.name][-1] is last, f"{last.name!r} runs again after it")
+    has_rows = last.embedding is not None and len(last.embedding) == len(logits)
+    _require(has_rows, f"what enters {last.name!r} is not a tensor of numbers with one row per sample")
+    return last
+
+
+def _last_by_graph(model: nn.Module, layers: list[Call], logits: Tensor, given: str | None) -> Call:
+    reached, is_function = _reached(model, layers, logits)
+    _require(not is_function, "a matrix of weights is applied outside of any module")
+    names = list(dict.fromkeys(call.name for call in reached))
+    listed = ", ".join(map(repr, names))
+    _require(given is None or given in names, f"the logits come from {listed or 'no layer'}")
+    _require(len(reached) == 1, f"the logits come from {len(reached)} layers{': ' if names else ''}{listed}")
+    return reached[0]
+
+
+def _last_by_output(layers: list[Call], logits: Tensor, sources: Mapping[str, str], given: str | None) -> Call:
+    """Find the layer with the same output, where the graph is cut or the pass was made without one."""
+    same = [call for call in layers if call.name in sources]
+    _require(bool(same), "no layer returns the logits as they are, and no graph of autograd leads back to one")
+    exact = [call for call in same if any(_is_view(logits, tensor) for tensor in call.returned)]
+    last = (exact or same)[-1]
+    _require(given is None or last.name == given, f"the logits come from {last.name!r}")
+    return last
 
 
 def _may_be_last(call: Call, calls: list[Call], given: str | None) -> bool:

@@ -69,7 +69,7 @@ class Classifier(nn.Module):
         version = x._version
         logits = compute_logits(self.model, x)
         self.num_classes = logits.shape[1]
-        check_classes("y", 0, self._highest_label, logits.shape[1])
+        check_classes("y", None, self._highest_label, logits.shape[1])
         if x._version != version:
             raise ValueError(
                 "Expected the model to leave its inputs as they are but it changed them in place. "

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_attack
+from lightning_robustness._arguments import check_attack, check_flag
 from lightning_robustness._numbers import at_least_float32
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
@@ -45,7 +45,7 @@ def budget_of(attack: Callable[..., Any], input_space: InputSpace | None = None)
 
     """
     check_attack(attack)
-    budgets = budgets_of(attack, input_space)
+    budgets = budgets_of(attack, check_input_space(input_space))
     known = [budget for budget in budgets if budget is not None]
     if len(known) < len(budgets) or len({budget.norm for budget in known}) > 1:
         return None
@@ -127,6 +127,10 @@ class Attack(ABC):
 
     targeted: bool = False
     all_steps: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("targeted", "all_steps"):
+            check_flag(name, getattr(self, name))
 
     def __call__(
         self,

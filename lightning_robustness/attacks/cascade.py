@@ -43,13 +43,14 @@ class Cascade(Attack):
     white_box: ClassVar[None] = None  # some members may be, others not
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.attacks, (str, Mapping)) or not isinstance(self.attacks, Iterable):
             raise TypeError(f"Expected argument `attacks` to be a sequence of attacks but got {self.attacks!r}.")
         object.__setattr__(self, "attacks", tuple(self.attacks))
         if not self.attacks:
             raise ValueError("Expected argument `attacks` to hold at least one attack but got none.")
         for attack in self.attacks:
-            check_attack(attack)
+            check_attack(attack, "attacks")
             if isinstance(attack, Attack) and attack.targeted != self.targeted:
                 raise ValueError(
                     f"Expected all attacks to have targeted={self.targeted} as the cascade has, but got {attack!r}."

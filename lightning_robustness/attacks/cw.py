@@ -68,6 +68,7 @@ class CW(Attack):
     binary_search_steps: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("kappa", self.kappa)
         for name in ("c", "lr"):
             check_number(name, getattr(self, name), exclusive=True)

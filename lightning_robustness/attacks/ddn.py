@@ -64,6 +64,7 @@ class DDN(Attack):
     gamma: float = 0.35
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_integer("steps", self.steps, minimum=1)
         check_number("gamma", self.gamma, exclusive=True)
         if self.gamma >= 1:

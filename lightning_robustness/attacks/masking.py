@@ -161,7 +161,7 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
         probabilities | Let the model return logits, what enters the softmax, and repeat the attacks.
 
     """
-    if isinstance(results, AttackResult) or not isinstance(results, Iterable):
+    if isinstance(results, AttackResult | str | Mapping) or not isinstance(results, Iterable):
         raise TypeError(f"Expected argument `results` to be a list of results of `run_attack` but got {results!r}.")
     check_number("tolerance", tolerance)
     groups: list[tuple[Any, list[Mapping[str, Tensor]]]] = []

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -90,6 +90,9 @@ class PGD(Attack):
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.loss, Iterable):
+            check_option("loss", self.loss, PGDLoss)
         if not isinstance(self.loss, str):
             object.__setattr__(self, "loss", tuple(self.loss))  # a list is not hashable
         for name in ("eps", "momentum", *(["alpha"] if self.alpha is not None else [])):

@@ -63,7 +63,7 @@ _PRESETS = {
 
 
 def get_attack(
-    attack: str | Callable[..., Any], eps: float | None = None, preset: str | None = None, **options: Any
+    attack: str | Callable[..., Any], eps: float | None = None, *, preset: str | None = None, **options: Any
 ) -> Callable[..., Any]:
     """Get an attack by its name.
 
@@ -111,7 +111,7 @@ def get_attack(
         return TorchattacksAdapter(attack=name, options=options | budget, **shared)
     if attack not in _ATTACKS:
         raise ValueError(
-            f"Expected the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "
+            f"Expected `attack` to be the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "
             "torchattacks:NAME for the classes of torchattacks, autoattack:VERSION for AutoAttack by its authors."
         )
     make, defaults = _ATTACKS[attack]
@@ -140,7 +140,7 @@ def _preset(attack: str, preset: str | None) -> dict[str, Any]:
         )
     group = attack if attack in ("cw", "square", "siren") else "steps"
     known = [name for name, groups in _PRESETS.items() if group in groups]
-    if preset not in known:
+    if not isinstance(preset, str) or preset not in known:
         raise ValueError(
             f"Expected argument `preset` for {attack!r} to be one of {', '.join(known)} but got {preset!r}."
         )

@@ -82,6 +82,7 @@ def run_attack(
     attack: str | Callable[..., Any],
     x: Tensor,
     y: Tensor,
+    *,
     input_space: InputSpace | None = None,
     seed: int = 0,
     index: int = 0,

@@ -61,6 +61,7 @@ class SirenAttack(Attack):
     norm: ClassVar[Norm] = "linf"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("eps", "alpha"):
             check_number(name, getattr(self, name))
         for name in ("steps", "num_particles", "patience"):

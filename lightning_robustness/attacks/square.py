@@ -60,6 +60,7 @@ class Square(Attack):
     white_box: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("eps", self.eps)
         check_number("p", self.p, exclusive=True)
         if self.p > 1:

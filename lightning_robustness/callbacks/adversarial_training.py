@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, cast
@@ -17,7 +17,7 @@ from lightning_robustness._lightning.overfitting import (
     CatastrophicOverfitting,
     watch_for_overfitting,
 )
-from lightning_robustness._lightning.settings import AdversarialLoss, AdversarialMode, AdversarialSettings
+from lightning_robustness._lightning.settings import AdversarialLoss, AdversarialSettings, Combine
 from lightning_robustness._lightning.training_step import (
     TrainingStepCallback,
     compute_loss,
@@ -55,14 +55,14 @@ class AdversarialTraining(TrainingStepCallback):
         attack: Name of an attack (``"pgd"`` as Madry et al. train; ``"fast"``: one step of 1.25 eps from a random
             start, as Wong et al. do; ``"cw"``, or another one that ``get_attack`` knows), an attack, or any other
             callable ``(model, x, y) -> x_adv`` on un-normalised inputs.
-        eps: Largest distance from the input, in un-normalised units; a list has one for each epoch after the warm-up,
-            of which the last one stays. By default, that of the attack.
+        eps: Largest distance from the input, in un-normalised units; by default, that of the attack.
+        budgets: Instead of ``eps``, one for each epoch after the warm-up; the last one stays.
         steps: Number of steps; by default, that of the attack.
         alpha: Size of a step; by default, that of the attack.
-        mode: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
+        combine: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
             drawn at random; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
             the size, in which labels and everything else that has one entry per sample are repeated.
-        ratio: Share of adversarial inputs in mode ``"mix"``.
+        ratio: Share of adversarial inputs with ``"mix"``.
         loss: ``"trades"`` or ``"mart"`` to train on that loss, instead of the one that ``training_step`` computes on
             adversarial inputs. The step runs on the clean batch, for everything but its loss; the new one is the
             cross-entropy loss of the paper, with hard labels, and takes two more forward passes. Without other
@@ -108,10 +108,12 @@ class AdversarialTraining(TrainingStepCallback):
     def __init__(
         self,
         attack: str | Attack | Callable[..., Any] = "pgd",
-        eps: float | list[float] | None = None,
+        eps: float | None = None,
+        *,
+        budgets: Sequence[float] | None = None,
         steps: int | None = None,
         alpha: float | None = None,
-        mode: AdversarialMode = "replace",
+        combine: Combine = "replace",
         ratio: float = 0.5,
         loss: AdversarialLoss | None = None,
         loss_weight: float | None = None,
@@ -129,11 +131,11 @@ class AdversarialTraining(TrainingStepCallback):
         prefix: str = "adversarial_training",
     ) -> None:
         super().__init__(Access(input_space, forward_fn=forward_fn, embed_fn=embed_fn, batch_fn=batch_fn))
-        if loss is not None and attack == "pgd":
+        if isinstance(loss, str) and isinstance(attack, str) and attack == "pgd":
             attack = published_attack(loss)
         self.settings = AdversarialSettings(
-            attacks=make_inner_attacks(attack, eps, steps, alpha, all_steps, self.access.input_space),
-            mode=mode,
+            attacks=make_inner_attacks(attack, eps, budgets, steps, alpha, all_steps, self.access.input_space),
+            combine=combine,
             ratio=ratio,
             loss=loss,
             loss_weight=loss_weight,
@@ -238,7 +240,7 @@ class AdversarialTraining(TrainingStepCallback):
         return embed(pl_module, embed_fn, x, self.settings.eval_mode)
 
     def _choose_rows(self, x: Tensor, index: int) -> Tensor | None:
-        if self.settings.mode != "mix":
+        if self.settings.combine != "mix":
             return None
         # In train mode, BatchNorm needs two
         number = max(round(self.settings.ratio * len(x)), 1 if self.settings.eval_mode else min(2, len(x)))
@@ -259,7 +261,7 @@ class AdversarialTraining(TrainingStepCallback):
     def _combine(self, x: Tensor, x_adv: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:
             return x.detach().clone().index_copy_(0, rows, x_adv)
-        return torch.cat([x, x_adv]) if self.settings.mode == "concat" else x_adv
+        return torch.cat([x, x_adv]) if self.settings.combine == "concat" else x_adv
 
     def _step(self, step: Callable[..., Any], batch: Any, x: Tensor, clean: Tensor, x_adv: Tensor) -> Any:
         """Run the step on a batch with the new inputs, or on that of the loader with the new embeddings."""

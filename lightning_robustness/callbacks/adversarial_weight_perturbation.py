@@ -48,6 +48,7 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
     def __init__(
         self,
         gamma: float = 0.01,
+        *,
         warmup_epochs: int = 0,
         forward_fn: Callable[..., Any] | None = None,
         batch_fn: Callable[..., Any] | None = None,

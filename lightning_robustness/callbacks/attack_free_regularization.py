@@ -23,17 +23,17 @@ from lightning_robustness.losses.fisher_penalty import FisherKind
 class _Settings:
     """The arguments, checked."""
 
-    rdi: float
-    fisher: float
+    rdi_weight: float
+    fisher_weight: float
     fisher_kind: FisherKind
     num_products: int | None
-    boundary: float
+    boundary_weight: float
     boundary_margin: float
     boundary_rivals: int
     prefix: str
 
     def __post_init__(self) -> None:
-        for name in ("rdi", "fisher", "boundary"):
+        for name in ("rdi_weight", "fisher_weight", "boundary_weight"):
             check_number(name, getattr(self, name))
         check_number("boundary_margin", self.boundary_margin, exclusive=True)
         check_option("fisher_kind", self.fisher_kind, FisherKind)
@@ -60,12 +60,12 @@ class AttackFreeRegularization(TrainingStepCallback):
     keys that start with the ``prefix``.
 
     Args:
-        rdi: Weight of the RDI loss; 0 for none.
-        fisher: Weight of the Fisher information; 0 for none.
+        rdi_weight: Weight of the RDI loss; 0 for none.
+        fisher_weight: Weight of the Fisher information; 0 for none.
         fisher_kind: ``"spectral"`` for its largest eigenvalue, ``"trace"`` for its trace.
         num_products: Steps of power iteration, or random vectors for the trace. None for exact values, which take a
             product with the Jacobian for each class.
-        boundary: Weight of the hinge on the distance to the decision boundary, in l-infinity; 0 for none.
+        boundary_weight: Weight of the hinge on the distance to the decision boundary, in l-infinity; 0 for none.
         boundary_margin: Distance that it asks for, in un-normalised units.
         boundary_rivals: Number of rival classes that it looks at, those with the highest logits.
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
@@ -79,18 +79,19 @@ class AttackFreeRegularization(TrainingStepCallback):
 
     Example:
         >>> from lightning_robustness.callbacks import AttackFreeRegularization
-        >>> regularization = AttackFreeRegularization(rdi=0.1, fisher=0.1)
+        >>> regularization = AttackFreeRegularization(rdi_weight=0.1, fisher_weight=0.1)
         >>> # Trainer(callbacks=[regularization])
 
     """
 
     def __init__(
         self,
-        rdi: float = 0.1,
-        fisher: float = 0.1,
+        *,
+        rdi_weight: float = 0.1,
+        fisher_weight: float = 0.1,
         fisher_kind: FisherKind = "spectral",
         num_products: int | None = 1,
-        boundary: float = 0.0,
+        boundary_weight: float = 0.0,
         boundary_margin: float = 8 / 255,
         boundary_rivals: int = 1,
         input_space: InputSpace | None = None,
@@ -101,7 +102,14 @@ class AttackFreeRegularization(TrainingStepCallback):
     ) -> None:
         super().__init__(Access(input_space, head, forward_fn=forward_fn, batch_fn=batch_fn))
         self.settings = _Settings(
-            rdi, fisher, fisher_kind, num_products, boundary, boundary_margin, boundary_rivals, prefix
+            rdi_weight,
+            fisher_weight,
+            fisher_kind,
+            num_products,
+            boundary_weight,
+            boundary_margin,
+            boundary_rivals,
+            prefix,
         )
         self._hook: RemovableHandle | None = None
         self._outputs: list[Tensor] = []
@@ -132,7 +140,7 @@ class AttackFreeRegularization(TrainingStepCallback):
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
         loaded = self.access.read(batch)
-        if self.settings.rdi:
+        if self.settings.rdi_weight:
             self._listen(pl_module, loaded.first(2))
         output = step(batch, *args)
         loss = find_loss(output)
@@ -147,21 +155,27 @@ class AttackFreeRegularization(TrainingStepCallback):
 
     def _terms(self, forward: Callable[..., Any], batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
         settings, x, space = self.settings, batch.x, self.access.input_space
-        if settings.rdi:
-            labels = require_labels(batch.y, "the RDI loss", otherwise="`rdi=0` to leave it out")
+        if settings.rdi_weight:
+            labels = require_labels(batch.y, "the RDI loss", otherwise="`rdi_weight=0` to leave it out")
             logits = next((as_classes(output, len(x)) for output in self._outputs if len(output) == len(x)), None)
-            yield "rdi_loss", settings.rdi, rdi_loss(compute_logits(forward, x) if logits is None else logits, labels)
-        if settings.fisher:
+            yield (
+                "rdi_loss",
+                settings.rdi_weight,
+                rdi_loss(compute_logits(forward, x) if logits is None else logits, labels),
+            )
+        if settings.fisher_weight:
             products = settings.num_products
-            value = fisher_penalty(forward, x, settings.fisher_kind, num_products=products, input_space=space)
-            yield "fisher", settings.fisher, value
-        if settings.boundary:
-            labels = require_labels(batch.y, "the distance to the boundary", otherwise="`boundary=0` to leave it out")
+            value = fisher_penalty(forward, x, kind=settings.fisher_kind, num_products=products, input_space=space)
+            yield "fisher", settings.fisher_weight, value
+        if settings.boundary_weight:
+            labels = require_labels(
+                batch.y, "the distance to the boundary", otherwise="`boundary_weight=0` to leave it out"
+            )
             options: dict[str, Any] = {"num_rivals": settings.boundary_rivals, "input_space": space}
             yield (
                 "boundary",
-                settings.boundary,
-                boundary_penalty(forward, x, labels, settings.boundary_margin, **options),
+                settings.boundary_weight,
+                boundary_penalty(forward, x, labels, margin=settings.boundary_margin, **options),
             )
 
     def _listen(self, pl_module: LightningModule, few: Batch) -> None:

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness._arguments import check_integer, check_name, check_number
+from lightning_robustness._arguments import check_flag, check_integer, check_name, check_number
 from lightning_robustness._lightning.guard import (
     ExtremeMode,
     Guard,
@@ -65,6 +65,7 @@ class RobustEarlyStopping(EarlyStopping):
         self,
         monitor: str,
         mode: ExtremeMode | None = None,
+        *,
         patience: int = 3,
         min_delta: float = 0.0,
         stopping_threshold: float | None = None,
@@ -77,6 +78,11 @@ class RobustEarlyStopping(EarlyStopping):
         check_name("monitor", monitor)
         check_integer("patience", patience, minimum=0)
         check_number("min_delta", min_delta)
+        check_flag("verbose", verbose)
+        thresholds = {"stopping_threshold": stopping_threshold, "divergence_threshold": divergence_threshold}
+        for name, threshold in thresholds.items():
+            if threshold is not None:
+                check_number(name, threshold, minimum=-math.inf)
         super().__init__(
             monitor=monitor,
             min_delta=min_delta,

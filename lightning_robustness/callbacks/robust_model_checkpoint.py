@@ -73,6 +73,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
         self,
         monitor: str,
         mode: ExtremeMode | None = None,
+        *,
         guard: str | None = "auto",
         guard_tolerance: float | None = None,
         guard_mode: ExtremeMode = "max",

@@ -134,9 +134,9 @@ def compare(
             f"{type(models).__name__}. Pass a dictionary, such as {{'a': first, 'b': second}}."
         )
     attacks = list_attacks(attacks)
-    budgets = read_budgets(budgets)
+    budgets = read_budgets("budgets", budgets)
     plan = plan_sweep(attacks, budgets, input_space)
-    check_prior(prior or {}, balance)
+    check_prior({} if prior is None else prior, balance)
     check_folder(resume)
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)
@@ -236,7 +236,9 @@ def _raise(errors: Mapping[str, Exception], missing: Sequence[str], left_out: Se
 def _check_modules(models: Mapping[str, Any], dataloader: Iterable[Any] | None) -> dict[str, nn.Module]:
     for name, model in models.items():
         if not isinstance(model, nn.Module):
-            raise TypeError(f"Expected {name!r} to be a module or a report of one but got {type(model).__name__}.")
+            raise TypeError(
+                f"Expected {name!r} in `models` to be a module or a report of one but got {type(model).__name__}."
+            )
         if dataloader is None:
             raise TypeError(f"Expected a `dataloader` to evaluate {name!r} on but got none.")
     if len(models) > 1 and isinstance(dataloader, Iterator):

@@ -1,12 +1,13 @@
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_robustness._arguments import check_option
 from lightning_robustness._display import report_figures as figures
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.rows import Rows
@@ -57,7 +58,7 @@ class DecisionSpaceMeter(Meter):
     def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
         forward, route = subject.logits_of(batch), cast(Route, subject.route)
         x, y, space, positions = batch.x, batch.labels(), subject.input_space, batch.positions
-        x_adv = run_attack(forward, self.attack, x, y, space, subject.seed, positions=positions).x_adv
+        x_adv = run_attack(forward, self.attack, x, y, input_space=space, seed=subject.seed, positions=positions).x_adv
         tap = route.tap(subject.model)
         return {"labels": y, "clean": _embedding(tap, forward, x), "adversarial": _embedding(tap, forward, x_adv)}
 
@@ -79,8 +80,7 @@ def _embedding(tap: HeadTap, forward: Callable[..., Any], x: Tensor) -> Tensor:
 
 def get_projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:
     """Return a function that projects features to the plane."""
-    if method not in get_args(Projection):
-        raise ValueError(f"Expected the method of the decision space to be 'pca' or 'tsne' but got {method!r}.")
+    check_option("decision_space", method, Projection)
     if method == "pca":
         return _pca
     try:

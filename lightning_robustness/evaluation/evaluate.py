@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import check_device, check_integer, check_module, read_budgets
+from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.pictures import AdversarialExample, make_examples
 from lightning_robustness._display.provenance import describe_data, describe_run
 from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude
@@ -140,8 +140,10 @@ def evaluate(
     check_folder(resume)
     check_device(device)
     check_integer("num_examples", num_examples, minimum=0)
+    for name, flag in {"per_sample": per_sample, "progress": progress}.items():
+        check_flag(name, flag)
     access = Access(input_space, head, num_classes, forward_fn, embed_fn, batch_fn)
-    budgets = read_budgets(sweep_budgets)
+    budgets = read_budgets("sweep_budgets", sweep_budgets)
     # Everything is made before the data is touched, so that a wrong argument is found here
     plan = Plan.of(
         attacks,
@@ -223,7 +225,8 @@ def _extra_meters(
     if budgets or decision_space is not None:
         check_integer("attack_samples", plan.attack_samples, minimum=1)
     if budgets:
-        meters.append(SweepMeter(plan.attack_samples, plan_sweep(sweep_attacks, budgets, plan.input_space)))
+        sweep = plan_sweep(sweep_attacks, budgets, plan.input_space, prefix="sweep_")
+        meters.append(SweepMeter(plan.attack_samples, sweep))
     if decision_space is not None:
         get_projection(decision_space, plan.seed)
         ((name, attack),) = name_attacks(["pgd"], eps, as_published=True).items()

@@ -1,7 +1,7 @@
 """The share of a loader that each process takes, and the pass over it."""
 
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -93,7 +93,7 @@ def _draw_batches(model: nn.Module, loader: DataLoader, seed: int) -> list[list[
         return [list(batch) for batch in loader.batch_sampler]  # type: ignore[union-attr]
 
 
-EMPTY = "Expected a loader with at least one sample but it is empty."
+EMPTY = "Expected `dataloader` to hold at least one sample but it is empty."
 
 
 def check_loader(dataloader: Any) -> None:
@@ -102,7 +102,9 @@ def check_loader(dataloader: Any) -> None:
         found = f"the data module {type(dataloader).__name__}. Pass one of its loaders, such as `test_dataloader()`."
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
         found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
-    elif not hasattr(dataloader, "__iter__") and not hasattr(dataloader, "__getitem__"):
+    elif isinstance(dataloader, str | Mapping) or not (
+        hasattr(dataloader, "__iter__") or hasattr(dataloader, "__getitem__")
+    ):
         found = f"{type(dataloader).__name__}."
     else:
         return

@@ -176,8 +176,8 @@ class ResumeFolder:
 
 def check_folder(resume: Any) -> None:
     """Check the argument for the folder."""
-    if resume is not None and not isinstance(resume, str | Path):
-        raise TypeError(f"Expected argument `resume` to be the path of a folder but got {type(resume).__name__}.")
+    if resume is not None and (not isinstance(resume, str | Path) or resume == ""):
+        raise TypeError(f"Expected argument `resume` to be the path of a folder but got {resume!r}.")
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
         raise ValueError(
             f"Expected argument `resume` to be the path of a folder but {resume} is a file. Pass another path, such as "

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness._arguments import check_device, check_integer, check_module, read_budgets
+from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.provenance import describe_data, describe_run
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters.sweep import (
@@ -112,10 +112,12 @@ def sweep(
     check_device(device)
     check_integer("seed", seed, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
+    check_flag("per_sample", per_sample)
+    check_flag("progress", progress)
     if attack_samples is not None:
         check_integer("attack_samples", attack_samples, minimum=1)
     access = Access(input_space, forward_fn=forward_fn, embed_fn=embed_fn, batch_fn=batch_fn)
-    budgets = read_budgets(budgets)
+    budgets = read_budgets("budgets", budgets)
     plan = plan_sweep(attacks, budgets, access.input_space)
     processes, model = Processes(), unwrap(model)
     facts: dict[str, Any] = {

@@ -3,7 +3,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._numbers import accumulation_dtype, at_least_float32, full_precision
+from lightning_robustness._isolation.sandbox import full_precision
+from lightning_robustness._numbers import accumulation_dtype, at_least_float32
 from lightning_robustness._processes import rank_zero_warn
 
 Normalization = Literal["pairs", "all", "none"]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_integer_tensor, check_labels, check_tensor, is_number
+from lightning_robustness._arguments import check_flag, check_integer_tensor, check_labels, check_tensor, is_number
 
 
 class AttackSuccessComponents(NamedTuple):
@@ -148,6 +148,7 @@ def attack_success_rate(
         tensor(0.5000)
 
     """
+    check_flag("return_components", return_components)
     _check_confidence(confidence)
     components = success_rates(preds, adv_preds, target, distortion, confidence)
     return components if return_components else components.asr

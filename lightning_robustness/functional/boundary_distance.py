@@ -37,7 +37,7 @@ def margins_and_slopes(
     logits = jacobian.logits
     num_classes = logits.shape[1]
     if y is not None and len(y):
-        check_classes("y", 0, int(y.max()), num_classes)
+        check_classes("y", None, int(y.max()), num_classes)
     classes = logits.argmax(dim=1) if y is None else y.long()
     if num_rivals is None:
         num_rivals = num_classes if jacobian.has_rows or num_classes <= FEW_CLASSES else _NUM_RIVALS

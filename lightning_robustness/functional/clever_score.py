@@ -1,6 +1,6 @@
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from lightning_robustness._arguments import (
     check_integer,
     check_integer_tensor,
     check_number,
+    check_option,
     check_overflow,
 )
 from lightning_robustness._model.access import check_finite, compute_logits
@@ -87,6 +88,8 @@ def _golden_section(function: Callable[[Tensor], Tensor], low: Tensor, high: Ten
     return (low + high) / 2
 
 
+CleverNorm = Literal["l1", "l2", "linf"]
+_ORDERS: dict[str, float] = {"l1": 1.0, "l2": 2.0, "linf": math.inf}
 _DUAL_ORDERS = {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}
 
 
@@ -94,10 +97,11 @@ def clever_score(
     model: Callable[..., Any],
     x: Tensor,
     radius: float,
-    p: float = 2.0,
+    *,
+    norm: CleverNorm = "l2",
     targets: Tensor | None = None,
     num_batches: int = 50,
-    batch_size: int = 128,
+    points_per_batch: int = 128,
     input_space: InputSpace | None = None,
     chunk_size: int = 1024,
     seed: int = 0,
@@ -120,11 +124,11 @@ def clever_score(
         model: Callable from inputs to logits, or to an output that holds them.
         x: Floating point tensor of shape ``(N, ...)``, as the model sees it.
         radius: Radius R of the ball, in un-normalised units: no score is larger.
-        p: Order of the norm of perturbations: 1, 2 or infinity.
+        norm: Norm of perturbations: ``"l1"``, ``"l2"`` or ``"linf"``.
         targets: Integer tensor of shape ``(N,)`` or ``(N, T)`` with the target classes of each sample. By default, the
             lowest score over all classes but the predicted one is returned.
         num_batches: Number of maxima to which the distribution is fitted; the paper uses 500.
-        batch_size: Number of points per maximum; the paper uses 1024.
+        points_per_batch: Number of points per maximum; the paper uses 1024.
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised. Points
             are clamped to the range.
         chunk_size: Number of points to process at a time, which bounds memory; at least one batch of one sample.
@@ -147,11 +151,12 @@ def clever_score(
         >>> x = torch.tensor([[1.0, 0.5], [0.25, 1.0]])
         >>> clever_score(model, x, radius=2.0)
         tensor([1.0000, 0.2500])
-        >>> clever_score(model, x, radius=2.0, p=float("inf"), targets=torch.tensor([1, 0]))
+        >>> clever_score(model, x, radius=2.0, norm="linf", targets=torch.tensor([1, 0]))
         tensor([0.7143, 0.0000])
 
     """
-    _check_arguments(radius, p, num_batches, batch_size, chunk_size)
+    _check_arguments(radius, norm, num_batches, points_per_batch, chunk_size)
+    p = _ORDERS[norm]
     with opened(model, x, input_space, seed) as (x, space):
         dtype = at_least_float32(x.dtype)
         if len(x) == 0:
@@ -165,8 +170,8 @@ def clever_score(
         margins = logits.gather(1, preds) - logits.gather(1, classes)
         maxima = []
         for _ in range(num_batches):
-            offsets = radius * _uniform_in_unit_ball((batch_size, *x.shape[1:]), p).to(x)
-            index = torch.arange(len(x), device=x.device).split(max(1, chunk_size // batch_size))
+            offsets = radius * _uniform_in_unit_ball((points_per_batch, *x.shape[1:]), p).to(x)
+            index = torch.arange(len(x), device=x.device).split(max(1, chunk_size // points_per_batch))
             norms = [_largest_gradients(model, x[i], preds[i], classes[i], offsets, p, space) for i in index]
             maxima.append(torch.cat(norms))
     constants = fit_reverse_weibull(check_overflow(torch.stack(maxima, dim=-1))).location.to(margins)
@@ -175,11 +180,11 @@ def clever_score(
     return scores.amin(dim=1) if targets is None else scores.reshape(targets.shape)
 
 
-def _check_arguments(radius: float, p: float, num_batches: int, batch_size: int, chunk_size: int) -> None:
+def _check_arguments(radius: float, norm: CleverNorm, num_batches: int, points_per_batch: int, chunk_size: int) -> None:
     check_number("radius", radius, exclusive=True)
-    if not isinstance(p, (int, float)) or p not in _DUAL_ORDERS:
-        raise ValueError(f"Expected argument `p` to be 1, 2 or infinity but got {p!r}.")
-    for name, value in {"num_batches": num_batches, "batch_size": batch_size, "chunk_size": chunk_size}.items():
+    check_option("norm", norm, CleverNorm)
+    counts = {"num_batches": num_batches, "points_per_batch": points_per_batch, "chunk_size": chunk_size}
+    for name, value in counts.items():
         check_integer(name, value, minimum=1)
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import (
+    check_flag,
     check_integer,
     check_labels,
     check_number,
@@ -41,15 +42,17 @@ def _check_arguments(
     tolerance: float,
     counts: dict[str, int | None],
     distribution: str,
+    rayleigh_ritz: bool,
     boundary: BoundaryNorm | None = None,
 ) -> None:
     check_option("method", method, FisherMethod)
+    check_flag("rayleigh_ritz", rayleigh_ritz)
     if boundary is not None:
         check_option("boundary", boundary, BoundaryNorm)
     check_option("distribution", distribution, Distribution)
     check_number("tolerance", tolerance)
     for name, count in counts.items():
-        if count is not None:
+        if count is not None or name in ("max_steps", "num_directions"):
             check_integer(name, count, minimum=1)
 
 
@@ -126,6 +129,7 @@ def fisher_spectral_norm(
         tensor([2.])
 
     """
+    check_flag("return_components", return_components)
     components = fisher_and_boundary(
         model,
         x,
@@ -166,7 +170,7 @@ def fisher_and_boundary(
         "chunk_size": chunk_size,
         "num_rivals": num_rivals,
     }
-    _check_arguments(method, tolerance, counts, distribution, boundary)
+    _check_arguments(method, tolerance, counts, distribution, rayleigh_ritz, boundary)
     estimators: dict[str, Callable[[InputJacobian], FisherComponents]] = {
         "exact": exact,
         "lanczos": lambda jacobian: lanczos(jacobian, tolerance, max_steps),

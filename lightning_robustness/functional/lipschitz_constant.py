@@ -11,7 +11,7 @@ from lightning_robustness.input_space import InputSpace
 
 
 def lipschitz_constant(
-    model: Callable[..., Any], x: Tensor, input_space: InputSpace | None = None, seed: int = 0
+    model: Callable[..., Any], x: Tensor, *, input_space: InputSpace | None = None, seed: int = 0
 ) -> Tensor:
     r"""Compute the local Lipschitz constant of the class probabilities at each sample, lower is more robust.
 

@@ -3,7 +3,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_features_and_preds
+from lightning_robustness._arguments import check_features_and_preds, check_flag
 from lightning_robustness.functional._class_statistics import (
     ClassStatistics,
     class_statistics,
@@ -75,6 +75,7 @@ def robustness_difference_index(
         tensor(4.)
 
     """
+    check_flag("return_components", return_components)
     features = check_features_and_preds(features, preds)
     statistics = class_statistics(features, preds, p=2.0)
     rdi, intra, inter = (part.to(statistics.dtype) for part in _robustness_difference_index_compute(statistics))

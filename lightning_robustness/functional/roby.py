@@ -3,7 +3,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_features_and_preds, check_option
+from lightning_robustness._arguments import check_features_and_preds, check_flag, check_option
 from lightning_robustness.functional._class_statistics import (
     ClassStatistics,
     Normalization,
@@ -60,9 +60,9 @@ def _pair_matrix(pairs: Tensor, counts: Tensor, normalization: Normalization) ->
 def roby(
     features: Tensor,
     preds: Tensor,
+    *,
     p: float = 2.0,
     normalization: Normalization = "pairs",
-    *,
     return_components: bool = False,
 ) -> Tensor | ROBYComponents:
     r"""Compute ROBY, a robustness metric from the overlap of pairs of classes, lower is more robust.
@@ -112,6 +112,7 @@ def roby(
         tensor(0.2361)
 
     """
+    check_flag("return_components", return_components)
     check_p(p)
     check_option("normalization", normalization, Normalization)
     features = check_features_and_preds(features, preds)

@@ -38,7 +38,7 @@ def log_probabilities(
         highest_label = _check(x, y, x_adv)
     check_not_empty("x", x)
     logits, adv_logits = (compute_logits(model, inputs) for inputs in (x, x_adv))
-    check_classes("y", 0, highest_label, logits.shape[1])
+    check_classes("y", None, highest_label, logits.shape[1])
     dtype = at_least_float32(logits.dtype)
     return logits.to(dtype).log_softmax(dim=1), adv_logits.to(dtype).log_softmax(dim=1)
 

@@ -3,7 +3,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_robustness._arguments import check_labels, check_number
+from lightning_robustness._arguments import check_integer, check_labels, check_number
 from lightning_robustness._numbers import at_least_float32
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, _check_arguments, margins_and_slopes
 from lightning_robustness.input_space import InputSpace
@@ -14,9 +14,9 @@ def boundary_penalty(
     model: Callable[..., Any],
     x: Tensor,
     y: Tensor,
+    *,
     margin: float = 8 / 255,
     norm: BoundaryNorm = "linf",
-    *,
     num_rivals: int = 1,
     input_space: InputSpace | None = None,
     seed: int = 0,
@@ -66,6 +66,7 @@ def boundary_penalty(
 
     """
     check_number("margin", margin, exclusive=True)
+    check_integer("num_rivals", num_rivals, minimum=1)
     _check_arguments(norm, num_rivals, None)
     with training_jacobian(model, x, input_space, seed) as jacobian:  # checks the inputs
         check_labels("y", y, len(x))

@@ -66,6 +66,7 @@ def mart_loss(
 
     """
     check_number("weight", weight)
+    check_number("alpha", alpha)
     attack = PGD(eps=eps, alpha=alpha, steps=steps, start="gaussian", loss="cross_entropy", all_steps=True)
     log_p, adv_log_p = log_probabilities(model, x, y, x_adv, attack, input_space, seed)
     other = adv_log_p.scatter(1, y.unsqueeze(1), -torch.inf).argmax(dim=1, keepdim=True)

@@ -76,7 +76,7 @@ class AttackSuccessRate(RobustnessMetric):
     count: Tensor
     distortions: list[Tensor]
 
-    def __init__(self, confidence: float = 0.95, **kwargs: Any) -> None:
+    def __init__(self, *, confidence: float = 0.95, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         _check_confidence(confidence)
         self.confidence = confidence

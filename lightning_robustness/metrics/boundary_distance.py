@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -87,6 +87,7 @@ class BoundaryDistance(SampleMetric):
     def __init__(
         self,
         norm: BoundaryNorm = "linf",
+        *,
         budgets: Sequence[float] = (2 / 255, 4 / 255, 8 / 255, 16 / 255),
         quantiles: Sequence[float] = (0.1, 0.25, 0.75, 0.9),
         num_rivals: int | None = None,
@@ -131,7 +132,7 @@ class BoundaryDistance(SampleMetric):
 
 
 def _check_numbers(name: str, values: Sequence[float]) -> list[float]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise TypeError(f"Expected argument `{name}` to be a sequence of numbers but got {values!r}. Pass a list.")
     return [check_number(name, value) for value in values]
 

@@ -4,7 +4,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_robustness._arguments import check_integer
-from lightning_robustness.functional.clever_score import _check_arguments, clever_score
+from lightning_robustness.functional.clever_score import CleverNorm, _check_arguments, clever_score
 from lightning_robustness.input_space import InputSpace, check_input_space
 from lightning_robustness.metrics._base import SampleMetric, mean
 
@@ -34,9 +34,9 @@ class CleverScore(SampleMetric):
 
     Args:
         radius: Radius R of the ball, in un-normalised units: no score is larger.
-        p: Order of the norm of perturbations: 1, 2 or infinity.
+        norm: Norm of perturbations: ``"l1"``, ``"l2"`` or ``"linf"``.
         num_batches: Number of maxima to which the distribution of the largest gradient is fitted.
-        batch_size: Number of points per maximum.
+        points_per_batch: Number of points per maximum.
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised. Points
             are clamped to the range.
         chunk_size: Number of points to process at a time, which bounds memory; at least one batch of one sample.
@@ -69,21 +69,22 @@ class CleverScore(SampleMetric):
     def __init__(
         self,
         radius: float,
-        p: float = 2.0,
+        *,
+        norm: CleverNorm = "l2",
         num_batches: int = 50,
-        batch_size: int = 128,
+        points_per_batch: int = 128,
         input_space: InputSpace | None = None,
         chunk_size: int = 1024,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _check_arguments(radius, p, num_batches, batch_size, chunk_size)
+        _check_arguments(radius, norm, num_batches, points_per_batch, chunk_size)
         self.radius = radius
         self.options: dict[str, Any] = {
-            "p": p,
+            "norm": norm,
             "num_batches": num_batches,
-            "batch_size": batch_size,
+            "points_per_batch": points_per_batch,
             "input_space": check_input_space(input_space),
             "chunk_size": chunk_size,
             "seed": check_integer("seed", seed, minimum=0),

@@ -108,7 +108,7 @@ class FisherSpectralNorm(SampleMetric):
             "num_directions": num_directions,
             "chunk_size": chunk_size,
         }
-        _check_arguments(method, tolerance, counts, distribution)
+        _check_arguments(method, tolerance, counts, distribution, rayleigh_ritz)
         check_number("floor", floor, exclusive=True)
         self.method: FisherMethod = method
         self.floor = floor

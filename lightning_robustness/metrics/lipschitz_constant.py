@@ -57,14 +57,14 @@ class LipschitzConstant(SampleMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: None = None
 
-    def __init__(self, input_space: InputSpace | None = None, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(self, *, input_space: InputSpace | None = None, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.input_space = check_input_space(input_space)
         self.seed = check_integer("seed", seed, minimum=0)
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""
-        self._add(lipschitz_constant(model, x, self.input_space, self.seed))
+        self._add(lipschitz_constant(model, x, input_space=self.input_space, seed=self.seed))
 
     def _summarize(self, *columns: Tensor) -> dict[str, Tensor]:
         (values,) = columns

@@ -63,7 +63,7 @@ class RobustnessDifferenceIndex(ClassStatisticsMetric):
     plot_lower_bound: float = -1.0
     plot_upper_bound: float = 1.0
 
-    def __init__(self, num_classes: int, storage: Storage = "auto", **kwargs: Any) -> None:
+    def __init__(self, num_classes: int, *, storage: Storage = "auto", **kwargs: Any) -> None:
         super().__init__(num_classes, p=2.0, storage=storage, **kwargs)
 
     def compute(self) -> Tensor:

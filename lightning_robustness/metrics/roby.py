@@ -68,6 +68,7 @@ class ROBY(ClassStatisticsMetric):
     def __init__(
         self,
         num_classes: int,
+        *,
         p: float = 2.0,
         normalization: Normalization = "pairs",
         storage: Storage = "auto",

@@ -20,5 +20,5 @@ def test_colors_and_markers_repeat_together_late():
 @pytest.mark.parametrize("module", ["matplotlib.figure", "matplotlib.backends.backend_agg"])
 def test_matplotlib_is_optional(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ModuleNotFoundError, match=r'Expected matplotlib.*pip install "lightning-robustness\[plot\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "lightning-robustness\[plot\]"'):
         new_figure(1.0, 1.0)

@@ -193,7 +193,7 @@ def test_global_state_is_left_alone(digits):
 @pytest.mark.parametrize("module", ["matplotlib.figure", "matplotlib.backends.backend_agg"])
 def test_without_matplotlib(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ModuleNotFoundError, match=r'Expected matplotlib.*pip install "lightning-robustness\[plot\]"'):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "lightning-robustness\[plot\]"'):
         history_figure([], "robustness")
     x = torch.zeros(1, 1, 4, 4)
     with pytest.raises(ModuleNotFoundError, match="Expected matplotlib"):

@@ -10,7 +10,6 @@ KINDS = {
     "uniform": lambda draws, counter, shape: draws.uniform(counter, shape, -0.3, 0.3),
     "normal": lambda draws, counter, shape: draws.normal(counter, shape, torch.float64),
     "signs": lambda draws, counter, shape: draws.signs(counter, shape),
-    "integers": lambda draws, counter, shape: draws.integers(counter, shape, 7),
 }
 
 
@@ -81,7 +80,6 @@ def test_distributions(seed):
     uniform, normal = draws.uniform(0, (400,), -2.0, 3.0, torch.float64), draws.normal(1, (400,), torch.float64)
     assert stats.kstest(uniform.flatten().numpy(), "uniform", (-2, 5)).pvalue > 1e-3
     assert stats.kstest(normal.flatten().numpy(), "norm").pvalue > 1e-3
-    assert stats.chisquare(draws.integers(2, (400,), 12).flatten().bincount(minlength=12).numpy()).pvalue > 1e-3
     assert stats.chisquare((draws.signs(3, (400,)) > 0).long().flatten().bincount().numpy()).pvalue > 1e-3
     for bit in range(32):
         ones = int((draws.bits(4, (400,)) >> bit & 1).sum())
@@ -89,7 +87,7 @@ def test_distributions(seed):
 
 
 def test_ends_of_the_range():
-    """No infinite normal number, and no integer or uniform number out of range, for the largest and smallest bits."""
+    """No infinite normal number, and no uniform number out of range, for the largest and smallest bits."""
 
     class Extreme(Draws):
         def bits(self, counter, shape):
@@ -97,7 +95,6 @@ def test_ends_of_the_range():
 
     draws = Extreme(torch.tensor([0]))
     assert draws.uniform(0, (4,), -0.1, 0.1).abs().max() <= torch.tensor(0.1)
-    assert draws.integers(0, (4,), 10).tolist() == [[0, 9, 5, 4]]
     assert draws.normal(0, (4,)).isfinite().all()
     assert draws.signs(0, (4,)).tolist() == [[-1, 1, 1, -1]]
 

@@ -96,9 +96,9 @@ def test_all_attacks_run_again_at_the_end_if_one_is_missing():
 
 
 def test_arguments():
-    with pytest.raises(ValueError, match="`attack_every_n_epochs` to be an integer of at least 1 but got 0"):
+    with pytest.raises(ValueError, match=r"`attack_every_n_epochs`.* 0"):
         AttackSchedule(["pgd"], 0)
-    with pytest.raises(ValueError, match=r"`attack_every_n_epochs` to be an integer of at least 1 but got 2\.5"):
+    with pytest.raises(ValueError, match=r"`attack_every_n_epochs`.* 2\.5"):
         AttackSchedule(["pgd"], {"pgd": 2.5})
-    with pytest.raises(ValueError, match=r"to name attacks of \['pgd'\] but got cw, square"):
+    with pytest.raises(ValueError, match=r"\['pgd'\] .*cw, square"):
         AttackSchedule(["pgd"], {"pgd": 1, "cw": 2, "square": 3})

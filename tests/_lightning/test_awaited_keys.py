@@ -34,16 +34,14 @@ def test_mode_by_the_table_of_keys(key, expected):
     "key", ["val_loss", "val/loss", "robustness/acc", "robustness/trust/rdi", "rdi", "x/seconds/fim"]
 )
 def test_mode_has_to_be_given_for_keys_without_direction(key):
-    with pytest.raises(ValueError, match=f"`mode` to be 'min' or 'max', whichever is better for '{key}', but got None"):
+    with pytest.raises(ValueError, match=f"`mode`.*'{key}'"):
         mode_of(key, None)
     assert mode_of(key, "max") == "max"
 
 
 @pytest.mark.parametrize("key", ["robustness/asr/pdg", "robustnes/rdi", "robustness/rdy"])
 def test_keys_that_will_not_be_logged(key):
-    with pytest.raises(
-        MisconfigurationException, match=f"RobustEarlyStopping waits for '{key}'.* be: robustness/rdi, "
-    ):
+    with pytest.raises(MisconfigurationException, match=f"'{key}'.* robustness/rdi, "):
         check_awaited(trainer("robustness"), OWNER, key)
 
 
@@ -65,9 +63,9 @@ def test_keys_of_the_module_and_of_nested_prefixes_are_let_through():
 
 def test_the_default_guard_takes_a_monitor_of_this_prefix():
     check_default_guard(trainer("robustness"), OWNER, "robustness/acc")
-    with pytest.raises(MisconfigurationException, match=r"guarded by 'robustness/acc'.* Pass guard='r/acc' or the key"):
+    with pytest.raises(MisconfigurationException, match=r"'robustness/acc'.*guard='r/acc'"):
         check_default_guard(trainer("r"), OWNER, "robustness/acc")
-    with pytest.raises(MisconfigurationException, match=r"Pass the key of a clean accuracy .* or guard=None\."):
+    with pytest.raises(MisconfigurationException, match=r"clean accuracy .* or guard=None"):
         check_default_guard(trainer(), OWNER, "robustness/acc")
 
 

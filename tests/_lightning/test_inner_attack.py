@@ -51,15 +51,15 @@ def test_a_budget_may_be_as_wide_as_the_range():
 @pytest.mark.parametrize(
     ("attack", "options", "match"),
     [
-        (own, {"eps": 0.1}, "an attack that takes eps but got <function own"),
-        (CW(), {"eps": 0.1, "alpha": 0.1}, r"an attack that takes eps, alpha but got CW\("),
-        (PGD(targeted=True), {}, r"not targeted, since it gets the true labels, but got PGD\("),
-        ("pgd", {"eps": 8.0}, r"at most 1, the width of the range of inputs \[0, 1\], but got 8\. .*8/255"),
+        (own, {"eps": 0.1}, "takes eps .*<function own"),
+        (CW(), {"eps": 0.1, "alpha": 0.1}, r"takes eps, alpha .*CW\("),
+        (PGD(targeted=True), {}, r"not targeted.*PGD\("),
+        ("pgd", {"eps": 8.0}, r"\[0, 1\], but got 8\. .*8/255"),
         ("pgd", {"eps": 0.6, "input_space": InputSpace(high=0.5)}, r"at most 0\.5, .* but got 0\.6"),
         ("worst", {"eps": 8.0}, r"at most 1, the width .* but got 8\."),
         (Cascade(attacks=(own, PGD(eps=8.0))), {}, r"at most 1, the width .* but got 8\."),
-        ("cw", {"eps": 0.1}, r"that has a budget, for `eps`, but got CW\(.*Leave `eps` out"),
-        ("torchattacks:CW", {"eps": 0.1}, r"that has a budget, for `eps`, but got TorchattacksAdapter\("),
+        ("cw", {"eps": 0.1}, r"CW\(.*Leave `eps` out"),
+        ("torchattacks:CW", {"eps": 0.1}, r"`eps`.*TorchattacksAdapter\("),
         (
             "torchattacks:FGSM",
             {"eps": 0.1, "input_space": InputSpace(low=None, high=None)},

@@ -147,7 +147,7 @@ def test_a_batch_that_the_module_leaves_out(tmp_path):
 @pytest.mark.parametrize(("kind", "number"), [(Twice, 2), (Raw, 0)])
 def test_manual_optimization_of_another_form(tmp_path, kind, number):
     trainer = make_trainer(tmp_path, AdversarialTraining(eps=EPS, steps=1, loss="mart"))
-    with pytest.raises(MisconfigurationException, match=rf"manual_backward` once.* did {number} times.*trades_loss"):
+    with pytest.raises(MisconfigurationException, match=rf"manual_backward` .*{number} times.*trades_loss"):
         trainer.fit(kind(), loader())
 
 

@@ -168,7 +168,7 @@ def test_nothing_waits_for_what_is_left_out(tmp_path):
     assert "robustness/adv_acc/worst" not in monitor.keys_under(trainer)
     for waiting in (RobustEarlyStopping, RobustModelCheckpoint):
         callbacks = waiting("robustness/adv_acc/worst"), RobustnessMonitor()
-        with pytest.raises(MisconfigurationException, match=r"since FSDPStrategy shards the parameters\. These keys"):
+        with pytest.raises(MisconfigurationException, match="FSDPStrategy shards"):
             as_if_sharded(tmp_path, *callbacks, enable_checkpointing=True).fit(
                 Classifier(), train_loader(), val_loader()
             )
@@ -224,6 +224,6 @@ def test_a_later_batch_that_hooks_do_not_see_is_left_out(tmp_path):
             self(batch[0] if self.trainer.sanity_checking else 1 - batch[0])
 
     monitor = RobustnessMonitor(log_figures=False)
-    with pytest.warns(UserWarning, match=r"left epoch 0 out: ValueError: Expected `validation_step` to run"):
+    with pytest.warns(UserWarning, match=r"epoch 0 .*`validation_step` to run"):
         as_if_sharded(tmp_path, monitor).fit(Moody(), train_loader(), val_loader())
     assert monitor.history == []

@@ -33,9 +33,9 @@ def test_a_head_that_is_given():
     network = Network(num_classes=3).eval()
     name = find_route(network, inputs()).head
     assert watch(network, inputs(), name).find()[0].head == name
-    with pytest.raises(ValueError, match="Expected `head` to be part of Network but got 'nowhere'"):
+    with pytest.raises(ValueError, match=r"`head`.*'nowhere'"):
         StepRoute(network, Batch(inputs(), None), "nowhere")
-    with pytest.raises(ValueError, match="Expected `head` to be the layer that the logits come from"):
+    with pytest.raises(ValueError, match=r"`head`.* logits come from"):
         watch(network, inputs(), next(name for name, _ in network.named_children())).find()
 
 

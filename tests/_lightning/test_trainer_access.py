@@ -50,7 +50,7 @@ def test_loaders_and_their_numbers_of_batches(tmp_path, limit, number):
     assert [(loader.batch_size, batches) for loader, batches in seen] == [(32, 2), (32, number)]
     seen = seen_in_fit(tmp_path, lambda t: evaluation_loader(t, 1)[1], [first, second])
     assert seen == [1, 1]
-    with pytest.raises(ValueError, match="`dataloader_idx` to be below 1, the number of loaders, but got 1"):
+    with pytest.raises(ValueError, match=r"`dataloader_idx`.* below 1, .* 1"):
         seen_in_fit(tmp_path, lambda t: evaluation_loader(t, 1), first)
 
 

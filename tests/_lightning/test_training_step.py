@@ -64,7 +64,7 @@ def test_iterators_are_refused(tmp_path):
         def training_step(self, dataloader_iter):
             pass
 
-    with pytest.raises(MisconfigurationException, match=r"takes `dataloader_iter`, .* that Scale cannot see"):
+    with pytest.raises(MisconfigurationException, match=r"takes `dataloader_iter`, .* Scale"):
         make_trainer(tmp_path, Scale(0.5, [])).fit(Fetching(), train_loader())
 
 
@@ -72,7 +72,7 @@ def test_sharded_parameters_are_refused():
     class Trainer:
         strategy = FSDPStrategy.__new__(FSDPStrategy)
 
-    with pytest.raises(MisconfigurationException, match=r"Scale needs the whole network.*FSDPStrategy shards"):
+    with pytest.raises(MisconfigurationException, match=r"Scale .*FSDPStrategy shards"):
         Scale(0.5, []).setup(Trainer(), Classifier(), "fit")
 
 

@@ -79,7 +79,9 @@ def custom(model, x, y):
 def by_hand(model, attack, x, y, batch_size=128, space=None, seed=0):
     """What ``run_attack`` does to each batch, one array for each thing that it tells."""
     positions = torch.arange(len(x)).split(batch_size)
-    results = [run_attack(model, attack, x[rows], y[rows], space, seed, positions=rows) for rows in positions]
+    results = [
+        run_attack(model, attack, x[rows], y[rows], input_space=space, seed=seed, positions=rows) for rows in positions
+    ]
     names = ("preds", "adv_preds", "success", "l2", "linf")
     return {name: torch.cat([getattr(result, name) for result in results]).numpy() for name in names}
 

@@ -39,7 +39,7 @@ def test_head_features_and_classes():
 def test_another_number_of_classes():
     with pytest.raises(ValueError, match=r"Expected 4 classes, as `num_classes`.* has 3"):
         route_of(network(), num_classes=4)
-    with pytest.raises(ValueError, match=r"labels from 0 to 2, for 3 classes, but got values from 0 to 7"):
+    with pytest.raises(ValueError, match=r"from 0 to 2, for 3 classes, but got values from 0 to 7"):
         route_of(network(), y=torch.arange(8))
 
 

@@ -95,7 +95,7 @@ def test_family_takes_the_name_of_the_attack():
 
 @pytest.mark.parametrize("name", ["rdi2", "asr", "asr/", "asr_low/pgd", ""])
 def test_unknown_names(name):
-    with pytest.raises(ValueError, match=f"Expected one of rdi, .*seconds/<part> but got '{name}'"):
+    with pytest.raises(ValueError, match=f"rdi, .*seconds/<part> .*'{name}'"):
         get_key(name)
 
 

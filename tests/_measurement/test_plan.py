@@ -90,15 +90,9 @@ def test_final_attack():
 
 
 def test_attacks_are_checked():
-    with pytest.raises(ValueError, match=r"different names but got 'pgd' twice\. Pass a mapping, such as {'pgd_weak'"):
+    with pytest.raises(ValueError, match=r"'pgd' twice.*{'pgd_weak'"):
         name_attacks(["pgd", PGD(eps=0.5)])
-    with pytest.raises(ValueError, match=r"`attacks` to be a list but got 'pgd'\. Pass \['pgd'\]"):
-        name_attacks("pgd")
-    with pytest.raises(ValueError, match=r"`attacks` to be a list but got PGD\(eps=0.5.*Pass \[PGD\(eps=0.5"):
-        name_attacks(PGD(eps=0.5))
-    with pytest.raises(
-        ValueError, match=r"without a target but got CW\(.*targeted=True\)\. A data set has true labels"
-    ):
+    with pytest.raises(ValueError, match=r"CW\(.*targeted=True"):
         name_attacks([CW(targeted=True)])
     with pytest.raises(ValueError, match="the name of an attack but got 'gpd'"):
         name_attacks(["gpd"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_robustness._model.batch import check_classes, read_batch, replace_in_batch
+from lightning_robustness._model.batch import check_label_range, read_batch, replace_in_batch
 
 X, Y = torch.rand(3, 2), torch.tensor([4, 0, 7])
 NEW = X + 1
@@ -176,7 +176,11 @@ def test_batch_function():
         ([(X, Y), (X, Y)], TypeError, r"tensor of shape \(N, \.\.\.\) but got tuple"),
         (torch.tensor(1.0), TypeError, r"but got one of shape \(\)"),
         ((X, ["a", "b", "c"]), TypeError, r"`y` to be an integer tensor but got list\. One-hot or soft"),
-        ((X, torch.eye(8)[Y]), TypeError, r"labels but got dtype torch\.float32\. One-hot or soft .*`batch_fn="),
+        (
+            (X, torch.eye(8)[Y]),
+            TypeError,
+            r"integer tensor but got dtype torch\.float32\. One-hot or soft .*`batch_fn=",
+        ),
         ((X, torch.rand(3)), ValueError, r"single-label classification.* real numbers, from .*, as in regression"),
         ((X, 2 * torch.ones(3, 1)), ValueError, r"real numbers, from 2 to 2, as in regression"),
         ((X, torch.ones(3, 4)), ValueError, r"4 numbers per sample that do not sum to 1, as in multi-label"),
@@ -230,13 +234,13 @@ def test_labels_without_a_class_and_the_remedy(labels, match, batch_fn):
     batch = X, torch.tensor(labels), torch.tensor([2, 0, 1])
     _, y = read_batch(batch)
     with pytest.raises(ValueError, match=match):
-        check_classes(y, 3)
+        check_label_range(y, 3)
     x, y = read_batch(batch, batch_fn)
-    check_classes(y, 3)
+    check_label_range(y, 3)
     assert len(x) == len(y) > 1
-    check_classes(y[:0], 3)
+    check_label_range(y[:0], 3)
     with pytest.raises(ValueError, match="read as two classes; regression cannot be measured"):
-        check_classes(torch.tensor([5]), 2)
+        check_label_range(torch.tensor([5]), 2)
 
 
 def test_bad_batch_function():

@@ -24,9 +24,9 @@ def test_logits_are_found(output):
 @pytest.mark.parametrize(
     ("output", "match"),
     [
-        ({"scores": Z}, r"logits of shape \(N, K\), or something.* but got dict. If they are elsewhere.*forward_fn"),
+        ({"scores": Z}, "got dict.*forward_fn"),
         ("text", r"but got str"),
-        (Z[:3], r"logits of shape \(4, K\), one row per input, but got \(3, 3\)"),
+        (Z[:3], r"\(4, K\).* \(3, 3\)"),
         (Z[:, :, None], r"but got \(4, 3, 1\)"),
     ],
 )
@@ -44,7 +44,7 @@ def test_one_logit_is_two_classes(output):
 
 def test_one_logit_of_one_sample_that_squeeze_left_without_a_dimension():
     assert torch.equal(compute_logits(lambda x: Z[0, 0], X[:1]), torch.tensor([[0.0, Z[0, 0]]]))
-    with pytest.raises(ValueError, match=r"logits of shape \(4, K\), one row per input, but got \(\)"):
+    with pytest.raises(ValueError, match=r"\(4, K\).* \(\)"):
         compute_logits(lambda x: Z[0, 0], X)
 
 
@@ -60,15 +60,13 @@ def test_finite():
 
 
 def test_of_several_matrices_the_first_is_taken_with_a_warning():
-    with pytest.warns(UserWarning, match=r"matrices of widths \[3, 2\]; the first is used as logits.*forward_fn"):
+    with pytest.warns(UserWarning, match=r"widths \[3, 2\].*forward_fn"):
         assert torch.equal(compute_logits(lambda x: (Z, X), X), Z)
 
 
 def test_differentiable():
     check_differentiable(Z.clone().requires_grad_(), "use another model")
-    with pytest.raises(
-        ValueError, match=r"without a gradient\. Take `detach`.* out of the model, or use another model"
-    ):
+    with pytest.raises(ValueError, match=r"Take `detach`.* out of the model"):
         check_differentiable(Z, "use another model")
 
 

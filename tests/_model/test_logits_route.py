@@ -213,7 +213,7 @@ def test_forward_chooses_among_networks():
     network, x = Distillation(4), inputs()
     assert find_head(network, x, forward=lambda x: network.teacher(x)) == "teacher.head"
     assert find_head(network, x, forward=network.student) == "student.head"
-    with pytest.raises(ValueError, match=r"'teacher.head' is not, because the logits come from 'student.head'\. Leave"):
+    with pytest.raises(ValueError, match=r"'teacher.head'.* from 'student.head'"):
         find_head(network, x, head="teacher.head")
 
 
@@ -251,9 +251,9 @@ def test_logits_that_are_not_finite():
 def test_heads_that_are_not_there():
     network = NestedHead(4)
     names = r"convolutions: body, parts\.unused, parts\.out\.1\.0\."
-    with pytest.raises(ValueError, match=rf"`head` to be part of NestedHead but got 'fc', which is not\. .* {names}"):
+    with pytest.raises(ValueError, match=rf"`head`.* NestedHead .*'fc'.* {names}"):
         find_head(network, inputs(), head="fc")
-    with pytest.raises(ValueError, match="part of NestedHead but got Linear, which is not"):
+    with pytest.raises(ValueError, match=r"NestedHead .* Linear"):
         find_head(network, inputs(), head=nn.Linear(8, 4))
     with pytest.raises(ValueError, match="Linear layers and convolutions: none"):
         find_head(nn.Identity(), inputs(), head="fc")
@@ -261,9 +261,9 @@ def test_heads_that_are_not_there():
 
 def test_heads_that_take_no_part():
     network = NestedHead(4)
-    with pytest.raises(ValueError, match=r"'parts.unused' is not, because the forward pass does not run it"):
+    with pytest.raises(ValueError, match=r"'parts.unused'.* does not run it"):
         find_head(network, inputs(), head="parts.unused")
-    with pytest.raises(ValueError, match=r"reach the head 'parts.unused' with a tensor of one row per sample but"):
+    with pytest.raises(ValueError, match=r"the head 'parts.unused'"):
         HeadTap(network, "parts.unused").run(network, inputs())
     assert count_hooks(network) == 0
 
@@ -285,7 +285,7 @@ def test_heads_that_do_not_return_a_tensor():
 
 
 def test_a_given_head_has_to_be_the_last_layer():
-    with pytest.raises(ValueError, match=r"head` to be the layer that .* 'body' is not, .* come from 'head'\. Leave"):
+    with pytest.raises(ValueError, match=r"`head`.* 'body'.* from 'head'"):
         find_head(Network(4), inputs(), head="body")
 
 
@@ -302,7 +302,7 @@ def test_an_ensemble_has_no_head_and_accepts_no_member_as_one():
     route = find_route(Ensemble(), inputs())
     assert (route.head, dict(route.sources)) == (None, {"": "identity"})
     assert route.reason == "the logits come from 2 layers: 'members.0.head', 'members.1.head'"
-    with pytest.raises(ValueError, match=r"'members.0.head' is not, because the logits .* 2 layers: .* work without"):
+    with pytest.raises(ValueError, match=r"'members.0.head'.* 2 layers"):
         find_head(Ensemble(), inputs(), head="members.0.head")
 
 
@@ -341,7 +341,7 @@ def test_features_and_logits_in_a_tuple_are_told_apart(kind):
 def test_labels_tell_which_of_two_tasks_is_meant():
     network, x = TwoTasks(4), inputs()
     assert find_route(network, x, highest_label=3).entry == 1
-    with pytest.raises(ValueError, match=r"widths 3 \(entry 0\), 4 \(entry 1\).*forward_fn=lambda module, x: module"):
+    with pytest.raises(ValueError, match=r"3 \(entry 0\), 4 \(entry 1\).*forward_fn=lambda"):
         find_route(network, x, highest_label=2)
     chosen = find_route(network, x, forward=lambda x: network(x)[0])
     assert (chosen.head, chosen.num_classes) == ("other", 3)

@@ -94,15 +94,13 @@ def test_budgets_in_the_units_of_the_range(attack, space, recwarn):
     [PGD(eps=8.0), foreign(eps=8.0, norm="linf"), Cascade(attacks=(PGD(norm="l2"), foreign(), PGD(eps=8.0)))],
 )
 def test_budgets_wider_than_the_range(attack):
-    with pytest.raises(ValueError, match=r"at most 2, the width of the range of inputs \[-1, 1\], but got 8\. .*8/255"):
+    with pytest.raises(ValueError, match=r"\[-1, 1\], but got 8\. .*8/255"):
         check_budgets([CW(), attack], InputSpace(low=-1.0))
 
 
 def test_budgets_below_a_grey_level_warn_once_with_the_budget_that_was_meant():
     attacks = [PGD(eps=8 / 255), Square(eps=8 / 255), PGD(eps=0.5, norm="l2")]
-    with pytest.warns(
-        UserWarning, match=r"eps=0\.0313725 is below one grey level of inputs in \[0, 255\].*pass `eps=8`"
-    ) as warned:
+    with pytest.warns(UserWarning, match=r"eps=0\.0313725 .*\[0, 255\].*`eps=8`") as warned:
         check_budgets(attacks, InputSpace(high=255.0))
     assert len(warned) == 1
 
@@ -112,8 +110,8 @@ def test_the_remedy_for_a_small_budget_breaks_as_many_samples_as_in_the_unit_ran
     expected = run_attack(digits_network, PGD(eps=0.1), x, y)
     rescaled = InputSpace(high=255.0)
     with pytest.warns(UserWarning, match=r"pass `eps=25\.5`"):
-        small = run_attack(lambda x: digits_network(x / 255), PGD(eps=0.1), 255 * x, y, rescaled)
+        small = run_attack(lambda x: digits_network(x / 255), PGD(eps=0.1), 255 * x, y, input_space=rescaled)
     assert not small.success.any()
-    mended = run_attack(lambda x: digits_network(x / 255), PGD(eps=25.5), 255 * x, y, rescaled)
+    mended = run_attack(lambda x: digits_network(x / 255), PGD(eps=25.5), 255 * x, y, input_space=rescaled)
     assert mended.success_rate == pytest.approx(expected.success_rate, abs=0.05)
     assert expected.success_rate > 0.2

@@ -53,12 +53,10 @@ def test_budget_of_each_attack_is_checked(digits, digits_network):
         return (x + 0.5).clamp(0, 1)
 
     too_far.eps, too_far.norm = 0.1, "linf"
-    with pytest.raises(ValueError, match=r"too_far.*to stay within eps=0\.1 in the linf norm but it went 0\.5 far"):
+    with pytest.raises(ValueError, match=r"too_far.*eps=0\.1 .* 0\.5 far"):
         run_attack(digits_network, Cascade(attacks=(PGD(eps=0.01), too_far)), digits[0][:20], digits[1][:20])
 
 
-def test_arguments_are_checked():
-    with pytest.raises(ValueError, match=r"`attacks` to hold at least one attack but got none"):
-        Cascade(attacks=())
-    with pytest.raises(ValueError, match=r"all attacks to have targeted=True as the cascade has, but got PGD\("):
+def test_targets_are_checked():
+    with pytest.raises(ValueError, match="targeted=True"):
         Cascade(attacks=(PGD(),), targeted=True)

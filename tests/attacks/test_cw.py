@@ -118,7 +118,7 @@ def test_finds_the_boundary_of_a_linear_model(seed):
     x = torch.randn(10, 6, generator=torch.Generator().manual_seed(seed))
     y = model(x).argmax(1)
     attack = MinimumNormCW(steps=100, lr=0.05, binary_search_steps=5, c=0.1)
-    result = run_attack(model, attack, x, y, InputSpace(low=None, high=None))
+    result = run_attack(model, attack, x, y, input_space=InputSpace(low=None, high=None))
     expected = closest_boundary(model, x, y, "l2")
     assert result.success[expected > 1e-3].all()
     assert (result.l2 >= expected - 1e-4).all()
@@ -152,7 +152,9 @@ def test_more_weights_give_more_success_and_less_distortion(digits, robust_digit
 def test_weights_mean_the_same_in_another_range(digits, digits_network, attack):
     x, y = digits[0][:100], digits[1][:100]
     result = run_attack(digits_network, attack, x, y)
-    other = run_attack(lambda images: digits_network(images / 255), attack, x * 255, y, InputSpace(high=255))
+    other = run_attack(
+        lambda images: digits_network(images / 255), attack, x * 255, y, input_space=InputSpace(high=255)
+    )
     assert (other.success == result.success).float().mean() >= 0.98
     assert other.l2.mean().item() / 255 == pytest.approx(result.l2.mean().item(), rel=0.02)
 

@@ -45,7 +45,7 @@ def test_finds_the_boundary_of_a_linear_model(seed):
     model = random_linear(seed, num_classes=2)
     x = torch.randn(10, 6, generator=torch.Generator().manual_seed(seed))
     y = model(x).argmax(1)
-    result = run_attack(model, DDN(), x, y, InputSpace(low=None, high=None))
+    result = run_attack(model, DDN(), x, y, input_space=InputSpace(low=None, high=None))
     expected = closest_boundary(model, x, y, "l2")
     clear = expected > 1e-3
     assert result.success[clear].all()
@@ -58,7 +58,9 @@ def test_finds_the_boundary_of_a_linear_model(seed):
 def test_nothing_leaves_the_range(digits, digits_network, dtype, space):
     network = nn.Sequential(nn.Identity(), digits_network).to(dtype)
     x, y = digits[0][:100].to(dtype), digits[1][:100]
-    result = run_attack(lambda images: network(space.unnormalize(images)), DDN(steps=30), space.normalize(x), y, space)
+    result = run_attack(
+        lambda images: network(space.unnormalize(images)), DDN(steps=30), space.normalize(x), y, input_space=space
+    )
     images = space.unnormalize(result.x_adv)
     rounding = 0 if space.mean is None else 1e-6
     assert images.min() >= space.low - rounding
@@ -78,7 +80,9 @@ def test_targeted(digits, digits_network):
 def test_another_range_gives_the_same(digits, digits_network):
     x, y = digits[0][:100], digits[1][:100]
     result = run_attack(digits_network, DDN(steps=30), x, y)
-    other = run_attack(lambda images: digits_network(images / 255), DDN(steps=30), x * 255, y, InputSpace(high=255))
+    other = run_attack(
+        lambda images: digits_network(images / 255), DDN(steps=30), x * 255, y, input_space=InputSpace(high=255)
+    )
     assert torch.equal(other.success, result.success)
     assert other.l2.mean().item() / 255 == pytest.approx(result.l2.mean().item(), rel=0.01)
 
@@ -116,7 +120,9 @@ def test_tries_random_images_where_gradients_mislead():
 def test_without_success_the_input_comes_back():
     x = torch.tensor([[0.5, 0.5]])
     for space in (InputSpace(), InputSpace(low=None)):
-        result = run_attack(linear([[0.0, 0.0], [0.0, 0.0]], [9.0, 0.0]), DDN(steps=5), x, torch.tensor([0]), space)
+        result = run_attack(
+            linear([[0.0, 0.0], [0.0, 0.0]], [9.0, 0.0]), DDN(steps=5), x, torch.tensor([0]), input_space=space
+        )
         assert torch.equal(result.x_adv, x)
         assert not result.success.any()
         assert result.queries.tolist() == [13 if space.low == 0 else 5]

@@ -220,7 +220,7 @@ def test_two_classes_and_a_linear_model_in_closed_form(seed, eps, norm):
     x = torch.randn(20, 6, generator=torch.Generator().manual_seed(seed))
     y = model(x).argmax(1)
     distance = closest_boundary(model, x, y, norm)
-    result = run_attack(model, PGD(eps=eps, norm=norm, steps=5), x, y, UNBOUNDED)
+    result = run_attack(model, PGD(eps=eps, norm=norm, steps=5), x, y, input_space=UNBOUNDED)
     certain = (distance - eps).abs() > 1e-4
     assert torch.equal(result.success[certain], (distance < eps)[certain])
 
@@ -264,7 +264,7 @@ def test_shrinking_steps_in_closed_form(steps):
     """Far from the bounds, the gradient of a linear model is the same everywhere: what moves is the sum of steps."""
     attack = PGD(eps=9.0, alpha=0.4, steps=steps, start="clean", schedule="shrinking", all_steps=True)
     x = torch.zeros(1, 2)
-    result = run_attack(linear([[1.0, 0.0], [0.0, 1.0]]), attack, x, torch.tensor([0]), UNBOUNDED)
+    result = run_attack(linear([[1.0, 0.0], [0.0, 1.0]]), attack, x, torch.tensor([0]), input_space=UNBOUNDED)
     sizes = np.geomspace(0.4, 0.02, steps) if steps > 1 else [0.4]
     assert result.x_adv[0].tolist() == pytest.approx([-sum(sizes), sum(sizes)], rel=1e-5)
 
@@ -298,10 +298,10 @@ def test_rivals_are_attacked_one_by_one():
     model = linear([[0.0, 0.0], [0.25, 0.0], [0.0, 4.0]], [1.0, 0.5, 0.0])
     x, y = torch.zeros(1, 2), torch.tensor([0])
     attack = {"eps": 0.5, "steps": 3, "start": "clean", "loss": "rivals"}
-    assert not run_attack(model, PGD(**attack), x, y, UNBOUNDED).success.any()
-    assert run_attack(model, PGD(**attack, restarts=2), x, y, UNBOUNDED).success.all()
+    assert not run_attack(model, PGD(**attack), x, y, input_space=UNBOUNDED).success.any()
+    assert run_attack(model, PGD(**attack, restarts=2), x, y, input_space=UNBOUNDED).success.all()
     for restarts, queries in ((1, 4), (2, 4 + 1 + 4), (9, 4 + 1 + 4 + 1)):
-        result = run_attack(model, PGD(**attack | {"eps": 0.1}, restarts=restarts), x, y, UNBOUNDED)
+        result = run_attack(model, PGD(**attack | {"eps": 0.1}, restarts=restarts), x, y, input_space=UNBOUNDED)
         assert result.queries.tolist() == [queries]
 
 
@@ -327,31 +327,16 @@ def test_adaptive_steps_break_what_those_of_torchattacks_do(digits, request, net
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"eps": -0.1}, r"`eps` to be a finite number of at least 0 but got -0\.1"),
-        ({"eps": float("nan")}, r"`eps` to be a finite number of at least 0 but got nan"),
-        ({"eps": "8"}, r"`eps` to be a finite number of at least 0 but got '8'"),
-        ({"alpha": -1}, r"`alpha` to be a finite number of at least 0 but got -1"),
-        ({"momentum": -1}, r"`momentum` to be a finite number"),
-        ({"steps": 0}, r"`steps` to be an integer of at least 1 but got 0"),
-        ({"steps": 2.0}, r"`steps` to be an integer of at least 1 but got 2\.0"),
-        ({"restarts": True}, r"`restarts` to be an integer of at least 1 but got True"),
-        ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
-        ({"start": "random"}, r"`start` to be one of \('uniform', 'sign', 'gaussian', 'clean'\) but got 'random'"),
-        ({"loss": "ce"}, r"`loss` to be one of \('cross_entropy', 'margin', 'rivals', 'kl'\) but got 'ce'"),
-        ({"loss": ("margin", "ce")}, r"`loss` to be one of .* but got 'ce'"),
-        ({"loss": ()}, r"`loss` to be a loss, or at most as many as `restarts`, .* 1, but got \(\)"),
-        ({"loss": ("margin", "kl"), "restarts": 1}, r"as many as `restarts`.* 1, but got .* Leave `restarts` out"),
-        ({"loss": "rivals", "targeted": True}, r'loss="rivals".* but got targeted=True\. Use loss="margin"'),
-        ({"schedule": "cosine"}, r"`schedule` to be one of \('constant', 'shrinking', 'adaptive'\) but got 'cosine'"),
-        ({"schedule": "adaptive", "momentum": 0.5}, r"no momentum with adaptive steps, .* but got 0\.5"),
-        (
-            {"norm": "l2", "start": "sign"},
-            r'`start` to be "uniform", "gaussian" or "clean" in the l2 .* but got "sign"',
-        ),
-        ({"loss": "kl", "start": "clean"}, r'loss="kl".* but got start=.clean., targeted=False'),
-        ({"loss": "kl", "targeted": True}, r'loss="kl".* but got start=.uniform., targeted=True'),
+        ({"loss": ("margin", "ce")}, "`loss`.*'ce'"),
+        ({"loss": ()}, "`loss`.*`restarts`"),
+        ({"loss": ("margin", "kl"), "restarts": 1}, "Leave `restarts` out"),
+        ({"loss": "rivals", "targeted": True}, 'Use loss="margin"'),
+        ({"schedule": "adaptive", "momentum": 0.5}, "momentum"),
+        ({"norm": "l2", "start": "sign"}, "`start`"),
+        ({"loss": "kl", "start": "clean"}, 'loss="kl".*start=.clean.'),
+        ({"loss": "kl", "targeted": True}, 'loss="kl".*targeted=True'),
     ],
 )
-def test_arguments_are_checked(options, match):
+def test_combinations_are_checked(options, match):
     with pytest.raises(ValueError, match=match):
         PGD(**options)

@@ -160,33 +160,17 @@ def test_callables_come_back_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "match"),
+    ("arguments", "match"),
     [
-        (
-            {"attack": "pdg"},
-            ValueError,
-            r"got 'pdg'\. Known: fgsm, rfgsm, .*siren, worst, autoattack, and torchattacks:",
-        ),
-        ({"attack": "pgd", "preset": "svhn"}, ValueError, r"`preset` for 'pgd' to be one of mnist, .* but got 'svhn'"),
-        ({"attack": "siren", "preset": "mnist"}, ValueError, r"for 'siren' to be one of speech but got 'mnist'"),
-        ({"attack": "pgd", "step": 3}, ValueError, r"options of 'pgd' to be among .*steps.* but got step"),
-        (
-            {"attack": "worst", "steps": 3},
-            ValueError,
-            r"options of 'worst' to be among norm, .* but got steps",
-        ),
-        (
-            {"attack": "worst", "preset": "mnist", "norm": "l2"},
-            ValueError,
-            r"`eps` with norm='l2' but got preset=",
-        ),
-        ({"attack": "pgd", "preset": "mnist", "norm": "l2"}, ValueError, r"`eps` with norm='l2' but got preset="),
-        ({"attack": 3}, TypeError, r"a callable \(model, x, y\) -> x_adv or a name, but got int"),
-        ({"attack": PGD(), "eps": 0.1}, ValueError, r"eps, preset and options for the name of an attack only but got"),
-        ({"attack": "torchattacks:PGD", "preset": "mnist"}, ValueError, r"no preset for 'torchattacks:PGD' but got"),
-        ({"attack": "pgd", "eps": -1}, ValueError, r"`eps` to be a finite number of at least 0 but got -1"),
+        ({"attack": "pdg"}, "'pdg'. Known: fgsm, .*autoattack, .*torchattacks:"),
+        ({"attack": "siren", "preset": "mnist"}, "`preset`.* speech .*'mnist'"),
+        ({"attack": "pgd", "step": 3}, "steps.* got step"),
+        ({"attack": "worst", "steps": 3}, "norm, .* got steps"),
+        ({"attack": "worst", "preset": "mnist", "norm": "l2"}, "`eps` with norm='l2'"),
+        ({"attack": "pgd", "preset": "mnist", "norm": "l2"}, "`eps` with norm='l2'"),
+        ({"attack": "torchattacks:PGD", "preset": "mnist"}, "no preset for 'torchattacks:PGD'"),
     ],
 )
-def test_arguments_are_checked(arguments, error, match):
-    with pytest.raises(error, match=match):
+def test_combinations_are_checked(arguments, match):
+    with pytest.raises(ValueError, match=match):
         get_attack(**arguments)

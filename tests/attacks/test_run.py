@@ -60,7 +60,9 @@ def test_normalisation_changes_nothing(digits, digits_network, attack):
     attack, x, y = BUILT_IN[attack], digits[0][:40], digits[1][:40]
     space = InputSpace(mean=(0.3,), std=(0.25,))
     plain = run_attack(digits_network, attack, x, y)
-    result = run_attack(lambda images: digits_network(images * 0.25 + 0.3), attack, space.normalize(x), y, space)
+    result = run_attack(
+        lambda images: digits_network(images * 0.25 + 0.3), attack, space.normalize(x), y, input_space=space
+    )
     assert torch.equal(result.preds, plain.preds)
     assert (result.success == plain.success).float().mean() >= 0.95
     close = (space.unnormalize(result.x_adv) - plain.x_adv).abs() < 1e-3
@@ -137,7 +139,7 @@ def test_half_precision_does_not_lose_the_gradient_of_confident_samples():
 def test_integer_valued_images(digits, digits_network, attack):
     x, y = (digits[0][:40] * 16).round(), digits[1][:40]
     attack = {"pgd": PGD(eps=3), "cw": CW(steps=20, lr=0.05), "square": Square(eps=5, num_queries=50)}[attack]
-    result = run_attack(lambda images: digits_network(images / 16), attack, x, y.int(), InputSpace(high=16))
+    result = run_attack(lambda images: digits_network(images / 16), attack, x, y.int(), input_space=InputSpace(high=16))
     assert result.success_rate > 0.5
     assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 16
 

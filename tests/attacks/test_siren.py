@@ -43,7 +43,7 @@ def tone_network(tones):
 def test_swarm_beats_as_many_random_perturbations(tones, tone_network):
     x, y = tones[0][:80], tones[1][:80]
     attack = SirenAttack(eps=0.4, steps=20, num_particles=10)
-    result = run_attack(tone_network, attack, x, y, AUDIO)
+    result = run_attack(tone_network, attack, x, y, input_space=AUDIO)
     noise = torch.empty(200, *x.shape).uniform_(-0.4, 0.4)
     broken = torch.stack([tone_network((x + n).clamp(-1, 1)).argmax(1) != y for n in noise]).any(dim=0)
     assert result.preds.eq(y).float().mean() > 0.95
@@ -57,9 +57,9 @@ def test_swarm_beats_as_many_random_perturbations(tones, tone_network):
 def test_white_box_form_refines_what_the_swarm_found(tones, tone_network):
     x, y = tones[0][:60], tones[1][:60]
     options = {"eps": 0.4, "steps": 4, "num_particles": 5, "alpha": 0.05}
-    black = run_attack(tone_network, SirenAttack(**options), x, y, AUDIO)
-    white = run_attack(tone_network, SirenAttack(**options, gradient_steps=10), x, y, AUDIO)
-    pgd = run_attack(tone_network, PGD(eps=0.4, alpha=0.05, steps=10), x, y, AUDIO)
+    black = run_attack(tone_network, SirenAttack(**options), x, y, input_space=AUDIO)
+    white = run_attack(tone_network, SirenAttack(**options, gradient_steps=10), x, y, input_space=AUDIO)
+    pgd = run_attack(tone_network, PGD(eps=0.4, alpha=0.05, steps=10), x, y, input_space=AUDIO)
     assert (white.success | ~black.success).all()
     assert white.success_rate > black.success_rate
     assert white.success_rate >= pgd.success_rate - 0.05
@@ -69,7 +69,9 @@ def test_white_box_form_refines_what_the_swarm_found(tones, tone_network):
 def test_more_iterations_break_more(tones, tone_network):
     x, y = tones[0][:60], tones[1][:60]
     rates = [
-        run_attack(tone_network, SirenAttack(eps=0.4, steps=steps, num_particles=8), x, y, AUDIO).success_rate
+        run_attack(
+            tone_network, SirenAttack(eps=0.4, steps=steps, num_particles=8), x, y, input_space=AUDIO
+        ).success_rate
         for steps in (1, 10, 40)
     ]
     assert rates[0] < rates[1] < rates[2]
@@ -78,7 +80,7 @@ def test_more_iterations_break_more(tones, tone_network):
 def test_preset_of_the_speech_experiment_breaks_everything(tones, tone_network):
     x, y = tones[0][:40].squeeze(1), tones[1][:40]
     result = run_attack(
-        lambda audio: tone_network(audio.unsqueeze(1)), get_attack("siren", preset="speech"), x, y, AUDIO
+        lambda audio: tone_network(audio.unsqueeze(1)), get_attack("siren", preset="speech"), x, y, input_space=AUDIO
     )
     assert result.success_rate == 1
 
@@ -88,30 +90,12 @@ def test_targeted_and_all_steps(tones, tone_network):
     attack = SirenAttack(
         eps=0.6, steps=15, num_particles=6, gradient_steps=5, targeted=True, all_steps=True, patience=3
     )
-    result = run_attack(tone_network, attack, x, target, AUDIO)
+    result = run_attack(tone_network, attack, x, target, input_space=AUDIO)
     assert (result.queries == 15 * 6 + 5).all()
     assert result.success_rate > 0.5
     assert (result.adv_preds[result.success] == target[result.success]).all()
 
 
 def test_images_are_refused(digits, digits_network):
-    with pytest.raises(ValueError, match=r"\(N, L\) or \(N, C, L\) for SirenAttack but got \(4, 1, 8, 8\).*use Square"):
+    with pytest.raises(ValueError, match=r"SirenAttack .*\(4, 1, 8, 8\).*Square"):
         run_attack(digits_network, SirenAttack(), digits[0][:4], digits[1][:4])
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"eps": -0.1}, r"`eps` to be a finite number of at least 0 but got -0\.1"),
-        ({"alpha": -0.1}, r"`alpha` to be a finite number of at least 0 but got -0\.1"),
-        ({"steps": 0}, r"`steps` to be an integer of at least 1 but got 0"),
-        ({"num_particles": 0}, r"`num_particles` to be an integer of at least 1 but got 0"),
-        ({"patience": 0}, r"`patience` to be an integer of at least 1 but got 0"),
-        ({"gradient_steps": -1}, r"`gradient_steps` to be an integer of at least 0 but got -1"),
-        ({"inertia": (1.0,)}, r"`inertia` to be two non-negative numbers but got \(1\.0,\)"),
-        ({"attraction": (1.0, -1.0)}, r"`attraction` to be two non-negative numbers but got \(1\.0, -1\.0\)"),
-    ],
-)
-def test_arguments_are_checked(options, match):
-    with pytest.raises(ValueError, match=match):
-        SirenAttack(**options)

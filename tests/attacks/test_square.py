@@ -158,33 +158,21 @@ def test_all_steps_goes_on_after_success(digits, digits_network):
 def test_other_range(digits, digits_network):
     x, y = digits[0][:50], digits[1][:50]
     result = run_attack(
-        lambda image: digits_network(image / 255), Square(eps=60, num_queries=30), x * 255, y, InputSpace(high=255)
+        lambda image: digits_network(image / 255),
+        Square(eps=60, num_queries=30),
+        x * 255,
+        y,
+        input_space=InputSpace(high=255),
     )
     same = run_attack(digits_network, Square(eps=60 / 255, num_queries=30), x, y)
     assert torch.equal(result.success, same.success)
 
 
 def test_shape_is_checked():
-    with pytest.raises(ValueError, match=r"\(N, C, L\) or \(N, L\) for the square attack but got \(2, 1, 2, 2, 2\)"):
+    with pytest.raises(ValueError, match=r"square attack .*\(2, 1, 2, 2, 2\)"):
         run_attack(
             nn.Sequential(nn.Flatten(), nn.Linear(8, 2)),
             Square(all_steps=True),
             torch.rand(2, 1, 2, 2, 2),
             torch.zeros(2).long(),
         )
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"eps": -0.1}, r"`eps` to be a finite number of at least 0 but got -0\.1"),
-        ({"p": 0.0}, r"`p` to be a finite number above 0 but got 0\.0"),
-        ({"p": 1.5}, r"`p` to be a share of at most 1 but got 1\.5"),
-        ({"num_queries": 0}, r"`num_queries` to be an integer of at least 1 but got 0"),
-        ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
-        ({"loss": "ce"}, r"`loss` to be one of"),
-    ],
-)
-def test_arguments_are_checked(options, match):
-    with pytest.raises(ValueError, match=match):
-        Square(**options)

@@ -201,13 +201,7 @@ def test_pickle():
     assert pickle.loads(pickle.dumps(AdversarialWeightPerturbation(gamma=0.03))).gamma == 0.03
 
 
-@pytest.mark.parametrize("name", ["gamma", "warmup_epochs"])
-def test_bad_arguments(name):
-    with pytest.raises(ValueError, match=f"`{name}` to be (a finite number|an integer) of at least 0 but got -1"):
-        AdversarialWeightPerturbation(**{name: -1})
-
-
 def test_no_labels(tmp_path):
     data = DataLoader([digits_data(0, 32).tensors[0]], batch_size=None)
-    with pytest.raises(ValueError, match="batches with labels, for the cross-entropy, but got none"):
+    with pytest.raises(ValueError, match="labels, for the cross-entropy"):
         fit(tmp_path, AdversarialWeightPerturbation(), data=data)

@@ -53,7 +53,7 @@ def by_hand(rdi=0.5, fisher=0.1, num_products=1, boundary=0.0, boundary_margin=8
             loss = loss + rdi * rdi_loss(logits, y) if rdi else loss
             penalty = fisher_penalty(self, x, num_products=num_products)
             loss = loss + fisher * penalty if fisher else loss
-            distance = boundary_penalty(self, x, y, boundary_margin, num_rivals=boundary_rivals)
+            distance = boundary_penalty(self, x, y, margin=boundary_margin, num_rivals=boundary_rivals)
             return loss + boundary * distance if boundary else loss
 
     return InStep
@@ -81,7 +81,7 @@ def test_weights_of_a_training_step_with_the_sum(tmp_path, module, weights):
 
 
 def test_without_weights_it_changes_nothing(tmp_path):
-    ours, trainer = fit(tmp_path, AttackFreeRegularization(rdi=0.0, fisher=0.0))
+    ours, trainer = fit(tmp_path, AttackFreeRegularization(rdi_weight=0.0, fisher_weight=0.0))
     plain, _ = fit(tmp_path)
     torch.testing.assert_close(dict(ours.state_dict()), dict(plain.state_dict()), atol=0, rtol=0)
     assert not [name for name in trainer.callback_metrics if name.startswith("attack_free")]
@@ -95,7 +95,7 @@ def count_passes(path, module=Deterministic, **options):
             super().__init__()
             self.net[0].register_forward_hook(lambda layer, args, output: passes.append(len(output)))
 
-    callback = AttackFreeRegularization(rdi=0.5, fisher=0.0, **options)
+    callback = AttackFreeRegularization(rdi_weight=0.5, fisher_weight=0.0, **options)
     trained, trainer = fit(path, callback, module=Counting, max_epochs=1)
     assert not any(m._forward_hooks for m in trained.net if m is not trained.net[0])
     return passes.count(32), trainer
@@ -141,7 +141,7 @@ def test_an_attack_in_the_training_step_is_not_mistaken_for_training(tmp_path):
             return loss + 0.5 * rdi_loss(self(batch[0]), batch[1])
 
     options = {"limit_train_batches": 1, "max_epochs": 1}
-    ours, _ = fit(tmp_path, AttackFreeRegularization(rdi=0.5, fisher=0.0), module=Trades, **options)
+    ours, _ = fit(tmp_path, AttackFreeRegularization(rdi_weight=0.5, fisher_weight=0.0), module=Trades, **options)
     expected, _ = fit(tmp_path, module=InStep, **options)
     for layer in (0, 6, 9):
         torch.testing.assert_close(ours.net[layer].weight, expected.net[layer].weight, atol=2e-5, rtol=1e-3)
@@ -157,13 +157,13 @@ def test_values(tmp_path):
 
     space = InputSpace(high=2.0, std=2.0)
     options = {"boundary": 1e-3, "boundary_margin": 0.5}
-    callback = AttackFreeRegularization(fisher=1e-3, num_products=None, input_space=space, **options)
+    callback = AttackFreeRegularization(fisher_weight=1e-3, num_products=None, input_space=space, **options)
     module, trainer = fit(tmp_path, callback, module=Still, data=loader(144), max_epochs=1)
     expected = {"rdi_loss": 0.0, "fisher": 0.0, "boundary": 0.0}
     for x, y in loader(144):
         expected["rdi_loss"] += len(x) / 144 * rdi_loss(module(x), y).item()
         expected["fisher"] += len(x) / 144 * fisher_spectral_norm(module, x).mean().item() / 4
-        penalty = boundary_penalty(module, x, y, 0.5, input_space=space)
+        penalty = boundary_penalty(module, x, y, margin=0.5, input_space=space)
         expected["boundary"] += len(x) / 144 * penalty.item()
     for name, value in expected.items():
         assert trainer.callback_metrics[f"attack_free/{name}"].item() == pytest.approx(value, rel=1e-4)
@@ -216,7 +216,10 @@ def test_mixed_precision_and_accumulation(tmp_path):
 def test_the_penalty_lowers_fisher_information(tmp_path, digits):
     x, y = digits[0][1200:1400], digits[1][1200:1400]
     accuracies, values = [], []
-    for callbacks in ([], *([AttackFreeRegularization(0.0, 0.2, kind)] for kind in ("spectral", "trace"))):
+    for callbacks in (
+        [],
+        *([AttackFreeRegularization(rdi_weight=0.0, fisher_weight=0.2, fisher_kind=k)] for k in ("spectral", "trace")),
+    ):
         L.seed_everything(0, verbose=False)
         module = Robust()
         make_trainer(tmp_path, *callbacks, max_epochs=6).fit(module, DataLoader(digits_data(0, 800), 64, shuffle=True))
@@ -229,7 +232,10 @@ def test_the_penalty_lowers_fisher_information(tmp_path, digits):
 def test_the_distance_to_the_boundary_gains_robust_accuracy(tmp_path, digits):
     x, y = digits[0][1200:1400], digits[1][1200:1400]
     accuracies, robust, distances = [], [], []
-    for callbacks in ([], [AttackFreeRegularization(0.0, 0.0, boundary=1.0, boundary_margin=0.2)]):
+    for callbacks in (
+        [],
+        [AttackFreeRegularization(rdi_weight=0.0, fisher_weight=0.0, boundary_weight=1.0, boundary_margin=0.2)],
+    ):
         L.seed_everything(0, verbose=False)
         module = Robust()
         make_trainer(tmp_path, *callbacks, max_epochs=6).fit(module, DataLoader(digits_data(0, 800), 64, shuffle=True))
@@ -242,7 +248,7 @@ def test_the_distance_to_the_boundary_gains_robust_accuracy(tmp_path, digits):
 
 
 def test_pickle():
-    assert pickle.loads(pickle.dumps(AttackFreeRegularization(rdi=0.3))).settings.rdi == 0.3
+    assert pickle.loads(pickle.dumps(AttackFreeRegularization(rdi_weight=0.3))).settings.rdi == 0.3
 
 
 def test_manual_optimization_is_refused(tmp_path):
@@ -279,6 +285,6 @@ def test_no_labels(tmp_path):
     with pytest.raises(ValueError, match=r"batches with labels, for the RDI loss, but got none.*or `rdi=0`"):
         fit(tmp_path, AttackFreeRegularization(), module=Unsupervised, data=data)
     with pytest.raises(ValueError, match=r"labels, for the distance to the boundary, but got none.*or `boundary=0`"):
-        fit(tmp_path, AttackFreeRegularization(rdi=0.0, boundary=1.0), module=Unsupervised, data=data)
-    _, trainer = fit(tmp_path, AttackFreeRegularization(rdi=0.0), module=Unsupervised, data=data)
+        fit(tmp_path, AttackFreeRegularization(rdi_weight=0.0, boundary_weight=1.0), module=Unsupervised, data=data)
+    _, trainer = fit(tmp_path, AttackFreeRegularization(rdi_weight=0.0), module=Unsupervised, data=data)
     assert trainer.callback_metrics["attack_free/fisher"] > 0

@@ -96,7 +96,7 @@ def concatenated(forward, clean, delta, y):
 
 
 def trades(forward, clean, delta, y):
-    return trades_loss(forward, clean, y, beta=6.0, x_adv=clean + delta)
+    return trades_loss(forward, clean, y, weight=6.0, x_adv=clean + delta)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_weights_are_those_of_a_loop_by_hand(tmp_path, options, compute_loss):
 
 
 def test_the_step_sees_perturbed_embeddings(tmp_path):
-    module, _ = fit(tmp_path, AdversarialTraining(ATTACK, embed_fn=embed, mode="mix", ratio=0.25), epochs=1)
+    module, _ = fit(tmp_path, AdversarialTraining(ATTACK, embed_fn=embed, combine="mix", ratio=0.25), epochs=1)
     *_, batch = loader()
     with torch.no_grad():
         weight = by_hand_weights(module)

@@ -104,7 +104,10 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
     broken, clean = {}, (preds == y).numpy()
     for name, attack in attacks.items():
         parts = torch.arange(len(x)).split(batch_size)
-        results = [run_attack(module, attack, x[rows], y[rows], InputSpace(), seed, positions=rows) for rows in parts]
+        results = [
+            run_attack(module, attack, x[rows], y[rows], input_space=InputSpace(), seed=seed, positions=rows)
+            for rows in parts
+        ]
         adv_preds = torch.cat([result.adv_preds for result in results])
         distances = {norm: torch.cat([getattr(result, norm) for result in results]).numpy() for norm in ("l2", "linf")}
         flipped = clean & (adv_preds != y).numpy()

@@ -65,7 +65,7 @@ def test_trades_with_masks(tmp_path, two_processes):
                 return module.classify(x, mask)
 
             x, y = batch["x"], batch["labels"]
-            losses.append(trades_loss(forward, x, y, beta=6.0, x_adv=ATTACK(forward, x, y)))
+            losses.append(trades_loss(forward, x, y, weight=6.0, x_adv=ATTACK(forward, x, y)))
         (sum(losses) / 2).backward()
         optimizer.step()
     first, second = two_processes(train, tmp_path)

@@ -132,7 +132,7 @@ class Failing(Configured):
 def test_hook_that_fails(tmp_path, monkeypatch):
     save_checkpoint(Failing({"width": 7}), tmp_path / "module.ckpt")
     monkeypatch.setattr(checkpoint_models, "Failing", Failing, raising=False)
-    with pytest.raises(ValueError, match=r":Failing' to load .*module.ckpt but a hook failed: KeyError: 'ema'"):
+    with pytest.raises(ValueError, match=r":Failing' .*module.ckpt .*KeyError: 'ema'"):
         load_model(f"{HERE}:Failing", tmp_path / "module.ckpt")
 
 
@@ -182,25 +182,23 @@ def test_checkpoint_of_another_class(tmp_path):
     with pytest.raises(ValueError, match=r"(?s)the weights of Net .*size mismatch for body.0.weight"):
         load_model(f"{HERE}:Net", tmp_path / "wide.pt")
     torch.save({"model": Net().state_dict(), "epoch": 3}, tmp_path / "inner.pt")
-    with pytest.raises(
-        ValueError, match=r"It holds dictionaries \(model\): save the one with the weights to a separate file"
-    ):
+    with pytest.raises(ValueError, match=r"dictionaries \(model\): save"):
         load_model(f"{HERE}:Net", tmp_path / "inner.pt")
 
 
 def test_errors(tmp_path):
     torch.save({"state_dict": 7}, tmp_path / "seven.pt")
-    with pytest.raises(ValueError, match=r"seven.pt to hold a state dict, with names of weights, but got 7"):
+    with pytest.raises(ValueError, match=r"seven.pt .* 7"):
         load_model(f"{HERE}:Net", tmp_path / "seven.pt")
     torch.save({**Net().state_dict(), "head.bias": 7}, tmp_path / "part.pt")
     with pytest.raises(ValueError, match=r"(?s)the weights of Net .*head.bias"):
         load_model(f"{HERE}:Net", tmp_path / "part.pt")
-    with pytest.raises(TypeError, match="to be a class or function that makes a model but got 3"):
+    with pytest.raises(TypeError, match="makes a model but got 3"):
         load_model(f"{HERE}:NUMBER")
-    with pytest.raises(TypeError, match=r"to make a torch.nn.Module but got NoneType"):
+    with pytest.raises(TypeError, match=r"torch.nn.Module but got NoneType"):
         load_model(f"{HERE}:make_nothing")
     torch.save({}, tmp_path / "empty.pt")
-    with pytest.raises(TypeError, match=r"to take the arguments none but it failed: .*width"):
+    with pytest.raises(TypeError, match=r"failed: .*width"):
         load_model(f"{HERE}:NeedsArgument", tmp_path / "empty.pt")
 
 
@@ -226,7 +224,7 @@ def test_data_modules_are_prepared(monkeypatch, split, stage):
 
 @pytest.mark.parametrize(("name", "observed"), [("make_two_loaders", "2 in a list"), ("make_nothing", "NoneType")])
 def test_one_loader_is_needed(name, observed):
-    with pytest.raises(TypeError, match=f"to give one loader for the split 'test' but got {observed}"):
+    with pytest.raises(TypeError, match=f"'test' but got {observed}"):
         load_data(f"{HERE}:{name}")
 
 
@@ -245,14 +243,12 @@ def test_data_module_of_a_configuration():
     ],
 )
 def test_data_module_without_the_loader(name, split, remedy):
-    with pytest.raises(ValueError, match=f"to have a loader for the split '{split}' but it has none. {remedy}"):
+    with pytest.raises(ValueError, match=f"'{split}' but it has none. {remedy}"):
         load_data(f"{HERE}:{name}", split)
 
 
 def test_data_that_cannot_be_made():
-    with pytest.raises(TypeError, match=r"'math:pi' to be a data module or function that makes a loader but got 3.14"):
+    with pytest.raises(TypeError, match=r"'math:pi' .* 3.14"):
         load_data("math:pi")
-    with pytest.raises(
-        TypeError, match=r"to take the arguments size but it failed: TypeError: .*come from `data_args`"
-    ):
+    with pytest.raises(TypeError, match=r"size .*TypeError: .*`data_args`"):
         load_data(f"{HERE}:Data", arguments={"size": 3})

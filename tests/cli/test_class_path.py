@@ -61,7 +61,7 @@ def test_targets():
     [{}, {"width": 3}, {"class_path": 3}, {"class_path": "a.B", "init_args": [1]}, {"class_path": "a.B", "width": 3}],
 )
 def test_mappings_that_are_no_targets(target):
-    with pytest.raises(ValueError, match=r"or a mapping with `class_path` \(a string\) and `init_args` .* but got {"):
+    with pytest.raises(ValueError, match=r"`class_path` .*`init_args` .* got {"):
         split_target(target)
 
 
@@ -95,7 +95,5 @@ def test_annotations_that_cannot_be_read():
 
 
 def test_arguments_that_do_not_fit():
-    with pytest.raises(
-        ValueError, match=r"that fit the annotations of Composed but got {'scale': 'big'}: (.|\n)*float"
-    ):
+    with pytest.raises(ValueError, match=r"Composed .*{'scale': 'big'}: (.|\n)*float"):
         read_arguments(Composed, {"scale": "big"})

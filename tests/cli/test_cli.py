@@ -318,7 +318,7 @@ def test_report_shows_what_was_saved(report, capsys):
         (["compare", "--models", *[f"a={HERE}:Net@net.pt"] * 2, *DATA], "but got 'a' twice"),
         # Files
         (["evaluate", *MODEL, *DATA, "--json", "none/x.json"], "in a directory that exists but got none/x.json"),
-        (["report", "x.json", "--html", "."], "Expected a file in a directory that exists but got ."),
+        (["report", "x.json", "--html", "."], "directory that exists but got ."),
         (["evaluate", "--config", "junk.yaml"], "`--config` to be a YAML file but junk.yaml"),
         (["evaluate", "--config", "notes.txt"], "`--config` to be a YAML file with options but notes.txt"),
         (["report", "."], "Expected a report as JSON in ."),
@@ -368,7 +368,7 @@ def test_file_with_fields_of_other_types_exits_with_2(capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["report", "x.json"])
     assert exit_info.value.code == 2
-    assert "Expected `metrics['acc']` of a RobustnessReport to be float but got 'high'" in capsys.readouterr().err
+    assert "`metrics['acc']` to be float but got 'high'" in capsys.readouterr().err
 
 
 def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):

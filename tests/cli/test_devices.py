@@ -114,13 +114,13 @@ def test_a_model_that_fails_is_named_and_the_code_says_so(capsys):
     [
         (
             ["--device", "cpu", "--devices", "2"],
-            "Expected either --device or --devices but got both. Leave out --device.",
+            "Leave out --device.",
         ),
         (
             ["--accelerator", "abacus"],
-            "Expected --accelerator as Lightning's Fabric takes them. You selected an invalid",
+            "Expected --accelerator",
         ),
-        (["--strategy", "luck", "--devices", "2"], "Expected --strategy, --devices as Lightning's Fabric takes them."),
+        (["--strategy", "luck", "--devices", "2"], "Expected --strategy, --devices"),
     ],
 )
 def test_wrong_arguments(capsys, arguments, message):
@@ -157,7 +157,7 @@ def test_gradients_pass_through_the_precision(precision):
 
 def test_half_precision_has_a_warning():
     fabric = Fabric(accelerator="cpu", devices=1, precision="16-true")
-    with pytest.warns(UserWarning, match="In precision '16-true', small gradients are rounded to zero, so attacks on"):
+    with pytest.warns(UserWarning, match="'16-true', small gradients"):
         convert(nn.Linear(2, 2), fabric, "16-true")
 
 

@@ -76,7 +76,7 @@ def test_code_that_lightning_would_import(name, monkeypatch):
     """With the current directory on the path, as in ``python -m``, this runs the module in every Lightning."""
     monkeypatch.syspath_prepend(Path.cwd())
     save({"_instantiator": "lightning.pytorch.cli.instantiate_module", name: CODE})
-    with pytest.raises(ValueError, match=rf"but `{name}` holds `class_path`, the name of code to run: 'evil_module.Th"):
+    with pytest.raises(ValueError, match=rf"`{name}` holds `class_path`.*'evil_module.Th"):
         load_model(f"{HERE}:Described", "x.ckpt")
     assert not Path("executed").exists()
 
@@ -106,7 +106,7 @@ def test_names_of_code_in_hyper_parameters(value, key):
 
 def test_names_of_code_among_arguments_of_any_name():
     save({"class_path": "evil_module.Thing"}, Anything())
-    with pytest.raises(ValueError, match=r"`class_path` holds `class_path`, the name of code to run: 'evil_module.Th"):
+    with pytest.raises(ValueError, match=r"`class_path` holds .*'evil_module.Th"):
         load_model(f"{HERE}:Anything", "x.ckpt")
 
 
@@ -114,7 +114,7 @@ def test_checkpoint_of_lightning_cli_with_a_network_of_its_own():
     network = {"class_path": f"{HERE}.Net", "init_args": {"width": 6}}
     module = Composed(Net(6))
     save({"_instantiator": "lightning.pytorch.cli.instantiate_module", "network": network}, module)
-    with pytest.raises(ValueError, match=r"`network` holds `class_path`.* in a configuration of LightningCLI"):
+    with pytest.raises(ValueError, match=r"`network` holds .*LightningCLI"):
         load_model(f"{HERE}:Composed", "x.ckpt")
     configuration = {"class_path": f"{HERE}.Composed", "init_args": {"network": network, "scale": 3.0}}
     for loaded in (
@@ -135,9 +135,7 @@ def test_hyper_parameters_that_contain_themselves():
 @pytest.mark.parametrize("hyper_parameters", [7, None, [1], {1: 2}])
 def test_hyper_parameters_that_are_no_dictionary(hyper_parameters):
     save(hyper_parameters)
-    with pytest.raises(
-        ValueError, match=r"Expected `hyper_parameters` in x.ckpt to be a dictionary with names but got"
-    ):
+    with pytest.raises(ValueError, match=r"`hyper_parameters` in x.ckpt"):
         load_model(f"{HERE}:Described", "x.ckpt")
 
 
@@ -251,21 +249,19 @@ def test_files_that_are_no_checkpoint(content):
 
 
 def test_other_things_that_are_no_checkpoint():
-    with pytest.raises(ValueError, match=r"Expected a checkpoint at none.ckpt but there is no such file"):
+    with pytest.raises(ValueError, match=r"none.ckpt .*no such file"):
         load_model(f"{HERE}:Net", "none.ckpt")
     Path("folder.ckpt").mkdir()
-    with pytest.raises(ValueError, match=r"to be a file but got the directory folder.ckpt. Make one file of a sharded"):
+    with pytest.raises(ValueError, match=r"the directory folder.ckpt. Make"):
         load_model(f"{HERE}:Net", "folder.ckpt")
     torch.save(torch.ones(3), "tensor.pt")
-    with pytest.raises(ValueError, match=r"Expected a checkpoint or state dict in tensor.pt but got Tensor"):
+    with pytest.raises(ValueError, match=r"tensor.pt but got Tensor"):
         load_model(f"{HERE}:Net", "tensor.pt")
 
 
 def test_checkpoint_that_lightning_cannot_load():
     save({"sizes": 3})
-    with pytest.raises(
-        ValueError, match=r":Described' to load x.ckpt but it failed: AttributeError: .*as `model_args`"
-    ):
+    with pytest.raises(ValueError, match=r"x.ckpt .*AttributeError: .*`model_args`"):
         load_model(f"{HERE}:Described", "x.ckpt", trust_checkpoint=True)
-    with pytest.raises(TypeError, match=r"to take the arguments sizes but it failed: AttributeError: .*`model_args`"):
+    with pytest.raises(TypeError, match=r"sizes .*AttributeError: .*`model_args`"):
         load_model(f"{HERE}:Described", "x.ckpt")

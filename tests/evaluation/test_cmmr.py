@@ -106,18 +106,18 @@ def test_balance_lowers_all_scores_by_its_share():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"values": torch.rand(3, 4, 2)}, r"Expected `values` of shape \(models, attacks, budgets, metrics\) but got"),
+        ({"values": torch.rand(3, 4, 2)}, "`values`"),
         ({"values": torch.rand(0, 3, 4, 2)}, r"but got \(0, 3, 4, 2\)"),
         (
             {"higher_is_better": (True,)},
-            "Expected `higher_is_better` to have one entry for each of 2 metrics but got 1",
+            "`higher_is_better`.* 2 metrics .* 1",
         ),
-        ({"prior": (1.0, 1.0, 1.0)}, "Expected `prior` to have one entry for each of 2 metrics but got 3"),
-        ({"prior": (1.0, -1.0)}, r"Expected `prior` to hold non-negative weights, some positive, but got \[1.0, -1"),
-        ({"balance": 1.0}, r"Expected `balance` to be in \[0, 1\) but got 1.0"),
-        ({"values": torch.ones(1, 2, 3, 2)}, "Expected at least one metric with a positive prior weight that differs"),
-        ({"prior": (0.0, 0.0)}, r"non-negative weights, some positive, but got \[0.0, 0.0\]"),
-        ({"prior": (math.inf, 1.0)}, r"non-negative weights, some positive, but got \[inf, 1.0\]"),
+        ({"prior": (1.0, 1.0, 1.0)}, "`prior`.* 2 metrics .* 3"),
+        ({"prior": (1.0, -1.0)}, r"`prior`.*\[1.0, -1"),
+        ({"balance": 1.0}, "`balance`.* 1.0"),
+        ({"values": torch.ones(1, 2, 3, 2)}, "at least one metric"),
+        ({"prior": (0.0, 0.0)}, r"`prior`.*\[0.0, 0.0\]"),
+        ({"prior": (math.inf, 1.0)}, r"`prior`.*\[inf, 1.0\]"),
         (
             {"values": torch.tensor([[[[0.1, 1.0], [0.2, 1.0]]]]), "prior": (0.0, 1.0)},
             "Expected at least one metric with a positive prior weight that differs",

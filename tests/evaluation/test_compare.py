@@ -32,7 +32,7 @@ def test_has_the_attacks_and_budgets_of_the_paper(digits_comparison):
 
 def test_reports_take_the_place_of_models(digits, digits_network, robust_digits_network):
     loader = [(digits[0][1200:1300], digits[1][1200:1300])]
-    options = {"attacks": ["fgsm"], "eps": [0.1, 0.2]}
+    options = {"attacks": ["fgsm"], "budgets": [0.1, 0.2]}
     whole = compare({"a": digits_network, "b": robust_digits_network}, loader, progress=False, **options)
     saved = evaluate(digits_network, loader, (), sweep_attacks=["fgsm"], sweep_budgets=[0.1, 0.2], progress=False)
     mixed = compare({"a": saved, "b": robust_digits_network}, loader, progress=False, **options)
@@ -53,7 +53,7 @@ def test_prior_and_balance_are_handed_on():
 def test_different_numbers_of_classes_are_found_before_the_sweep(digits, digits_network):
     loader = [(digits[0][:20], digits[1][:20])]
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))
-    with pytest.warns(UserWarning, match="'b' could not be measured and is left out. ValueError: Expected 10 classes"):
+    with pytest.warns(UserWarning, match=r"'b' .*left out.* 10 classes"):
         report = compare({"a": digits_network, "b": other}, loader, ["fgsm"], [0.1, 0.2], progress=False)
     assert list(report.reports) == ["a"]
     expected = (
@@ -71,9 +71,12 @@ class Broken(nn.Module):
 
 
 def test_a_model_that_fails_does_not_lose_the_others(digits, digits_network):
-    loader, options = [(digits[0][:20], digits[1][:20])], {"attacks": ["fgsm"], "eps": [0.1, 0.2], "progress": False}
+    loader, options = (
+        [(digits[0][:20], digits[1][:20])],
+        {"attacks": ["fgsm"], "budgets": [0.1, 0.2], "progress": False},
+    )
     models = {"first": Broken(), "second": digits_network, "third": Broken()}
-    with pytest.warns(UserWarning, match="'(first|third)' could not be measured and is left out"):
+    with pytest.warns(UserWarning, match=r"'(first|third)' .*left out"):
         report = compare(models, loader, **options)
     assert report.scores == compare({"second": digits_network}, loader, **options).scores
     assert list(report.failed) == ["first", "third"]
@@ -89,20 +92,14 @@ def test_models_that_all_fail_raise_the_first_error():
 @pytest.mark.parametrize(
     ("models", "error", "message"),
     [
-        ({"a": "network.pt"}, TypeError, "Expected 'a' to be a module or a report of one but got str"),
-        ({"a": nn.Linear(2, 2)}, TypeError, "Expected a `dataloader` to evaluate 'a' on but got none"),
-        ({}, ValueError, "Expected at least one model to compare but got none"),
+        ({"a": "network.pt"}, TypeError, "'a' in `models`.* str"),
+        ({"a": nn.Linear(2, 2)}, TypeError, "`dataloader`.*'a'"),
+        ({}, ValueError, "at least one model"),
     ],
 )
 def test_errors(models, error, message):
     with pytest.raises(error, match=message):
         compare(models)
-
-
-@pytest.mark.parametrize("eps", [[], [0.2, 0.1]])
-def test_budgets_are_checked_first(eps):
-    with pytest.raises(ValueError, match="Expected argument `eps` to hold positive, increasing budgets but got"):
-        compare({"a": nn.Linear(2, 2)}, [], budgets=eps)
 
 
 class Interrupting(nn.Module):
@@ -117,7 +114,7 @@ class Interrupting(nn.Module):
 def test_interruption_returns_the_models_that_are_finished(digits, digits_network):
     models = {"first": digits_network, "second": Interrupting(), "third": digits_network}
     loader = [(digits[0][:50], digits[1][:50])]
-    with pytest.warns(UserWarning, match="interrupted while it measured the features"):
+    with pytest.warns(UserWarning, match="measured the features"):
         report = compare(models, loader, ["fgsm"], [0.05, 0.1], progress=False)
     assert list(report.reports) == ["first"]
     assert report.missing == ["second", "third"]
@@ -137,46 +134,38 @@ class Untouchable(nn.Module):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"prior": {"acc": 2.0}}, ValueError, "Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got"),
-        ({"prior": {"mse": -1.0}}, ValueError, "Expected `prior` to hold non-negative weights, some positive, but got"),
-        ({"balance": 1.5}, ValueError, r"Expected `balance` to be in \[0, 1\) but got 1.5"),
-        ({"eps": 0.1}, TypeError, "Expected the budgets of a sweep to be a sequence of numbers but got 0.1"),
-        ({"second": "net.pt"}, TypeError, "Expected 'second' to be a module or a report of one but got str"),
-        ({"second": make_report(sweep=None)}, ValueError, "Expected reports with a sweep but 'second' has none"),
-        (
-            {"second": make_report()},
-            ValueError,
-            r"same attacks but got fgsm, pgd \(second\), fgsm \(this comparison\)",
-        ),
+        ({"prior": {"acc": 2.0}}, ValueError, "`prior`.*'acc'"),
+        ({"prior": {"mse": -1.0}}, ValueError, "`prior`"),
+        ({"balance": 1.5}, ValueError, "`balance`.* 1.5"),
+        ({"budgets": 0.1}, TypeError, "`budgets`.* 0.1"),
+        ({"budgets": []}, ValueError, "`budgets`"),
+        ({"second": "net.pt"}, TypeError, "'second' in `models`"),
+        ({"second": make_report(sweep=None)}, ValueError, "'second'.*`sweep_budgets=`"),
+        ({"second": make_report()}, ValueError, r"fgsm, pgd \(second\), fgsm \(this"),
         (
             {"second": make_report(), "attacks": ["fgsm", "pgd"]},
             ValueError,
-            r"same budgets but got 0.1, 0.2, 0.3 \(second\), 0.1, 0.2 \(this comparison\)",
+            r"0.2, 0.3 \(second\), 0.1, 0.2 \(this",
         ),
-        (
-            {"second": Untouchable(), "dataloader": iter([])},
-            TypeError,
-            "can be iterated once for each of 2 models but got a list_iterator, which is exhausted after the first",
-        ),
-        (
-            {"attack_samples": 0},
-            ValueError,
-            "Expected argument `attack_samples` to be an integer of at least 1 but got 0",
-        ),
+        ({"second": Untouchable(), "dataloader": iter([])}, TypeError, "2 models .*list_iterator"),
+        ({"attack_samples": 0}, ValueError, "`attack_samples`"),
     ],
 )
 def test_arguments_are_checked_before_the_first_model(arguments, error, message):
-    arguments = {"dataloader": [], "attacks": ["fgsm"], "eps": [0.1, 0.2], **arguments}
+    arguments = {"dataloader": [], "attacks": ["fgsm"], "budgets": [0.1, 0.2], **arguments}
     models = {"first": Untouchable(), "second": arguments.pop("second", Untouchable())}
     with pytest.raises(error, match=message):
         compare(models, progress=False, **arguments)
 
 
 def test_classes_of_a_report_are_those_of_the_models(digits, digits_network):
-    loader, options = [(digits[0][:20], digits[1][:20])], {"attacks": ["fgsm"], "eps": [0.1, 0.2], "progress": False}
+    loader, options = (
+        [(digits[0][:20], digits[1][:20])],
+        {"attacks": ["fgsm"], "budgets": [0.1, 0.2], "progress": False},
+    )
     saved = compare({"a": digits_network}, loader, **options).reports["a"]
     saved.num_classes = 12
-    with pytest.warns(UserWarning, match="'a' could not be measured and is left out. ValueError: Expected 12 classes"):
+    with pytest.warns(UserWarning, match=r"'a' .*left out.* 12 classes"):
         report = compare({"a": digits_network, "b": saved}, loader, **options)
     assert list(report.reports) == ["b"]
 
@@ -185,20 +174,23 @@ def test_model_that_is_always_wrong_is_left_out(digits, digits_network):
     wrong = nn.Sequential(digits_network, nn.Linear(10, 10))
     wrong[1].weight.data, wrong[1].bias.data = torch.eye(10).roll(1, dims=0), torch.zeros(10)
     x = digits[0][1200:1260]
-    loader, options = [(x, digits_network(x).argmax(1))], {"attacks": ["fgsm"], "eps": [0.05, 0.1], "progress": False}
-    with pytest.warns(UserWarning, match="Expected models that classify some samples correctly but .* from 'b'.*left"):
+    loader, options = (
+        [(x, digits_network(x).argmax(1))],
+        {"attacks": ["fgsm"], "budgets": [0.05, 0.1], "progress": False},
+    )
+    with pytest.warns(UserWarning, match=r"no correct prediction from 'b'.*left"):
         report = compare({"a": digits_network, "b": wrong, "c": digits_network}, loader, **options)
     assert (list(report.reports), report.left_out, report.missing) == (["a", "c"], ["b"], [])
     assert report.ranks["cmmr"] == {"a": 1, "c": 1}
     with (
         pytest.warns(UserWarning, match="It is left out"),
-        pytest.raises(ValueError, match="classify some samples correctly but got no correct prediction from 'b'"),
+        pytest.raises(ValueError, match="no correct prediction from 'b'"),
     ):
         compare({"b": wrong}, loader, **options)
 
 
 def test_models_that_saw_different_samples_are_noted(digits, digits_network):
-    options = {"attacks": ["fgsm"], "eps": [0.05, 0.1], "progress": False}
+    options = {"attacks": ["fgsm"], "budgets": [0.05, 0.1], "progress": False}
     parts = {name: [(digits[0][rows], digits[1][rows])] for name, rows in (("a", slice(50)), ("b", slice(50, 100)))}
     reports = {name: compare({name: digits_network}, loader, **options).reports[name] for name, loader in parts.items()}
     note = compare(reports).notes[0]
@@ -207,9 +199,7 @@ def test_models_that_saw_different_samples_are_noted(digits, digits_network):
 
 def test_budget_is_checked_before_the_first_sweep(digits, digits_network):
     loader = iter([(digits[0][:8], digits[1][:8])])
-    with pytest.raises(
-        ValueError, match=r"Expected argument `budget` to be one of the sweep, 2/255, 4/255, but got 0.1"
-    ):
+    with pytest.raises(ValueError, match=r"`rank_budget`.* 2/255, 4/255, .* 0.1"):
         compare({"a": digits_network}, loader, budgets=[2 / 255, 4 / 255], rank_budget=0.1)
     assert len(list(loader)) == 1
 

@@ -88,7 +88,7 @@ def test_batches_of_other_forms():
 
 
 def test_an_empty_loader():
-    with pytest.raises(ValueError, match="Expected a loader with at least one sample but it is empty"):
+    with pytest.raises(ValueError, match=r"`dataloader`.* empty"):
         collect([], 4)
 
 
@@ -161,9 +161,9 @@ class DataModule:
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        (DataModule(), r"iterable of batches but got the data module DataModule. Pass one of its loaders, such as"),
-        (dataset(3), r"but got the data set TensorDataset. Pass `DataLoader\(dataset, batch_size=128\)`"),
-        (3, "Expected `dataloader` to be an iterable of batches but got int"),
+        (DataModule(), "the data module DataModule. Pass"),
+        (dataset(3), r"TensorDataset. Pass `DataLoader\("),
+        (3, "`dataloader`.* int"),
     ],
 )
 def test_what_is_no_loader(loader, message):

@@ -75,7 +75,7 @@ def test_interrupted_sweep_goes_on(tmp_path, monkeypatch):
     model = Flaky()
     expected = without_times(sweep_of(model))
     monkeypatch.setattr(Passes, "left", 60)
-    with pytest.warns(UserWarning, match="The sweep was interrupted: its report covers 6 of 37 samples"):
+    with pytest.warns(UserWarning, match="covers 6 of 37 samples"):
         assert sweep_of(model, resume=tmp_path).samples == 6
     Passes.left = math.inf
     assert without_times(sweep_of(model, resume=str(tmp_path))) == expected
@@ -112,13 +112,13 @@ def test_the_budget_that_c_and_w_counts_within_has_to_be_the_same(tmp_path):
         ({"model": make_network(1)}, "weights: [0-9a-f]{16} there, [0-9a-f]{16} here"),
         (
             {"attacks": {"pgd": PGD(eps=EPS, steps=3)}},
-            "attacks: pgd: .*steps=2.* there, pgd: .*steps=3.* here",
+            "steps=2.* there, .*steps=3.* here",
         ),
         ({"seed": 3}, "seed: 0 there, 3 here"),
         ({"forward_fn": lambda model, x: model(x)}, "forward_fn: None there, .*<lambda> here"),
-        ({"data": changed_data(label=1)}, r"differ. labels: [0-9a-f]{16} there, [0-9a-f]{16} here. Go on with what"),
-        ({"data": changed_data(shift=1e-6)}, r"differ. inputs: [0-9a-f]{16} there, [0-9a-f]{16} here. Go on with what"),
-        ({"data": make_data(36)}, "number of samples: 37 there, 36 here; labels:"),
+        ({"data": changed_data(label=1)}, "labels: [0-9a-f]{16} there, [0-9a-f]{16} here"),
+        ({"data": changed_data(shift=1e-6)}, "inputs: [0-9a-f]{16} there, [0-9a-f]{16} here"),
+        ({"data": make_data(36)}, "samples: 37 there, 36 here; labels:"),
     ],
 )
 def test_results_of_something_else_are_refused(tmp_path, changes, message):
@@ -143,13 +143,13 @@ def test_damaged_files_are_measured_again(tmp_path):
     expected = without_times(evaluate_some(tmp_path, batch_size=5))
     damaged = sorted(tmp_path.glob("attack*.pt"))[1]
     damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.warns(UserWarning, match="cannot be read, so its results are computed again"):
+    with pytest.warns(UserWarning, match="computed again"):
         assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
     (tmp_path / "features.values.json").write_text("{")
-    with pytest.warns(UserWarning, match=r"features.values.json cannot be read, so its results are computed again"):
+    with pytest.warns(UserWarning, match=r"features.values.json .*computed again"):
         assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
     (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"Expected the settings of an evaluation in .* but it cannot be read.* Pass"):
+    with pytest.raises(ValueError, match=r"settings .*cannot be read"):
         evaluate_some(tmp_path)
 
 
@@ -170,9 +170,9 @@ def test_files_hold_no_pickled_objects(tmp_path):
 
 def test_what_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"`resume` to be the path of a folder but .*file is a file. Pass another"):
+    with pytest.raises(ValueError, match=r"`resume`.*file is a file. Pass another"):
         evaluate_some(tmp_path / "file")
-    with pytest.raises(TypeError, match="Expected argument `resume` to be the path of a folder but got int"):
+    with pytest.raises(TypeError, match="`resume`"):
         evaluate_some(3)
 
 
@@ -181,7 +181,7 @@ def test_comparison_goes_on_with_the_model_that_failed(tmp_path, monkeypatch):
     models, loader = {"a/1": make_network(), "a_1": Flaky(RuntimeError)}, DataLoader(make_data(), batch_size=8)
     expected = without_times(compare(models, loader, progress=False, **options))
     monkeypatch.setattr(Passes, "left", 20)
-    with pytest.warns(UserWarning, match="'a_1' could not be measured and is left out. RuntimeError: enough"):
+    with pytest.warns(UserWarning, match=r"'a_1' .*left out. RuntimeError: enough"):
         partial = compare(models, loader, progress=False, resume=tmp_path, **options)
     assert list(partial.reports) == ["a/1"]
     assert partial.failed == {"a_1": "RuntimeError: enough"}

@@ -155,13 +155,13 @@ def test_cascade_by_name(digits, digits_network):
 
 @pytest.mark.parametrize("eps", [[], [0.1, 0.1], [0.2, 0.1], [0.0, 0.1], [-0.1], [math.nan]])
 def test_budgets_must_increase(eps):
-    with pytest.raises(ValueError, match="Expected argument `eps` to hold positive, increasing budgets but got"):
+    with pytest.raises(ValueError, match="`budgets`"):
         sweep(linear(), [], budgets=eps)
 
 
 @pytest.mark.parametrize("eps", [0.1, None, torch.tensor(0.1)])
 def test_budgets_must_be_a_sequence(eps):
-    with pytest.raises(TypeError, match="Expected the budgets of a sweep to be a sequence of numbers but got"):
+    with pytest.raises(TypeError, match=r"`budgets`.*Pass a list"):
         sweep(linear(), [], budgets=eps)
 
 
@@ -173,7 +173,7 @@ def test_budgets_may_be_arrays(eps):
 
 @pytest.mark.parametrize("name", ["samples", "batch_size"])
 def test_numbers_must_be_positive(name):
-    with pytest.raises(ValueError, match=f"Expected argument `{name}` to be an integer of at least 1 but got 0"):
+    with pytest.raises(ValueError, match=f"`{name}`.* 1 .* 0"):
         sweep(linear(), [], **{name: 0})
 
 
@@ -206,7 +206,7 @@ def test_samples_have_their_position_in_the_loader(digits, digits_network):
 
 @pytest.mark.parametrize("attack", ["cw", CW(), lambda model, x, y: x])
 def test_attacks_must_have_a_budget(attack):
-    with pytest.raises(ValueError, match="Expected attacks whose budget can be set, by name or as objects with `eps`"):
+    with pytest.raises(ValueError, match="`budgets`"):
         sweep(linear(), [(torch.rand(2, 2), torch.zeros(2, dtype=torch.long))], [attack])
 
 
@@ -215,15 +215,15 @@ def test_attacks_may_come_from_an_iterator_but_there_must_be_one():
     report = sweep(linear(), data, iter(["fgsm"]), [0.1, 0.2], progress=False)
     assert report.values["accuracy"] == [[1.0, 0.0]]
     assert report.settings["attacked samples"] == "1"
-    with pytest.raises(ValueError, match="Expected at least one attack for a sweep but got none"):
+    with pytest.raises(ValueError, match="`attacks`"):
         sweep(linear(), data, [])
-    with pytest.raises(ValueError, match="Expected argument `attacks` to be a list but got 'fgsm'"):
+    with pytest.raises(ValueError, match=r"`attacks`.*'fgsm'"):
         sweep(linear(), data, "fgsm")
 
 
 def test_inputs_must_have_labels_and_be_in_the_range_and_logits_finite():
     x, y = torch.rand(4, 2), torch.zeros(4, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"Expected inputs in the range \[0.0, 1.0\] but observed"):
+    with pytest.raises(ValueError, match=r"\[0.0, 1.0\] but observed"):
         sweep(linear(), [(x + 1, y)], progress=False)
     model = linear()
     with pytest.raises(ValueError, match=r"Expected batches with labels, for attacks, but got none. Pass `batch_fn="):
@@ -252,7 +252,7 @@ def test_interruption_returns_what_is_finished(digits, digits_network):
             return digits_network(inputs)
 
     options = {"attacks": ["fgsm", "bim"], "eps": COARSE, "batch_size": 40, "progress": False}
-    with pytest.warns(UserWarning, match="The sweep was interrupted: its report covers 80 of 96 samples"):
+    with pytest.warns(UserWarning, match="covers 80 of 96 samples"):
         report = sweep(Interrupted(), [(x, y)], **options)
     assert report.interrupted
     assert report.samples == 80

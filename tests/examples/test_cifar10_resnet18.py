@@ -63,6 +63,6 @@ def test_a_pickle_that_names_code_is_refused(tmp_path):
             return Path.touch, (tmp_path / "touched",)
 
     (tmp_path / "test_batch").write_bytes(pickle.dumps(Intruder()))
-    with pytest.raises(pickle.UnpicklingError, match=r"Expected nothing but NumPy arrays in CIFAR-10, but got \w+\."):
+    with pytest.raises(pickle.UnpicklingError, match=r"NumPy arrays .* got \w+\."):
         CIFAR10["load"](tmp_path, "test_batch")
     assert not (tmp_path / "touched").exists()

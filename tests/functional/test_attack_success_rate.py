@@ -53,18 +53,3 @@ def test_wilson_interval_solves_its_equation():
         deviations = (torch.tensor([3 / 9, 7 / 8]) - bound).abs() / (bound * (1 - bound) / torch.tensor([9, 8])).sqrt()
         assert deviations.tolist() == pytest.approx([1.959964, 1.959964], rel=1e-4)
     assert math.isclose(wilson_interval(torch.tensor(5), torch.tensor(10))[0].item(), 0.2366, abs_tol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ((torch.ones(2), labels(0, 1), labels(0, 1)), TypeError, "`preds` to be an integer tensor"),
-        ((labels(0, 1), torch.ones(2), labels(0, 1)), TypeError, r"`adv_preds`.*pass `logits.argmax\(dim=1\)`"),
-        ((labels(0, 1), labels(0, 1), torch.ones(2) > 0), TypeError, "`target`.*but got dtype torch.bool"),
-        ((labels(0, 1), labels(0), labels(0, 1)), ValueError, r"`adv_preds` to have shape \(2,\).*but got \(1,\)"),
-        ((labels(0), labels(0), labels(0)[None]), ValueError, r"`target` to have shape \(1,\).*but got \(1, 1\)"),
-    ],
-)
-def test_arguments_are_checked(arguments, error, match):
-    with pytest.raises(error, match=match):
-        attack_success_rate(*arguments)

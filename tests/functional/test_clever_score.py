@@ -11,7 +11,8 @@ from tests.functional.models import UNBOUNDED
 from tests.networks import perturb
 
 clever_score = partial(functional.clever_score, input_space=UNBOUNDED)
-FEW = {"num_batches": 8, "batch_size": 6}
+FEW = {"num_batches": 8, "points_per_batch": 6}
+NORMS = {1: "l1", 2: "l2", math.inf: "linf"}
 each_norm = pytest.mark.parametrize(("p", "dual"), [(1, math.inf), (2.0, 2), (math.inf, 1)])
 
 
@@ -36,15 +37,17 @@ def test_linear_model_has_a_closed_form(p, dual):
     model, x = linear(), torch.randn(6, 5, dtype=torch.double)
     expected = margins_by_hand(model, x, dual)
     classes = torch.arange(4).expand(6, 4)
-    torch.testing.assert_close(clever_score(model, x, 1e3, p=p, targets=classes, **FEW), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        clever_score(model, x, 1e3, norm=NORMS[p], targets=classes, **FEW), expected, atol=1e-12, rtol=0
+    )
     one = torch.tensor([0, 1, 2, 3, 0, 1])
-    by_one = clever_score(model, x, 1e3, p=p, targets=one, **FEW)
+    by_one = clever_score(model, x, 1e3, norm=NORMS[p], targets=one, **FEW)
     torch.testing.assert_close(by_one, expected.gather(1, one.unsqueeze(1)).squeeze(1), atol=1e-12, rtol=0)
-    untargeted = clever_score(model, x, 1e3, p=p, **FEW)
+    untargeted = clever_score(model, x, 1e3, norm=NORMS[p], **FEW)
     nearest = expected.masked_fill(expected == 0, math.inf).amin(dim=1)
     torch.testing.assert_close(untargeted, nearest, atol=1e-12, rtol=0)
     radius = nearest.median().item()
-    torch.testing.assert_close(clever_score(model, x, radius, p=p, **FEW), nearest.clamp(max=radius))
+    torch.testing.assert_close(clever_score(model, x, radius, norm=NORMS[p], **FEW), nearest.clamp(max=radius))
 
 
 def bowl(x):
@@ -58,7 +61,7 @@ def test_largest_gradient_in_the_ball_is_found(p, dual):
     # The dual norm of x, and how far a step of the radius can increase it
     largest = torch.linalg.vector_norm(x, ord=dual, dim=1) + radius * (2 if p == math.inf else 1)
     expected = (1 - x.square().sum(dim=1)) / 2 / largest
-    score = clever_score(bowl, x, radius, p=p, num_batches=50, batch_size=100)
+    score = clever_score(bowl, x, radius, norm=NORMS[p], num_batches=50, points_per_batch=100)
     torch.testing.assert_close(score, expected, rtol=0.05, atol=0)
 
 
@@ -79,7 +82,7 @@ def test_points_are_uniform_in_the_ball(p, shape):
         calls.append(x.detach())
         return x.flatten(1)
 
-    clever_score(model, torch.zeros(1, *shape), 2.0, p=p, num_batches=1, batch_size=20_000)
+    clever_score(model, torch.zeros(1, *shape), 2.0, norm=NORMS[p], num_batches=1, points_per_batch=20_000)
     points = calls[-1] / 2.0
     assert points.shape == (20_000, *shape)
     num_dims = math.prod(shape)
@@ -100,8 +103,10 @@ def test_units_are_un_normalised(p, dual):
     space = InputSpace(mean=(0.5, 0.2), std=(0.25, 2.0))
     inner = nn.Sequential(nn.Flatten(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     pixels = torch.rand(3, 2, 2, 2, dtype=torch.double)
-    score = clever_score(inner, space.normalize(pixels), 0.1, p=p, input_space=space, **FEW)
-    expected = clever_score(lambda x: inner(space.normalize(x)), pixels, 0.1, p=p, input_space=InputSpace(), **FEW)
+    score = clever_score(inner, space.normalize(pixels), 0.1, norm=NORMS[p], input_space=space, **FEW)
+    expected = clever_score(
+        lambda x: inner(space.normalize(x)), pixels, 0.1, norm=NORMS[p], input_space=InputSpace(), **FEW
+    )
     torch.testing.assert_close(score, expected)
     assert score.std() > 0
 
@@ -179,7 +184,7 @@ def test_two_classes_and_no_samples():
 
 def test_smaller_perturbations_than_the_score_hardly_ever_succeed(digits, digits_network):
     images = digits[0][1200:1230]
-    score = clever_score(digits_network, images, radius=0.2, p=math.inf, num_batches=15, batch_size=10)
+    score = clever_score(digits_network, images, radius=0.2, norm="linf", num_batches=15, points_per_batch=10)
     preds = digits_network(images).argmax(dim=1)
     for factor, lowest, highest in ((0.8, 0.9, 1.0), (20.0, 0.0, 0.1)):
         kept = [
@@ -194,16 +199,16 @@ def test_smaller_perturbations_than_the_score_hardly_ever_succeed(digits, digits
     [
         ({"radius": 0.0}, ValueError, "`radius` to be a finite number above 0 but got 0.0"),
         ({"radius": math.inf}, ValueError, "`radius` to be a finite number above 0 but got inf"),
-        ({"p": 3}, ValueError, "`p` to be 1, 2 or infinity but got 3"),
+        ({"norm": "l3"}, ValueError, "`norm` to be one of .* but got 'l3'"),
         ({"num_batches": 0}, ValueError, "`num_batches` to be an integer of at least 1 but got 0"),
-        ({"batch_size": 2.0}, ValueError, "`batch_size` to be an integer of at least 1 but got 2.0"),
+        ({"points_per_batch": 2.0}, ValueError, "`points_per_batch` to be an integer of at least 1 but got 2.0"),
         ({"chunk_size": True}, ValueError, "`chunk_size` to be an integer of at least 1 but got True"),
         ({"targets": torch.ones(2)}, TypeError, "`targets` to be an integer tensor but got dtype"),
         ({"targets": torch.ones(3).long()}, ValueError, r"`targets` to have shape \(2,\) or \(2, T\).*but got \(3,\)"),
         ({"targets": torch.ones(2, 0).long()}, ValueError, r"but got \(2, 0\)"),
         ({"targets": torch.tensor([0, 4])}, ValueError, "`targets` to be from 0 to 3, .* got values from 0 to 4"),
         ({"x": torch.ones(5).double()}, ValueError, r"at least 2 dimensions but got \(5,\)"),
-        ({"x": torch.ones(2, 5).long()}, TypeError, "inputs to be a floating point tensor"),
+        ({"x": torch.ones(2, 5).long()}, TypeError, "`x` to be a floating point tensor"),
         ({"x": 7 * torch.ones(2, 5), "input_space": None}, ValueError, r"range \[0.0, 1.0\] but observed"),
     ],
 )

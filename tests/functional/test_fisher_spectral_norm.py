@@ -85,9 +85,7 @@ def test_by_default_inputs_are_in_the_unit_range():
     model, x = linear(3, 4), torch.rand(5, 4, dtype=torch.float64)
     default, bounded = (functional.fisher_spectral_norm(model, x, input_space=space) for space in (None, InputSpace()))
     assert torch.equal(default, bounded)
-    with pytest.raises(
-        ValueError, match=r"range \[0.0, 1.0\] but observed \[2, 2\].*InputSpace\(low=None, high=None\)"
-    ):
+    with pytest.raises(ValueError, match=r"\[2, 2\].*InputSpace\(low=None, high=None\)"):
         functional.fisher_spectral_norm(model, torch.full((1, 4), 2.0, dtype=torch.float64))
 
 
@@ -176,26 +174,3 @@ def test_models_that_do_not_fit():
     assert fisher_spectral_norm(lambda x: x.detach(), torch.randn(4, 3), "blackbox").shape == (4,)
     with pytest.raises(RuntimeError, match="neither twice nor in forward mode"):
         fisher_spectral_norm(square(twice=False, in_forward_mode=False), torch.randn(4, 6), "lanczos")
-
-
-@pytest.mark.parametrize(
-    ("x", "options", "error", "match"),
-    [
-        (torch.randn(4, 3), {"method": "fast"}, ValueError, r"`method` to be one of \('auto', .* but got 'fast'"),
-        (torch.randn(4, 3), {"method": "hutchinson"}, ValueError, r"'rayleigh', .* but got 'hutchinson'"),
-        (
-            torch.randn(4, 3),
-            {"tolerance": -1.0},
-            ValueError,
-            "`tolerance` to be a finite number of at least 0 but got -1.0",
-        ),
-        (torch.randn(4, 3), {"max_steps": 0}, ValueError, "`max_steps` to be an integer of at least 1 but got 0"),
-        (torch.randn(4, 3), {"chunk_size": 2.5}, ValueError, "`chunk_size` to be an integer of at least 1 but got 2.5"),
-        (torch.randn(4, 3), {"distribution": "uniform"}, ValueError, r"\('gaussian', 'rademacher'\) but got 'uniform'"),
-        (torch.randn(3), {}, ValueError, r"inputs of shape \(N, ...\) with at least 2 dimensions but got \(3,\)"),
-        (torch.ones(4, 3).long(), {}, TypeError, "inputs to be a floating point tensor"),
-    ],
-)
-def test_bad_input(x, options, error, match):
-    with pytest.raises(error, match=match):
-        fisher_spectral_norm(nn.Linear(3, 2), x, **options)

@@ -108,5 +108,5 @@ def test_takes_any_precision_and_empty_batches(dtype):
 
 
 def test_shapes_must_be_equal():
-    with pytest.raises(ValueError, match=r"Expected `x_adv` to have the shape of `x`, \(2, 3\), but got \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"`x_adv`.*\(2, 3\).*\(2, 4\)"):
         image_quality(torch.rand(2, 4), torch.rand(2, 3))

@@ -39,12 +39,12 @@ def test_a_model_that_can_be_differentiated_only_once(skips):
     # With a second branch, forward mode alone would return the product of that one
     function = (lambda x: model(x) + skip(x)) if skips else model
     jacobian = InputJacobian(function, torch.randn(2, 6), UNBOUNDED, twice=True)
-    with pytest.raises(RuntimeError, match=r"neither twice nor in forward mode. Use .*'exact'.* or .*'rayleigh'"):
+    with pytest.raises(RuntimeError, match=r"'exact'.* or .*'rayleigh'"):
         jacobian.gram_product(torch.randn(2, 5))
 
 
 def test_a_model_without_a_graph():
-    with pytest.raises(ValueError, match=r"logits that autograd can differentiate.*method='blackbox'"):
+    with pytest.raises(ValueError, match="method='blackbox'"):
         InputJacobian(lambda x: x.detach(), torch.randn(2, 6), UNBOUNDED)
 
 
@@ -102,7 +102,7 @@ def test_graphs_of_rows_and_products(name):
 
 def test_samples_that_are_mixed():
     network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval()
-    with pytest.raises(ValueError, match=r"logits of one depend on another\. Does a BatchNorm use the statistics"):
+    with pytest.raises(ValueError, match="BatchNorm"):
         check_samples_are_independent(network, torch.randn(5, 4))
     check_samples_are_independent(network, torch.randn(1, 4))
     check_samples_are_independent(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), torch.randn(5, 4))

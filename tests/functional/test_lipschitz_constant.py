@@ -91,20 +91,17 @@ def test_no_samples():
 
 
 @pytest.mark.parametrize(
-    ("model", "x", "error", "match"),
+    ("model", "match"),
     [
-        (nn.Linear(3, 2), torch.ones(3), ValueError, r"at least 2 dimensions but got \(3,\)"),
-        (nn.Linear(3, 2), torch.ones(1, 3).long(), TypeError, "inputs to be a floating point tensor"),
-        (lambda x: x.log(), torch.tensor([[1.0, -1.0], [1.0, 2.0]]), ValueError, "but 1 of 2 samples have NaN"),
-        (lambda x: x.detach(), torch.ones(1, 3), ValueError, "logits that autograd can differentiate"),
-        (lambda x: x - x.mean(dim=0), torch.ones(2, 3), ValueError, "treats each sample by itself"),
+        (lambda x: (x - 1.5).log(), "1 of 2 samples have NaN"),
+        (lambda x: x - x.mean(dim=0), "each sample by itself"),
     ],
 )
-def test_arguments_are_checked(model, x, error, match):
-    with pytest.raises(error, match=match):
-        lipschitz_constant(model, x)
+def test_models_are_checked(model, match):
+    with pytest.raises(ValueError, match=match):
+        lipschitz_constant(model, torch.tensor([[1.0, 1.0], [2.0, 2.0]]))
 
 
 def test_inputs_outside_the_range_are_refused():
-    with pytest.raises(ValueError, match=r"Expected inputs in the range \[0.0, 1.0\] but observed"):
+    with pytest.raises(ValueError, match=r"\[0.0, 1.0\] but observed"):
         lipschitz_constant(nn.Linear(3, 2), 5 * torch.ones(1, 3), input_space=None)

@@ -71,9 +71,7 @@ def test_gradient_ascent_raises_it():
 
 
 def test_fewer_than_two_populated_classes_give_minus_one_and_one_warning():
-    with pytest.warns(
-        UserWarning, match=r"predicted as 1 class\(es\) in all: with fewer than two, RDI is -1"
-    ) as record:
+    with pytest.warns(UserWarning, match="RDI is -1") as record:
         assert robustness_difference_index(torch.randn(5, 3), torch.full((5,), 7)) == -1
     assert len(record) == 1
     assert record[0].filename == __file__

@@ -61,7 +61,7 @@ def test_equal_pairs_give_zero():
 @pytest.mark.parametrize(("normalization", "expected"), [("pairs", 1.0), ("all", 1.0), ("none", 2.0)])
 def test_fewer_than_two_populated_classes_are_the_worst_and_give_one_warning(normalization, expected):
     features = torch.tensor([[0.0], [2.0]])
-    with pytest.warns(UserWarning, match=r"with fewer than two, FSD is 0 and ROBY is 1") as record:
+    with pytest.warns(UserWarning, match="FSD is 0 and ROBY is 1") as record:
         assert roby(features, torch.tensor([3, 3]), normalization=normalization) == expected
     assert len(record) == 1
     with pytest.warns(UserWarning, match="FSD is 0"):
@@ -84,14 +84,3 @@ def test_gradient_with_many_classes_two_of_which_coincide():
     features.requires_grad_()
     roby(features, torch.arange(300), normalization="none").backward()
     assert features.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("p", [0.5, float("nan"), "2", True])
-def test_order_of_the_distance_is_checked(p):
-    with pytest.raises(ValueError, match=r"Expected argument `p` to be a number of at least 1, or infinity, but got"):
-        roby(torch.randn(4, 2), torch.arange(4), p=p)
-
-
-def test_normalization_is_checked():
-    with pytest.raises(ValueError, match=r"`normalization` to be one of \('pairs', 'all', 'none'\) but got 'both'"):
-        roby(torch.randn(4, 2), torch.arange(4), normalization="both")

@@ -63,7 +63,7 @@ def test_is_never_below_a_jacobian(seed, width, mode, scale):
     x = scale * torch.randn(2, 1, 6, 6, dtype=torch.double)
     bound = spectral_bounds(network, x).bound
     assert bound >= jacobian_norm(network, x[:1])
-    assert bound / 2 >= lipschitz_constant(network, x, UNBOUNDED).max()  # softmax halves it
+    assert bound / 2 >= lipschitz_constant(network, x, input_space=UNBOUNDED).max()  # softmax halves it
 
 
 def test_is_above_the_local_constants_of_a_trained_network(digits, digits_network):
@@ -202,15 +202,6 @@ def test_precision(dtype):
     assert bound == pytest.approx(spectral_bounds(network.double(), torch.randn(1, 1, 5).double()).bound)
 
 
-@pytest.mark.parametrize(
-    ("model", "x", "error", "match"),
-    [
-        (lambda x: x, torch.ones(1, 2), TypeError, r"`model` to be a torch.nn.Module but got function"),
-        (nn.Linear(2, 2), torch.ones(1, 2).long(), TypeError, r"`x` to be a floating point tensor but got dtype"),
-        (nn.Linear(2, 2), torch.ones(0, 2), ValueError, r"`x` to hold at least one example but got shape \(0, 2\)"),
-        (nn.Linear(2, 2), torch.ones(1, 3), RuntimeError, "shapes cannot be multiplied"),
-    ],
-)
-def test_arguments_are_checked(model, x, error, match):
-    with pytest.raises(error, match=match):
-        spectral_bounds(model, x)
+def test_errors_of_the_model_are_its_own():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        spectral_bounds(nn.Linear(2, 2), torch.ones(1, 3))

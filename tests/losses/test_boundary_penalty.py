@@ -98,19 +98,3 @@ def test_only_gradients_are_left():
     model.zero_grad()
     penalty.backward()
     assert model.body[0].weight.grad.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"margin": 0.0}, "`margin` to be a finite number above 0 but got 0.0"),
-        ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
-        ({"num_rivals": 0}, "`num_rivals` to be an integer of at least 1 but got 0"),
-        ({"y": torch.tensor([0, 2])}, "`y` to be from 0 to 1, .* to 2"),
-        ({"y": torch.tensor([0])}, r"`y` to have shape \(2,\)"),
-        ({"x": torch.full((2, 2), 3.0), "input_space": None}, r"range \[0.0, 1.0\] but observed \[3, 3\]"),
-    ],
-)
-def test_bad_input(options, match):
-    with pytest.raises(ValueError, match=match):
-        boundary_penalty(nn.Linear(2, 2), **{"x": torch.ones(2, 2), "y": torch.tensor([0, 1])} | options)

@@ -184,20 +184,6 @@ def test_only_gradients_are_left(kind, num_products):
     assert_same({k: v for k, v in before.items() if k != "gradients"}, snapshot(model))
 
 
-@pytest.mark.parametrize(
-    ("x", "options", "match"),
-    [
-        (torch.ones(2, 2), {"kind": "norm"}, r"`kind` to be one of \('spectral', 'trace'\) but got 'norm'"),
-        (torch.ones(2, 2), {"num_products": 0}, "`num_products` to be an integer of at least 1 but got 0"),
-        (torch.ones(2, 2), {"num_products": 1.5}, "`num_products` to be an integer of at least 1 but got 1.5"),
-        (torch.full((2, 2), 3.0), {"input_space": None}, r"range \[0.0, 1.0\] but observed \[3, 3\]"),
-    ],
-)
-def test_bad_input(x, options, match):
-    with pytest.raises(ValueError, match=match):
-        fisher_penalty(nn.Linear(2, 2), x, **options)
-
-
 def test_samples_that_depend_on_each_other():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
     with pytest.raises(ValueError, match="treats each sample by itself"):

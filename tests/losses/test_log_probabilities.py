@@ -111,22 +111,7 @@ def test_half_precision(digits):
 @pytest.mark.parametrize("loss", [trades_loss, mart_loss])
 def test_a_model_without_a_graph(loss):
     layer, x, y = nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long()
-    with pytest.raises(ValueError, match=r"differentiate with respect to the inputs .*`detach`.* such as Square"):
+    with pytest.raises(ValueError, match=r"`detach`.* Square"):
         loss(lambda inputs: layer(inputs.detach()).detach(), x, y)
     loss(layer, x, y, x_adv=x).backward()
     assert layer.weight.grad.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"eps": -1.0}, "`eps` to be a finite number of at least 0 but got -1.0"),
-        ({"alpha": float("nan")}, "`alpha` to be a finite number of at least 0 but got nan"),
-        ({"steps": 0}, "`steps` to be an integer of at least 1 but got 0"),
-        ({"input_space": InputSpace(high=0.5)}, r"inputs in the range \[0.0, 0.5\] but observed"),
-    ],
-)
-@pytest.mark.parametrize("loss", [trades_loss, mart_loss])
-def test_bad_input(loss, options, match):
-    with pytest.raises(ValueError, match=match):
-        loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), **options)

@@ -68,5 +68,5 @@ def test_gradients_reach_the_weights_from_both_passes(digits):
 
 
 def test_bad_weight():
-    with pytest.raises(ValueError, match="`weight` to be a finite number of at least 0 but got -1"):
+    with pytest.raises(ValueError, match="`weight`"):
         mart_loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), weight=-1)

@@ -30,22 +30,22 @@ def test_formula_by_hand(seed, num_samples, num_classes, scale, beta):
     logits, adv_logits = scale * torch.randn(2, num_samples, num_classes, generator=generator, dtype=torch.float64)
     y = torch.randint(num_classes, (num_samples,), generator=generator)
     expected = by_hand(logits, adv_logits, y, beta)
-    loss = trades_loss(nn.Identity(), logits, y, beta=beta, x_adv=adv_logits)
+    loss = trades_loss(nn.Identity(), logits, y, weight=beta, x_adv=adv_logits)
     assert loss.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_without_weight_it_is_the_plain_loss(digits, digits_network):
     x, y = digits[0][1200:1300], digits[1][1200:1300]
     expected = nn.functional.cross_entropy(digits_network(x), y)
-    torch.testing.assert_close(trades_loss(digits_network, x, y, beta=0.0), expected)
+    torch.testing.assert_close(trades_loss(digits_network, x, y, weight=0.0), expected)
 
 
 def test_published_defaults(digits, digits_network):
     x, y = digits[0][1200:1300], digits[1][1200:1300]
-    options = {"beta": 6.0, "eps": 8 / 255, "alpha": 2 / 255, "steps": 10}
+    options = {"weight": 6.0, "eps": 8 / 255, "alpha": 2 / 255, "steps": 10}
     expected = trades_loss(digits_network, x, y, **options, seed=1)
     assert torch.equal(trades_loss(digits_network, x, y, seed=1), expected)
-    assert expected > trades_loss(digits_network, x, y, beta=0.0)
+    assert expected > trades_loss(digits_network, x, y, weight=0.0)
 
 
 def test_worst_case_costs_more_than_chance(digits, digits_network):
@@ -81,5 +81,5 @@ def test_a_training_step_is_two_plain_passes_in_train_mode(digits, is_half, tole
 
 
 def test_bad_weight():
-    with pytest.raises(ValueError, match="`beta` to be a finite number of at least 0 but got -1"):
-        trades_loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), beta=-1)
+    with pytest.raises(ValueError, match=r"`weight`.* but got -1"):
+        trades_loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), weight=-1)

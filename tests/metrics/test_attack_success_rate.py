@@ -103,23 +103,10 @@ def test_two_processes_equal_one(two_processes, shares):
         torch.testing.assert_close(result, metric.compute_components())
 
 
-@pytest.mark.parametrize("confidence", [0.0, 1.0, 95])
-def test_confidence_is_checked(confidence):
-    with pytest.raises(ValueError, match="`confidence` to be between 0 and 1 but got"):
-        AttackSuccessRate(confidence=confidence)
-
-
-@pytest.mark.parametrize(
-    ("distortion", "error", "match"),
-    [
-        (torch.ones(3), ValueError, r"`distortion` to have shape \(60,\), one value per sample, but got \(3,\)"),
-        (torch.ones(60, 1), ValueError, r"`distortion` to have shape \(60,\), .* but got \(60, 1\)"),
-        (torch.ones(60).long(), TypeError, r"`distortion` to be a floating point tensor but got dtype torch.int64"),
-    ],
-)
-def test_distortion_is_checked(distortion, error, match):
+@pytest.mark.parametrize("distortion", [torch.ones(3), torch.ones(60, 1)])
+def test_distortion_is_checked(distortion):
     metric = AttackSuccessRate()
-    with pytest.raises(error, match=match):
+    with pytest.raises(ValueError, match=r"`distortion` .*\(60,\)"):
         metric.update(*data()[:3], distortion=distortion)
     assert metric.count == 0
 

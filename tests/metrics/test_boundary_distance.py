@@ -40,7 +40,7 @@ def test_contract(dtype):
 
 def test_components():
     (x, y), budgets, positions = data(), (0.0, 0.01, 0.1), (0.05, 0.5, 0.95)
-    metric = BoundaryDistance("l2", budgets, positions)
+    metric = BoundaryDistance("l2", budgets=budgets, quantiles=positions)
     for part in range(0, 32, 5):
         metric.update(network(), x[part : part + 5], y[part : part + 5])
     distances = boundary_distance(network(), x, y, "l2").double().numpy()
@@ -112,24 +112,6 @@ def test_no_quantiles_and_no_budgets():
     metric.update(network(), *data())
     parts = metric.compute_components()
     assert parts["quantiles"].shape == parts["beyond"].shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"norm": "l1"}, r"`norm` to be one of \('linf', 'l2'\) but got 'l1'"),
-        ({"budgets": (0.2, 0.1)}, r"`budgets` to be increasing but got \[0.2, 0.1\]\. Sort them"),
-        ({"budgets": (0.1, 0.1)}, "`budgets` to be increasing"),
-        ({"budgets": (-0.1, 0.1)}, "`budgets` to be a finite number of at least 0 but got -0.1"),
-        ({"budgets": (float("nan"),)}, "`budgets` to be a finite number of at least 0 but got nan"),
-        ({"quantiles": (0.5, 1.5)}, r"`quantiles` to be between 0 and 1 but got \[0.5, 1.5\]"),
-        ({"confidence": 95}, r"`confidence` to be between 0 and 1 but got \[95\]"),
-        ({"num_rivals": 0}, "`num_rivals` to be an integer of at least 1"),
-    ],
-)
-def test_arguments_are_checked(options, message):
-    with pytest.raises(ValueError, match=message):
-        BoundaryDistance(**options)
 
 
 def test_the_model_is_not_stored():

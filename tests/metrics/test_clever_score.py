@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,7 @@ from tests.metrics.tester import check_metric_contract, update_in_batches
 
 torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
-FEW = {"num_batches": 3, "batch_size": 4}
+FEW = {"num_batches": 3, "points_per_batch": 4}
 
 
 def data(num_samples=10):
@@ -58,14 +56,14 @@ def test_the_model_is_not_stored_and_works_in_inference_mode():
 
 
 def test_options_reach_the_function():
-    options = {"p": math.inf, "input_space": InputSpace(-9, 9, std=2.0), "chunk_size": 8, "seed": 3, **FEW}
+    options = {"norm": "linf", "input_space": InputSpace(-9, 9, std=2.0), "chunk_size": 8, "seed": 3, **FEW}
     metric = CleverScore(0.3, **options)
     metric.update(MODEL, data())
     torch.testing.assert_close(metric.compute(), clever_score(MODEL, data(), 0.3, **options).mean())
 
 
 def test_adversarial_training_moves_it_in_the_robust_direction(digits, digits_network, robust_digits_network):
-    metrics = [CleverScore(radius=0.2, p=math.inf, num_batches=15, batch_size=10) for _ in range(2)]
+    metrics = [CleverScore(radius=0.2, norm="linf", num_batches=15, points_per_batch=10) for _ in range(2)]
     for metric, network in zip(metrics, (digits_network, robust_digits_network), strict=True):
         metric.update(network, digits[0][1200:1240])
     assert CleverScore.higher_is_better
@@ -90,7 +88,7 @@ def test_two_processes_equal_one(two_processes, shares):
     ("arguments", "match"),
     [
         ({"radius": -1.0}, "`radius` to be a finite number above 0 but got -1.0"),
-        ({"radius": 1.0, "p": 0}, "`p` to be 1, 2 or infinity but got 0"),
+        ({"radius": 1.0, "norm": "l0"}, "`norm` to be one of .* but got 'l0'"),
         ({"radius": 1.0, "num_batches": 0}, "`num_batches` to be an integer of at least 1 but got 0"),
     ],
 )

@@ -22,13 +22,6 @@ def test_components(normalization, storage):
     assert parts["counts"].tolist() == [20, 10, 0, 10]
 
 
-def test_options_are_checked():
-    with pytest.raises(ValueError, match="`p` to be a number of at least 1"):
-        ROBY(4, p=0.5)
-    with pytest.raises(ValueError, match="`normalization` to be one of"):
-        ROBY(4, normalization="max")
-
-
 @pytest.mark.parametrize("normalization", ["pairs", "none"])
 def test_plot(normalization):
     metric = ROBY(3, normalization=normalization)

@@ -54,7 +54,9 @@ class AttackMeter(Meter):
 
     def _run(self, subject: Subject, batch: Batch) -> AttackResult:
         forward, space, seed = subject.logits_of(batch), subject.input_space, subject.seed
-        return run_attack(forward, self.attack, batch.x, batch.labels(), space, seed, positions=batch.positions)
+        return run_attack(
+            forward, self.attack, batch.x, batch.labels(), input_space=space, seed=seed, positions=batch.positions
+        )
 
     def _l2_budget(self, subject: Subject, batch: Batch) -> float:
         if self.budget is None or not is_minimum_norm(self.attack, subject.input_space):

@@ -35,8 +35,9 @@ def plan_sweep(
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
     eps: Sequence[float],
     input_space: InputSpace | None = None,
+    prefix: str = "",
 ) -> list[dict[str, Callable[..., Any]]]:
-    """Return attacks by name, one dictionary per budget.
+    """Return attacks by name, one dictionary per budget; names of arguments in messages begin with the prefix.
 
     Example:
         >>> from lightning_robustness.attacks import Square
@@ -48,11 +49,13 @@ def plan_sweep(
 
     """
     if len(eps) == 0 or not all(low < high for low, high in zip([0.0, *eps], eps, strict=False)):
-        raise ValueError(f"Expected argument `budgets` to hold positive, increasing numbers but got {list(eps)}.")
-    attacks = list_attacks(attacks)
+        raise ValueError(
+            f"Expected argument `{prefix}budgets` to hold positive, increasing numbers but got {list(eps)}."
+        )
+    attacks = list_attacks(attacks, f"{prefix}attacks")
     if len(attacks) == 0:
-        raise ValueError("Expected at least one attack for a sweep but got none.")
-    plan = [_at_budget(name_attacks(attacks, budget, as_published=True), budget) for budget in eps]
+        raise ValueError(f"Expected argument `{prefix}attacks` to hold at least one attack but got none.")
+    plan = [_at_budget(name_attacks(attacks, budget, True, f"{prefix}attacks"), budget) for budget in eps]
     check_budgets(plan[-1].values(), input_space)
     return plan
 

@@ -46,6 +46,7 @@ class AutoAttackAdapter(ForeignAttack):
     white_box: ClassVar[None] = None  # Square, which is one of its parts, is not
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_option("version", self.version, Version)
         check_option("norm", self.norm, Norm)
         check_number("eps", self.eps)

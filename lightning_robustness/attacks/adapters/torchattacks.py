@@ -43,9 +43,11 @@ class TorchattacksAdapter(ForeignAttack):
     options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.options, (Mapping, tuple)):
+        super().__post_init__()
+        pairs = tuple(self.options.items()) if isinstance(self.options, Mapping) else self.options
+        if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             raise TypeError(f"Expected argument `options` to be a mapping of arguments but got {self.options!r}.")
-        options, is_name = dict(sorted(dict(self.options).items())), isinstance(self.attack, str)
+        options, is_name = dict(sorted(pairs)), isinstance(self.attack, str)
         if not is_name:
             check_attack(self.attack)
         parameters = dict(inspect.signature(self._class()).parameters) if is_name else {}
@@ -138,5 +140,7 @@ class TorchattacksAdapter(ForeignAttack):
         found = getattr(module, self.attack, None)
         if not inspect.isclass(found):
             known = sorted(name for name, value in vars(module).items() if inspect.isclass(value))
-            raise ValueError(f"Expected an attack of torchattacks but got {self.attack!r}. Known: {', '.join(known)}.")
+            raise ValueError(
+                f"Expected `attack` to be an attack of torchattacks but got {self.attack!r}. Known: {', '.join(known)}."
+            )
         return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from lightning_robustness._arguments import is_number
 from lightning_robustness._measurement.meters.fisher import FisherMeter
 from lightning_robustness._numbers import write_budget
 from lightning_robustness.evaluation.cmmr import check_weights
@@ -23,7 +24,7 @@ def check_prior(prior: Mapping[str, float], balance: float) -> None:
     unknown = [name for name in prior if name not in SWEEP_METRICS]
     if unknown:
         raise ValueError(
-            f"Expected prior weights for {', '.join(SWEEP_METRICS)} but got {', '.join(map(repr, unknown))}."
+            f"Expected weights in `prior` for {', '.join(SWEEP_METRICS)} but got {', '.join(map(repr, unknown))}."
         )
     check_weights([prior.get(metric, 1.0) for metric in SWEEP_METRICS], balance)
 
@@ -31,9 +32,9 @@ def check_prior(prior: Mapping[str, float], balance: float) -> None:
 def check_budget(budget: float | None, eps: Sequence[float]) -> float:
     """Return the budget that models are sorted by, by default the middle one."""
     budget = eps[len(eps) // 2] if budget is None else budget
-    if budget not in eps:
+    if not is_number(budget) or budget not in eps:
         listed = ", ".join(map(write_budget, eps))
-        raise ValueError(f"Expected argument `budget` to be one of the sweep, {listed}, but got {budget!r}.")
+        raise ValueError(f"Expected argument `rank_budget` to be one of the sweep, {listed}, but got {budget!r}.")
     return budget
 
 

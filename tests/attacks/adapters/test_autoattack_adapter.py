@@ -58,7 +58,11 @@ def test_budget_range_seed_and_classes_are_handed_over(stand_in, digits, digits_
     sys.settrace(tracer)
     try:
         result = run_attack(
-            lambda x: digits_network(x / 255), get_attack("autoattack:plus", eps=25.5), x, y, InputSpace(high=255)
+            lambda x: digits_network(x / 255),
+            get_attack("autoattack:plus", eps=25.5),
+            x,
+            y,
+            input_space=InputSpace(high=255),
         )
         assert sys.gettrace() is tracer
     finally:
@@ -95,9 +99,7 @@ def test_fewer_than_ten_classes(stand_in, monkeypatch):
 def test_too_few_classes(stand_in, version, fewest):
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, fewest - 1))
     x = torch.rand(4, 1, 4, 4)
-    with pytest.raises(
-        ValueError, match=rf"at least {fewest} classes .*'{version}'.* but got {fewest - 1}\. Use get_att"
-    ):
+    with pytest.raises(ValueError, match=rf"{fewest} classes .*'{version}'.* {fewest - 1}.*get_att"):
         run_attack(model, f"autoattack:{version}", x, model(x).argmax(1))
     assert run_attack(model, get_attack("autoattack", eps=1.0), x, model(x).argmax(1)).success.any()  # the remedy
 
@@ -105,30 +107,28 @@ def test_too_few_classes(stand_in, version, fewest):
 def test_inputs_that_it_cannot_take(stand_in):
     model, x = nn.Linear(16, 5), torch.rand(4, 16)
     y = model(x).argmax(1)
-    with pytest.raises(ValueError, match=r"images of shape \(N, C, H, W\) for AutoAttack but got \(4, 16\)"):
+    with pytest.raises(ValueError, match=r"\(N, C, H, W\) .*\(4, 16\)"):
         run_attack(model, "autoattack:standard", x, y)
     with pytest.raises(ValueError, match=r"inputs with a range for AutoAttack.* `input_space`"):
-        run_attack(model, "autoattack:standard", x, y, InputSpace(low=None, high=None))
+        run_attack(model, "autoattack:standard", x, y, input_space=InputSpace(low=None, high=None))
     assert run_attack(model, get_attack("autoattack", eps=1.0), x, y).success.any()
 
 
 def test_arguments(stand_in):
-    with pytest.raises(ValueError, match=r"argument `version` to be one of .* but got 'fast'"):
+    with pytest.raises(ValueError, match=r"`version`.*'fast'"):
         get_attack("autoattack:fast")
-    with pytest.raises(ValueError, match=r"`targeted` to be False for AutoAttack.* but got True\. Use get_attack"):
+    with pytest.raises(ValueError, match=r"`targeted`.*Use get_attack"):
         get_attack("autoattack:standard", targeted=True)
-    with pytest.raises(ValueError, match=r"options of 'autoattack:standard' to be among norm, .* but got steps"):
+    with pytest.raises(ValueError, match=r"norm, .* got steps"):
         get_attack("autoattack:standard", steps=3)
-    with pytest.raises(ValueError, match="no preset for 'autoattack:standard' but got 'mnist'"):
+    with pytest.raises(ValueError, match=r"preset .*'mnist'"):
         get_attack("autoattack:standard", preset="mnist")
     assert list(name_attacks(["autoattack:standard"], eps=0.1)) == ["autoattack_standard"]
 
 
 def test_package_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "autoattack", None)  # as if it could not be found
-    with pytest.raises(
-        ModuleNotFoundError, match=r"package autoattack to be installed .* Install it with `pip install"
-    ):
+    with pytest.raises(ModuleNotFoundError, match=r"autoattack .*`pip install"):
         get_attack("autoattack:standard")
 
 
@@ -140,7 +140,7 @@ def test_package_that_fails_to_import(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.startswith("autoattack")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ModuleNotFoundError, match=r"cannot be imported: .*zero_gradients.* Install it with"):
+    with pytest.raises(ModuleNotFoundError, match=r"zero_gradients.* Install it with"):
         get_attack("autoattack:standard")
 
 

@@ -59,7 +59,7 @@ def test_normalisation_and_range_are_handed_over(digits, digits_network, name):
     else:
         attack = get_attack("torchattacks:PGD", eps=25.5, alpha=2 / 255 * 255, random_start=False)
         plain = get_attack("torchattacks:PGD", eps=0.1, random_start=False)
-    result = run_attack(normalised, attack, space.normalize(255 * x), y, space)
+    result = run_attack(normalised, attack, space.normalize(255 * x), y, input_space=space)
     expected = run_attack(digits_network, plain, x, y)
     assert result.linf.max().item() == pytest.approx(20.0, abs=0.01)  # ten steps of two
     close = (space.unnormalize(result.x_adv) / 255 - expected.x_adv).abs() < 1e-4
@@ -76,7 +76,7 @@ def test_targeted_by_name(digits, digits_network):
 
 
 def test_targeted_mode_must_exist(digits, digits_network):
-    with pytest.raises(ValueError, match="with a targeted mode but torchattacks' DeepFool has none"):
+    with pytest.raises(ValueError, match=r"targeted .*DeepFool"):
         run_attack(digits_network, get_attack("torchattacks:DeepFool", targeted=True), digits[0][:4], digits[1][:4] + 1)
 
 
@@ -158,9 +158,7 @@ def test_eps_is_left_out_where_there_is_none():
 
 def test_attack_that_leaves_its_budget(digits, digits_network, monkeypatch):
     monkeypatch.setattr(torchattacks.FGSM, "forward", lambda self, images, labels: (images + 0.5).clamp(0, 1))
-    with pytest.raises(
-        ValueError, match=r"TorchattacksAdapter\(attack='FGSM'.* within eps=0\.1 in the linf norm but it went 0\.5"
-    ):
+    with pytest.raises(ValueError, match=r"attack='FGSM'.* eps=0\.1 .* 0\.5"):
         run_attack(digits_network, get_attack("torchattacks:FGSM", eps=0.1), digits[0][:8], digits[1][:8])
 
 
@@ -173,13 +171,11 @@ def test_without_the_extra(monkeypatch):
 def test_unknown_names_and_options(digits_network):
     with pytest.raises(ValueError, match=r"got 'PDG'\. Known: .*DeepFool.*PGD"):
         get_attack("torchattacks:PDG")
-    with pytest.raises(ValueError, match=r"options of torchattacks' PGD to be among eps, alpha, .* but got step"):
+    with pytest.raises(ValueError, match=r"eps, alpha, .* got step"):
         get_attack("torchattacks:PGD", step=3)
-    with pytest.raises(ValueError, match=r"`eps` to be a finite number of at least 0 but got -1"):
+    with pytest.raises(ValueError, match=r"`eps`.* -1"):
         get_attack("torchattacks:PGD", eps=-1)
-    with pytest.raises(
-        ValueError, match=r"neither options nor targeted mode beside an instance.*Set them on the instance"
-    ):
+    with pytest.raises(ValueError, match="Set them on the instance"):
         TorchattacksAdapter(attack=torchattacks.PGD(digits_network), targeted=True)
 
 
@@ -190,5 +186,5 @@ def test_unbounded_range_is_refused():
             "torchattacks:FGSM",
             torch.rand(3, 2),
             torch.tensor([0, 1, 0]),
-            InputSpace(low=None, high=None),
+            input_space=InputSpace(low=None, high=None),
         )

@@ -192,16 +192,16 @@ def test_one_model_has_curves_but_no_correlation(reports):
     ("change", "message"),
     [
         ({"sweep": None}, "Expected reports with a sweep but 'b' has none. Evaluate with `sweep_budgets=`"),
-        ({"num_classes": 5}, r"Expected models with the same number of classes but got 10 \(a\), 5 \(b\)"),
-        ({"sweep": make_sweep(attacks=["fgsm", "bim"])}, r"the same attacks but got fgsm, pgd \(a\), fgsm, bim \(b\)"),
-        ({"sweep": make_sweep(eps=[0.1, 0.2, 0.4])}, r"same budgets but got 0.1, 0.2, 0.3 \(a\), 0.1, 0.2, 0.4 \(b\)"),
+        ({"num_classes": 5}, r"classes .* 10 \(a\), 5 \(b\)"),
+        ({"sweep": make_sweep(attacks=["fgsm", "bim"])}, r"fgsm, pgd \(a\), fgsm, bim \(b\)"),
+        ({"sweep": make_sweep(eps=[0.1, 0.2, 0.4])}, r"0.2, 0.3 \(a\), 0.1, 0.2, 0.4 \(b\)"),
         (
             {"sweep": make_sweep(samples=7)},
-            r"Expected models with the same number of samples but got 100 \(a\), 7 \(b\)",
+            r"samples .* 100 \(a\), 7 \(b\)",
         ),
         (
             {"sweep": make_sweep(clean_accuracy=0.0)},
-            "Expected models that classify some samples correctly but got no correct prediction from 'b'",
+            "no correct prediction from 'b'",
         ),
     ],
 )
@@ -211,9 +211,9 @@ def test_reports_that_cannot_be_compared(change, message):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="Expected at least one model to compare but got none"):
+    with pytest.raises(ValueError, match="at least one model"):
         ComparisonReport({})
-    with pytest.raises(ValueError, match="Expected prior weights for accuracy, ssim, psnr, mse, ald2 but got 'lpips'"):
+    with pytest.raises(ValueError, match=r"`prior`.*'lpips'"):
         ComparisonReport({"a": make_report()}, {"lpips": 1.0})
 
 

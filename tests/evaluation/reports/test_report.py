@@ -80,23 +80,21 @@ def test_data_frames():
 
 def test_pandas_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(
-        ModuleNotFoundError, match="Expected pandas to be installed for a data frame but it was not found"
-    ):
+    with pytest.raises(ModuleNotFoundError, match="pandas"):
         make_sweep().to_frame()
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"Expected a report as JSON in .*x.json but it cannot be read"),
-        ("[1]", "Expected a report as a JSON object in .*x.json but got list"),
-        ("{}", "Expected a RobustnessReport in .*x.json but got None"),
+        ("{", "x.json .*cannot be read"),
+        ("[1]", "x.json but got list"),
+        ("{}", "RobustnessReport .*x.json .*None"),
         (
             '{"kind": "RobustnessReport"}',
             "all fields of a RobustnessReport in .*x.json but some are missing.*`adversarial_examples` is missing",
         ),
-        (make_sweep().to_json(), "Expected a RobustnessReport in .*x.json but got SweepReport"),
+        (make_sweep().to_json(), "RobustnessReport .*x.json .*SweepReport"),
     ],
 )
 def test_files_with_something_else(tmp_path, content, message):

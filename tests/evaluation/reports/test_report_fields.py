@@ -86,9 +86,7 @@ def test_order_of_fields_is_that_of_the_class():
 )
 def test_fields_of_other_types(path, value, message):
     changed(make_full_report(), path, value)
-    with pytest.raises(
-        ValueError, match=f"Expected all fields of a RobustnessReport in x.json but .*{message}"
-    ) as error:
+    with pytest.raises(ValueError, match=f"RobustnessReport in x.json .*{message}") as error:
         RobustnessReport.from_json("x.json")
     assert str(error.value).endswith("Read a file that `to_json` or `--json` wrote.")
 
@@ -105,7 +103,7 @@ def test_fields_of_other_reports():
 @pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
 def test_deep_nesting(nested):
     Path("x.json").write_text(nested)
-    with pytest.raises(ValueError, match=r"Expected a report as JSON in x.json but it cannot be read"):
+    with pytest.raises(ValueError, match=r"x.json .*cannot be read"):
         RobustnessReport.from_json("x.json")
 
 
@@ -113,5 +111,5 @@ def test_deep_nesting_in_a_field():
     fields = make_report().to_dict() | {"metrics": "HERE"}
     text = json.dumps(fields).replace('"HERE"', '{"a":' * 900 + "1" + "}" * 900)
     Path("x.json").write_text(text)
-    with pytest.raises(ValueError, match=r"in x.json but (it cannot be read|some are missing or invalid)"):
+    with pytest.raises(ValueError, match=r"x.json .*(cannot be read|missing or invalid)"):
         RobustnessReport.from_json("x.json")
