@@ -169,7 +169,7 @@ def test_bisection_ends_where_a_check_of_the_whole_batch_confirms(batch, digits_
             x_adv=torch.where(is_missing.view(-1, 1, 1, 1), x, found.x_adv),
             distance=found.distance.masked_fill(is_missing, torch.inf),
         )
-        nearer = retreat(goal, x, y, found)
+        nearer = retreat(goal, x, y, found).x_adv
         assert torch.equal(nearer[:40], x[:40])
         assert (model(nearer)[40:].argmax(1) != y[40:]).all()
         assert (model(nearer[40:]).argmax(1) != y[40:]).float().mean() < 1  # or the noise would be too small to tell
