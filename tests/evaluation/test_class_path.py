@@ -35,12 +35,9 @@ def test_modules_of_the_current_directory_come_first():
         (":Net", "Expected a path of the form package.module:Name but got ':Net'"),
         ("module:", "Expected a path of the form package.module:Name but got 'module:'"),
         ("no_such_package.models:Net", "Expected the module of .* to be found but there is no 'no_such_package'"),
-        ("..models:Net", "Expected the module of .* to be imported but it failed: TypeError: .*relative import"),
+        ("..models:Net", "Expected the module of .* to be imported but it failed: TypeError: .* Try `import"),
         ("module_that_fails:Net", r"to be imported but it failed: ZeroDivisionError.* Try `import module_that_fails`"),
-        (
-            f"{HERE}:Nothing",
-            "Expected 'Nothing' in the module .* but found only the classes Activation, Any, Anything, ",
-        ),
+        (f"{HERE}:Nothing", "Expected 'Nothing' in the module .* but found only the classes Activation, .*, Net, "),
     ],
 )
 def test_paths_that_lead_nowhere(path, message):
