@@ -20,7 +20,7 @@ from timing import record
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lightning_robustness.attacks import CW, PGD, Square, run
+from lightning_robustness.attacks import CW, PGD, MinimumNormCW, Square, run
 
 HEADER = "   network   eps        seconds          faster     success rate    passes a sample"
 
@@ -115,8 +115,8 @@ def cw(networks: dict[str, nn.Module], x: Tensor, y: Tensor, repetitions: int) -
         pair = sides(network, x, y, torchattacks.CW(network, c=1, steps=50, lr=0.01), CW(c=1.0, steps=50, lr=0.01))
         compare(*pair, repetitions)
         row(name, "-", *pair, distance=True)
-    print(f"\n4. C&W with 5 binary search steps of 50, c from 1, lr 0.01, {len(x)} samples: foolbox -> here,")
-    print("   with as many search steps and with the fewest that reach foolbox's success rate")
+    print(f"\n4. C&W with 5 binary search steps of 50, c from 1, lr 0.01, {len(x)} samples: foolbox -> here")
+    print("   from a DDN start, with as many search steps and with the fewest that reach foolbox's success rate")
     print(HEADER.replace("eps   ", "search") + "      median l2")
     reference = foolbox.attacks.L2CarliniWagnerAttack(5, steps=50, stepsize=0.01, initial_const=1.0)
     for name, network in networks.items():
@@ -124,12 +124,12 @@ def cw(networks: dict[str, nn.Module], x: Tensor, y: Tensor, repetitions: int) -
         def theirs(x: Tensor, y: Tensor, network: nn.Module = network) -> Tensor:
             return reference(foolbox.PyTorchModel(network, bounds=(0, 1), device=x.device), x, y, epsilons=None)[1]
 
-        pair = sides(network, x, y, theirs, CW(c=1.0, steps=50, lr=0.01, binary_search_steps=5))
+        pair = sides(network, x, y, theirs, MinimumNormCW(c=1.0, steps=50, lr=0.01, binary_search_steps=5))
         compare(*pair, repetitions)
         fastest = pair[1]
         row(name, "5", *pair, distance=True)
         for number in range(1, 5):
-            ours = sides(network, x, y, theirs, CW(c=1.0, steps=50, lr=0.01, binary_search_steps=number))[1]
+            ours = sides(network, x, y, theirs, MinimumNormCW(steps=50, binary_search_steps=number))[1]
             ours.measure()
             if ours.success_rate >= pair[0].success_rate:
                 row(name, str(number), pair[0], ours, distance=True)

@@ -16,7 +16,7 @@ from fashion_mnist import load_fashion_mnist
 from networks import small_network, train
 from torch import Tensor, nn
 
-from lightning_robustness.attacks import CW, DDN, PGD, run
+from lightning_robustness.attacks import CW, DDN, PGD, MinimumNormCW, run
 
 Attack = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -37,8 +37,8 @@ def attacks(gradients: int) -> dict[str, Attack]:
     half = gradients // 2
     table = {
         "DDN": ours(DDN(steps=gradients)),
-        "C&W": ours(CW(steps=gradients - half, initial_steps=half)),
-        "C&W as published": ours(CW(steps=gradients, initial_steps=0)),
+        "C&W from a DDN start": ours(MinimumNormCW(steps=gradients - half, initial_steps=half)),
+        "C&W as published": ours(CW(steps=gradients)),
         "foolbox DDN": of_foolbox(foolbox.attacks.DDNAttack(steps=gradients)),
         "foolbox FMN": of_foolbox(foolbox.attacks.L2FMNAttack(steps=gradients)),
         "foolbox C&W": of_foolbox(foolbox.attacks.L2CarliniWagnerAttack(4, steps=gradients // 4)),

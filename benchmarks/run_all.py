@@ -106,7 +106,7 @@ ROWS = (
         for eps, queries in ((30, "5,000"), (10, "200"))
     ),
     (
-        "C&W at foolbox's success rate: natural, robust network",
+        "C&W from a DDN start at foolbox's success rate: natural, robust network",
         "{cw_natural:.1f}, {cw_robust:.1f} times faster",
         "foolbox, 5 binary search steps",
         "attacks",

@@ -67,15 +67,18 @@ def print_table(history: list[dict[str, float]]) -> None:
         "Fisher": "fim",
         "PGD": "adv_acc/pgd",
         "Square": "adv_acc/square",
+        "C&W": "adv_acc/cw",
         "worst": "adv_acc/worst",
-        "C&W": "distortion/cw",
+        "distance": "distortion/cw",
     }
     print("epoch  " + "  ".join(f"{title:>8}" for title in columns))
     for row in history:
         cells = (f"{row[key]:.3f}" if key in row else "-" for key in columns.values())
         print(f"{row['epoch']:5d}  " + "  ".join(f"{cell:>8}" for cell in cells))
-    print("PGD, Square, worst: accuracy under each attack and the worst of all. C&W: median l2 distance that Carlini")
-    print("and Wagner's attack needs. More robust: ROBY and Fisher information lower, everything else higher.")
+    print(
+        "PGD, Square, C&W, worst: accuracy under each attack and the worst of all; C&W counts up to an l2 size of 0.2."
+    )
+    print("distance: median l2 size that C&W needs. More robust: ROBY and Fisher lower, everything else higher.")
 
 
 def main() -> None:

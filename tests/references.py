@@ -2,6 +2,8 @@
 
 import math
 
+import torch
+
 
 def minkowski(a, b, p):
     if p == math.inf:
@@ -62,3 +64,24 @@ def roby(features, preds, p=2.0, normalization="pairs"):
     if normalization != "none":
         roby_list = norm(roby_list)
     return {"roby": mean(roby_list), "fsa": fsa, "fsd": fsd, "pairs": roby_list}
+
+
+def carlini_wagner(network, images, labels, c, steps, lr):
+    """Equation 7 of Carlini and Wagner for images in [0, 1], by Kingma and Ba's Algorithm 1, in double precision.
+
+    Return the smallest distances at which the attack succeeds, infinite without success.
+    """
+    images, rivals = images.double(), torch.ones(len(labels), int(labels.max()) + 1).scatter(1, labels[:, None], 0) == 1
+    w = torch.atanh((2 * images - 1) * 0.999999)
+    m, v, closest = torch.zeros_like(w), torch.zeros_like(w), torch.full((len(images),), math.inf)
+    for t in range(1, steps + 1):
+        w.requires_grad_()
+        x = (torch.tanh(w) + 1) / 2
+        z = network(x)
+        f = z[~rivals] - z[rivals].reshape(len(z), -1).max(dim=1).values
+        squared = (x - images).flatten(1).square().sum(dim=1)
+        closest = torch.where(f < 0, torch.minimum(closest, squared.detach().sqrt()), closest)
+        (g,) = torch.autograd.grad((squared + c * f.clamp(min=0)).sum(), w)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        w = (w - lr * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)).detach()
+    return closest

@@ -7,7 +7,7 @@ from architectures import ARCHITECTURES
 from lightning import Callback
 
 from lightning_robustness import AdversarialTraining, AttackFreeRegularization
-from lightning_robustness.attacks import CW
+from lightning_robustness.attacks import MinimumNormCW
 
 # Budget of training and of the strong verdict, in the l-infinity norm
 EPS = {"mnist": 0.1, "fashion-mnist": 0.1, "cifar10": 8 / 255}
@@ -32,7 +32,7 @@ TRAININGS: dict[str, Callable[[float], Callback] | None] = {
     "pgd-triple": _pgd(3.0),
     "fast": lambda eps: AdversarialTraining("fast", eps=eps),
     "trades": lambda eps: AdversarialTraining(loss="trades", eps=eps, alpha=eps / 4, steps=10),
-    "cw": lambda eps: AdversarialTraining(CW(steps=STEPS, initial_steps=STEPS)),
+    "cw": lambda eps: AdversarialTraining(MinimumNormCW(steps=STEPS, initial_steps=STEPS)),
     "free-rdi": lambda eps: AttackFreeRegularization(rdi=1.0, fisher=0.0),
     "free-fisher": lambda eps: AttackFreeRegularization(rdi=0.0, fisher=0.1),
     "free-boundary": lambda eps: AttackFreeRegularization(rdi=0.0, fisher=0.0, boundary=1.0, boundary_margin=eps),

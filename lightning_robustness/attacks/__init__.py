@@ -2,7 +2,7 @@ from lightning_robustness.attacks.attack import Attack
 from lightning_robustness.attacks.autoattack_adapter import AutoAttackAdapter
 from lightning_robustness.attacks.budget import Budget, budget_of
 from lightning_robustness.attacks.cascade import Cascade
-from lightning_robustness.attacks.cw import CW
+from lightning_robustness.attacks.cw import CW, MinimumNormCW
 from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.masking import MaskingSign, masking_signs
 from lightning_robustness.attacks.pgd import PGD
@@ -22,6 +22,7 @@ __all__ = [
     "Budget",
     "Cascade",
     "MaskingSign",
+    "MinimumNormCW",
     "SirenAttack",
     "Square",
     "TorchattacksAdapter",

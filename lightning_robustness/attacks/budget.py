@@ -55,6 +55,19 @@ def budgets_of(attack: Callable[..., Any], input_space: InputSpace | None = None
     return [Budget(getattr(attack, "norm", None), float(eps))]
 
 
+def is_minimum_norm(attack: Callable[..., Any], input_space: InputSpace | None = None) -> bool:
+    """Return whether an attack looks for the smallest perturbation in l2: it has no ``eps``, and its ``norm`` is l2.
+
+    Example:
+        >>> from lightning_robustness.attacks import CW, PGD
+        >>> from lightning_robustness.attacks.budget import is_minimum_norm
+        >>> is_minimum_norm(CW()), is_minimum_norm(PGD(norm="l2", eps=0.5)), is_minimum_norm(lambda model, x, y: x)
+        (True, False, False)
+
+    """
+    return getattr(attack, "norm", None) == "l2" and budgets_of(attack, input_space) == [None]
+
+
 def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace | None) -> None:
     """Check that the budgets of attacks are in the units of the range of inputs.
 

@@ -1,35 +1,40 @@
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_robustness.attacks.attack import Attack, Perturbation
+from lightning_robustness.attacks.budget import Norm
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.ddn import DDN, RETREAT_STEPS, Found, Goal, retreat, search
 from lightning_robustness.attacks.norms import l2_norm, nonzero
 from lightning_robustness.utilities.checks import check_integer, check_number
 
-# The change of variables maps onto a box that is wider than the range by this factor, and is clamped to the range:
-# with 1, pixels at the ends of the range would lie at infinity and never move.
+# The share of the box in which the published attack starts, as in its authors' code: the ends lie at infinity
+_STARTING_SHARE = 0.999999
+# The box of the search from a DDN start is wider than the range by this factor, and clamped to the range: pixels at the
+# ends of the range move as the others do
 _WIDENING = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CW(Attack):
-    r"""The attack of Carlini and Wagner in the l2 norm, which looks for the smallest perturbation that succeeds.
+    r"""The attack of Carlini and Wagner in the l2 norm, as published.
 
     .. math:: \min_w \|x(w) - x\|_2^2 + c \, \max(m(x(w)), -\kappa), \qquad m = z_y - \max_{k \ne y} z_k
 
-    By Adam, where :math:`x(w)` is a scaled tanh that keeps inputs in their range, :math:`z` are the logits and
-    :math:`m` is their margin, negated in targeted mode. Adam starts from the image that a short search by
-    :class:`DDN` finds, which succeeds on robust networks too, and there :math:`c` is relative to the weight that
-    balances both terms: nothing depends on the scale of the logits. Where that search has no success, and with
-    ``initial_steps=0``, it is the published attack, which starts from the input and takes :math:`c` as it is. Distances
-    are in units of the range, so that :math:`c` means the same for pixels up to 1 and up to 255.
+    By Adam from the input, where :math:`x(w)` is a scaled tanh that keeps inputs in their range, :math:`z` are the
+    logits and :math:`m` is their margin, negated in targeted mode. Distances are in units of the range, so that
+    :math:`c` means the same for pixels up to 1 and up to 255. The weight has to fit the scale of the logits: with a
+    fixed one the attack breaks few samples of a robust network, and :class:`MinimumNormCW` is the one to judge it by.
 
-    It has no budget, and every sample takes all steps. Of the images that succeed, each sample keeps the closest, moved
-    back towards the input by bisection; without one, the input.
+    It has no budget, and every sample takes all steps. Each sample keeps the closest of the images that succeed;
+    without one, the input.
+
+    The tanh reaches the ends of the range at infinity. As in the authors' code, inputs are scaled by 0.999999 towards
+    the middle of the range first: a pixel at exactly 0 or 1 moves, but by less than 1e-5 in 50 steps of 0.01.
 
     Args:
         c: Weight of the margin; with binary search, the first one that is tried.
@@ -38,8 +43,6 @@ class CW(Attack):
         lr: Learning rate.
         binary_search_steps: Number of weights that are tried for each sample: larger by a factor of 10 until one
             succeeds, then halfway between the largest that failed and the smallest that succeeded. 1 for no search.
-        initial_steps: Number of steps of the search that Adam starts from, each one gradient; 0 for the published
-            attack, which breaks few samples of a robust network unless the weight fits its logits.
         targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
         all_steps: Whether every sample goes through every step, also those that are misclassified before the attack.
 
@@ -57,12 +60,13 @@ class CW(Attack):
 
     """
 
+    norm: ClassVar[Norm] = "l2"
+
     c: float = 1.0
     kappa: float = 0.0
     steps: int = 50
     lr: float = 0.01
     binary_search_steps: int = 1
-    initial_steps: int = 50
 
     def __post_init__(self) -> None:
         check_number("kappa", self.kappa)
@@ -70,16 +74,26 @@ class CW(Attack):
             check_number(name, getattr(self, name), exclusive=True)
         for name in ("steps", "binary_search_steps"):
             check_integer(name, getattr(self, name), minimum=1)
-        check_integer("initial_steps", self.initial_steps, minimum=0)
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
         """Attack the active samples of a batch, given by their indices, within a sandbox."""
-        goal, (rows, labels) = Goal(model, self.targeted, self.kappa), (x[active], y[active])
-        found = first = self._first(goal, rows, labels, active)
+        goal, box = Goal(model, self.targeted, self.kappa), _Box(model, start=_STARTING_SHARE)
+        rows, nothing = x[active], torch.zeros_like(active)
+        first = Found(rows, rows.new_full((len(rows),), torch.inf), nothing, nothing.bool())
+        found = self._search_weights(goal, box, rows, y[active], first)
+        x_adv, queries = x.clone(), torch.zeros_like(y)
+        x_adv[active], queries[active] = found.x_adv, found.queries
+        return Perturbation(x_adv, queries)
+
+    def _search_weights(
+        self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, first: Found, goes_on: bool = False
+    ) -> Found:
+        """Minimise for one weight after the other, each from the first images or, going on, from the closest so far."""
+        found = first
         c = torch.full_like(found.distance, self.c)
         failed, succeeded = torch.zeros_like(c), torch.full_like(c, torch.inf)
         for _ in range(self.binary_search_steps):
-            closest, distance = self._descend(goal, rows, labels, c, found if self.initial_steps else first)
+            closest, distance = self._descend(goal, box, x, y, c, found if goes_on else first)
             closer = distance < found.distance
             found = found._replace(
                 x_adv=torch.where(closer.reshape(-1, *[1] * (x.ndim - 1)), closest, found.x_adv),
@@ -89,23 +103,12 @@ class CW(Attack):
             is_enough = distance.isfinite()
             failed, succeeded = torch.where(is_enough, failed, c), torch.where(is_enough, c, succeeded)
             c = torch.where(succeeded.isinf(), 10 * c, (failed + succeeded) / 2)
-        x_adv, queries = x.clone(), torch.zeros_like(y)
-        x_adv[active] = retreat(goal, rows, labels, found)
-        queries[active] = found.queries + RETREAT_STEPS * found.succeeded.long()
-        return Perturbation(x_adv, queries)
+        return found
 
-    def _first(self, goal: Goal, x: Tensor, y: Tensor, active: Tensor) -> Found:
-        """Search for the image to start from; without a search, the input."""
-        if self.initial_steps:
-            return search(goal, x, y, self.initial_steps, DDN.gamma, active)
-        nothing = torch.zeros_like(y)
-        return Found(x, x.new_full((len(x),), torch.inf), nothing, nothing.bool())
-
-    def _descend(self, goal: Goal, x: Tensor, y: Tensor, c: Tensor, start: Found) -> tuple[Tensor, Tensor]:
+    def _descend(self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, c: Tensor, start: Found) -> tuple[Tensor, Tensor]:
         """Minimise for one weight per sample; return the closest successes and their distances."""
         column = (-1, *[1] * (x.ndim - 1))
-        box, weight = _Box(goal.model), c.reshape(column)
-        w = box.inverse(start.x_adv)
+        w, weight = box.inverse(start.x_adv), c.reshape(column)
         adam = _Adam(self.lr, w)
         closest, distance = x, torch.full_like(start.distance, torch.inf)
         for step in range(self.steps):
@@ -125,28 +128,87 @@ class CW(Attack):
         return closest, distance
 
 
-class _Box:
-    """The change of variables: inputs in their range as a function of variables without one."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MinimumNormCW(CW):
+    """The objective of Carlini and Wagner from the image that a short search by :class:`DDN` finds.
 
-    def __init__(self, model: Classifier) -> None:
+    It breaks samples of robust networks too, where :class:`CW` needs a weight that fits the logits: from that image,
+    ``c`` is relative to the weight that balances both terms, so that nothing depends on the scale of the logits. Where
+    the search has no success, it starts from the input and takes ``c`` as it is. The box of the tanh is twice as wide
+    as the range, and clamped to it: pixels at the ends of the range move. At the end, bisection moves each image back
+    towards its input. It has no budget, and every sample takes all steps.
+
+    Args:
+        c: Weight of the margin; with binary search, the first one that is tried.
+        kappa: Margin by which the wrong class has to win.
+        steps: Number of steps, each one gradient; with binary search, for each weight.
+        lr: Learning rate.
+        binary_search_steps: Number of weights that are tried for each sample, as in :class:`CW`, each from the closest
+            image so far.
+        initial_steps: Number of steps of the search by DDN, each one gradient.
+        targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
+        all_steps: Whether every sample goes through every step, also those that are misclassified before the attack.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.attacks import MinimumNormCW
+        >>> model = torch.nn.Linear(2, 2)
+        >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
+        >>> MinimumNormCW(steps=5)(model, torch.tensor([[1.0, 0.0]]), torch.tensor([0])).round(decimals=2)
+        tensor([[0.5000, 0.5000]])
+
+    """
+
+    initial_steps: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer("initial_steps", self.initial_steps, minimum=1)
+
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor, active: Tensor) -> Perturbation:
+        """Attack the active samples of a batch, given by their indices, within a sandbox."""
+        goal, box = Goal(model, self.targeted, self.kappa), _Box(model, widening=_WIDENING)
+        rows, labels = x[active], y[active]
+        first = search(goal, rows, labels, self.initial_steps, DDN.gamma, active)
+        found = self._search_weights(goal, box, rows, labels, first, goes_on=True)
+        x_adv, queries = x.clone(), torch.zeros_like(y)
+        x_adv[active] = retreat(goal, rows, labels, found)
+        queries[active] = found.queries + RETREAT_STEPS * found.succeeded.long()
+        return Perturbation(x_adv, queries)
+
+
+class _Box:
+    """The change of variables: inputs in their range as a function of variables without one.
+
+    It is wider than the range by a factor, and variables are those of inputs in a share of the box around its middle.
+    """
+
+    def __init__(self, model: Classifier, widening: float = 1.0, start: float = 1.0) -> None:
         self.model, self.width, self.middle = model, 1.0, 0.0
         self.is_bounded = model.low is not None and model.high is not None
         if model.low is not None and model.high is not None:
             self.width, self.middle = model.high - model.low, (model.high + model.low) / 2
+        self.scale, self.start = widening * self.width / 2, start
 
     def __call__(self, w: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs, and their derivative."""
         if not self.is_bounded:
             return self.model.clamp(w), torch.ones_like(w)
-        scale, tanh = _WIDENING * self.width / 2, w.tanh()
-        return self.model.clamp(self.middle + scale * tanh), scale * (1 - tanh.square())
+        tanh = w.tanh()
+        return self.model.clamp(self.middle + self.scale * tanh), self.scale * (1 - tanh.square())
 
     def inverse(self, x: Tensor) -> Tensor:
-        return torch.atanh((x - self.middle) / (_WIDENING * self.width / 2)) if self.is_bounded else x.clone()
+        return torch.atanh(self.start * (x - self.middle) / self.scale) if self.is_bounded else x.clone()
 
 
 class _Adam:
-    """Adam, on tensors without a graph."""
+    """Adam, on tensors without a graph.
+
+    The first optimizer of torch in a process imports its compiler, which takes seconds.
+    """
 
     def __init__(self, lr: float, like: Tensor, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self.lr, self.betas, self.count = lr, betas, 0

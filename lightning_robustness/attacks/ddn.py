@@ -1,12 +1,13 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_robustness.attacks.attack import Attack, Perturbation
+from lightning_robustness.attacks.budget import Norm
 from lightning_robustness.attacks.classifier import Classifier
 from lightning_robustness.attacks.norms import l2_norm, nonzero
 from lightning_robustness.attacks.objective import margin, margin_gradient
@@ -58,6 +59,8 @@ class DDN(Attack):
         tensor([[0.5000, 0.5000]])
 
     """
+
+    norm: ClassVar[Norm] = "l2"
 
     steps: int = 100
     gamma: float = 0.35

@@ -7,7 +7,7 @@ from typing import Any, cast
 from lightning_robustness.attacks import ensembles
 from lightning_robustness.attacks.attack import Attack
 from lightning_robustness.attacks.autoattack_adapter import AutoAttackAdapter, Version
-from lightning_robustness.attacks.cw import CW
+from lightning_robustness.attacks.cw import CW, MinimumNormCW
 from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
@@ -24,6 +24,7 @@ _ATTACKS: dict[str, tuple[type[Attack], dict[str, Any]]] = {
     "pgd_l2": (PGD, {"norm": "l2", "eps": 1.0}),
     "mifgsm": (PGD, {"start": "clean", "momentum": 1.0}),
     "cw": (CW, {}),
+    "minimum_norm_cw": (MinimumNormCW, {}),
     "ddn": (DDN, {}),
     "square": (Square, {}),
     "siren": (SirenAttack, {}),
@@ -66,12 +67,12 @@ def get_attack(
 
     Args:
         attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"strong_pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``,
-            ``"ddn"``, ``"square"``, ``"siren"``, or a cascade, ``"worst"`` or ``"autoattack"``. ``"pgd"`` is the attack
-            as published, which is weak on robust networks; ``"strong_pgd"`` takes 8 shrinking steps with cross-entropy
-            and 8 with the margin on what is left. ``"torchattacks:NAME"`` is a class of torchattacks,
-            ``"autoattack:standard"`` AutoAttack by its authors, where their package is installed. An instance of a
-            class of torchattacks, or any other callable ``(model, x, y) -> x_adv``, works too, and takes no further
-            arguments.
+            ``"minimum_norm_cw"``, ``"ddn"``, ``"square"``, ``"siren"``, or a cascade, ``"worst"`` or ``"autoattack"``.
+            ``"pgd"`` and ``"cw"`` are the attacks as published, which are weak on robust networks; ``"strong_pgd"``
+            takes 8 shrinking steps with cross-entropy and 8 with the margin on what is left, ``"minimum_norm_cw"``
+            starts from DDN. ``"torchattacks:NAME"`` is a class of torchattacks, ``"autoattack:standard"`` AutoAttack by
+            its authors, where their package is installed. An instance of a class of torchattacks, or any other callable
+            ``(model, x, y) -> x_adv``, works too, and takes no further arguments.
         eps: Largest distance from the input, in un-normalised units, instead of that of the preset or the default of
             the attack. C&W and DDN have no budget, and take no notice.
         preset: Settings of the papers, which are weak on robust networks; of those, ``"strong_pgd"`` and cascades take
@@ -136,6 +137,10 @@ def _from_object(attack: Callable[..., Any], given: bool) -> Callable[..., Any]:
 def _preset(attack: str, preset: str | None) -> dict[str, Any]:
     if preset is None:
         return {}
+    if attack in ("minimum_norm_cw", "ddn"):
+        raise ValueError(
+            f"Expected no preset for {attack!r}, as the papers have none, but got {preset!r}. Leave it out."
+        )
     group = attack if attack in ("cw", "square", "siren") else "steps"
     known = [name for name, groups in _PRESETS.items() if group in groups]
     if preset not in known:

@@ -16,6 +16,7 @@ from lightning_robustness.utilities.checks import check_attack, check_number
 from lightning_robustness.utilities.input_space import InputSpace
 
 _BLACK_BOX = {"GN", "OnePixel", "Pixle", "Square", "VANILA"}
+_MINIMUM_L2 = {"CW", "DeepFool"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -77,6 +78,11 @@ class TorchattacksAdapter(Attack):
     def white_box(self) -> bool:
         """Whether the attack uses gradients."""
         return self.name not in _BLACK_BOX
+
+    @property
+    def norm(self) -> str | None:
+        """The norm that an attack without a budget minimises, if it is l2."""
+        return "l2" if self.name in _MINIMUM_L2 else None
 
     def budgets_in(self, input_space: InputSpace) -> list[Budget | None]:
         """Return the budget in the units of a range, as the only entry."""

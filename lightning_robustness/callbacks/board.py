@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
-from lightning_robustness.attacks import Budget, MaskingSign
+from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.callbacks.figures import (
     as_images,
     boundary_figure,
@@ -23,6 +23,7 @@ from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.measurement.attack_outcome import AttackOutcome
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import KEYS, Part, charts, get_key, logged_keys
+from lightning_robustness.measurement.threat_model import AttackFacts
 from lightning_robustness.utilities.drawing import render
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.number_text import write_budget
@@ -58,7 +59,7 @@ class Board:
         >>> from lightning.pytorch.loggers import CSVLogger
         >>> from lightning_robustness.callbacks.board import Board
         >>> board = Board([CSVLogger("logs")], prefix="robustness")
-        >>> board.open({"seed": "0"}, {"cw": None}, step=0)  # a CSV file holds scalars only
+        >>> board.open({"seed": "0"}, {}, step=0)  # a CSV file holds scalars only
 
     """
 
@@ -80,7 +81,7 @@ class Board:
     def open(
         self,
         settings: Mapping[str, str],
-        budgets: Mapping[str, Budget | None],
+        attacks: Mapping[str, AttackFacts],
         step: int,
         parts: Collection[Part] = ("features", "fim"),
     ) -> None:
@@ -88,16 +89,16 @@ class Board:
 
         Args:
             settings: Settings by title.
-            budgets: The budget of each attack, None if it has none; the most frequent attack first.
+            attacks: Budget and settings of each attack, the most frequent one first.
             step: Step of the Trainer.
             parts: The parts that are measured beside the attacks.
 
         """
-        attacks, unbounded = list(budgets), [name for name, budget in budgets.items() if budget is None]
+        unbounded = [name for name, facts in attacks.items() if not facts.budgets]
         self._attack = next((name for name in attacks if name not in unbounded), None)
         for sink in self._sinks:
-            sink.open(charts(parts, attacks, unbounded))
-        self.show_text("glossary", ("key", "meaning"), _glossary(budgets, parts), step)
+            sink.open(charts(parts, list(attacks), unbounded))
+        self.show_text("glossary", ("key", "meaning"), _glossary(attacks, parts), step)
         self.show_text("settings", ("setting", "value"), settings.items(), step)
 
     def show(
@@ -247,18 +248,18 @@ class Board:
             sink.image(name, picture, step)
 
 
-def _glossary(budgets: Mapping[str, Budget | None], parts: Collection[Part]) -> list[tuple[str, str]]:
+def _glossary(attacks: Mapping[str, AttackFacts], parts: Collection[Part]) -> list[tuple[str, str]]:
     """Explain the attacks and every key that will be logged, one line each, families as a whole."""
-    attacks = [(f"attack {name}", _describe_budget(budget)) for name, budget in budgets.items()]
-    logged = {get_key(name).glossary for name in logged_keys(parts, list(budgets))}
-    keys = [key for key in KEYS if key.glossary in logged or (key.role == "warning" and budgets)]
-    return [*attacks, *((key.logged_name, _describe_key(key.glossary, key.direction)) for key in keys)]
+    explained = [(f"attack {name}", _describe_attack(facts)) for name, facts in attacks.items()]
+    logged = {get_key(name).glossary for name in logged_keys(parts, list(attacks))}
+    keys = [key for key in KEYS if key.glossary in logged or (key.role == "warning" and attacks)]
+    return [*explained, *((key.logged_name, _describe_key(key.glossary, key.direction)) for key in keys)]
 
 
-def _describe_budget(budget: Budget | None) -> str:
-    if budget is None:
-        return "no perturbation budget: it looks for the smallest perturbation"
-    return f"perturbations of at most {write_budget(budget.eps)}" + (f" in {budget.norm}" if budget.norm else "")
+def _describe_attack(facts: AttackFacts) -> str:
+    sizes = [f"{write_budget(eps)} in {norm}" for norm, eps in facts.budgets.items()]
+    limit = f"perturbations of at most {' and '.join(sizes)}" if sizes else facts.limit
+    return f"{facts.settings}, {limit}" if facts.settings else limit
 
 
 def _describe_key(glossary: str, direction: str) -> str:

@@ -172,7 +172,7 @@ class MonitorRun:
         values["seconds/features"] = meter.seconds
         if self._sample is None:
             self._keep(SpreadSample(0, None) if watch is None or watch.sample is None else watch.sample)
-        meters, attack_meter = settings.make_meters(), AttackMeter(settings.attacks, settings.input_space)
+        meters, attack_meter = settings.make_meters(), settings.make_attack_meter(settings.attacks)
         values |= self._measure(meters)
         values |= self._attack(attack_meter, attacks)
         start = perf_counter()
@@ -187,10 +187,10 @@ class MonitorRun:
         """Run attacks after the last validation epoch, and the one that gives the final verdict."""
         settings, values = self.settings, dict[str, float]()
         if attacks:
-            meter = AttackMeter(settings.attacks, settings.input_space)
+            meter = settings.make_attack_meter(settings.attacks)
             values |= self._attack(meter, attacks)
             self._show(meter)
-        verdict = self._attack(AttackMeter(settings.final, settings.input_space), list(settings.final))
+        verdict = self._attack(settings.make_attack_meter(settings.final), list(settings.final))
         return values | {key: value for key, value in verdict.items() if key.endswith(f"/{FINAL}")}
 
     def _inspect(self, x: Tensor, y: Tensor | None, name: str | None, extras: Mapping[str, Tensor]) -> Route:

@@ -8,6 +8,7 @@ from torch import nn
 from lightning_robustness.attacks import budget_of
 from lightning_robustness.attacks.budget import check_budgets
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
+from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.feature_meter import FeatureMeter
 from lightning_robustness.measurement.keys import Part, logged_keys, tag
 from lightning_robustness.measurement.meter import SampleMeter
@@ -81,6 +82,11 @@ class MonitorSettings:
         options = (self.fim_samples, self.fim_method, self.clever_samples, self.clever_radius)
         meters = make_sample_meters(self.input_space, self.seed, *options, budget)
         return [meter for meter in meters if meter.size]
+
+    def make_attack_meter(self, attacks: Mapping[str, Callable[..., Any]]) -> AttackMeter:
+        """Make the meter of attacks, those of every epoch or the final one."""
+        budget = common_budget(self.attacks.values(), self.eps, self.input_space, first="l2")
+        return AttackMeter(attacks, self.input_space, budget)
 
     def describe(self) -> dict[str, str]:
         """Describe everything that values depend on besides the module and the data."""

@@ -57,8 +57,10 @@ class RobustnessMonitor(Callback):
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. C&W by name takes 18 gradients and Square 100 queries; pass ``CW()`` or
-            ``Square()`` for more.
+            published attack. ``"cw"`` by name is ``MinimumNormCW(initial_steps=16, steps=2)`` and ``"square"`` takes
+            100 queries; pass ``CW()`` or ``Square()`` for the published attacks. Success of an attack without a budget
+            that looks for the smallest l2 perturbation counts within an l2 budget: that of the other attacks, or
+            ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if theirs is in l-infinity.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
         attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have

@@ -7,7 +7,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_robustness.attacks import budget_of
 from lightning_robustness.callbacks.board import Board
 from lightning_robustness.callbacks.class_names import find_class_names
 from lightning_robustness.callbacks.embedding_points import EmbeddingPoints
@@ -17,6 +16,7 @@ from lightning_robustness.callbacks.trainer_access import log_step
 from lightning_robustness.measurement.attack_meter import AttackMeter, Examples
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.subject import Samples, Subject
+from lightning_robustness.measurement.threat_model import ThreatModel
 from lightning_robustness.utilities.head import HeadTap
 from lightning_robustness.utilities.logits_route import Route
 
@@ -69,7 +69,7 @@ class RunBoard:
             return
         step = log_step(self._trainer)
         try:
-            board = self._board or self._open(route, step)
+            board = self._board or self._open(route, step, attacks.l2_budget)
             board.show(
                 step,
                 epoch=epoch,
@@ -101,15 +101,16 @@ class RunBoard:
             show = partial(self._board.show_text, "summary", ("title", "text"), lines, step)
             self._faults.tolerate("the summary could not be logged", show)
 
-    def _open(self, route: Route, step: int) -> Board:
+    def _open(self, route: Route, step: int, l2_budget: float | None) -> Board:
         settings, names = self._settings, None
         with suppress(Exception):  # a data set may fail to say; numbers will do
             names = find_class_names(self._trainer, settings.dataloader_idx, route.num_classes)
         board = self._board = Board(self._trainer.loggers, self._prefix, settings.log_figures, names)
         head = f"{route.head!r} of {type(self._module).__name__}"
         described = settings.describe() | {"head": f"{head}, {route.num_classes} classes"}
-        budgets = {name: budget_of(attack, settings.input_space) for name, attack in settings.attacks.items()}
-        board.open(described, budgets, step, settings.parts)
+        samples, space = settings.attack_samples, settings.input_space
+        threat = ThreatModel.of(settings.attacks, space, samples, l2_budget=l2_budget)
+        board.open(described, threat.attacks, step, settings.parts)
         return board
 
     def _embed(

@@ -36,7 +36,9 @@ def run_page(history: Sequence[Evaluation], settings: MonitorSettings, figure: "
 
     """
     summary = RunSummary.of(history)
-    threat = ThreatModel.of(settings.attacks, settings.input_space, summary.num_samples or settings.attack_samples)
+    samples = summary.num_samples or settings.attack_samples
+    l2_budget = next((entry["l2_budget"] for entry in reversed(history) if "l2_budget" in entry), None)
+    threat = ThreatModel.of(settings.attacks, settings.input_space, samples, l2_budget=l2_budget)
     names = list(dict.fromkeys(name for entry in history for name in entry))
     return Page(
         title=f"Training run, {settings.prefix}",

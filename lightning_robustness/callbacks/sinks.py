@@ -74,11 +74,9 @@ class TensorBoardSink(Sink):
     @override
     def open(self, charts: Sequence[Chart]) -> None:
         layout, prefix = _LAYOUTS.setdefault(self._writer, {}), f"{self._start}{self._prefix}"
-        # In two groups, as TensorBoard would show those with intervals last
-        groups = {f"{prefix}: accuracy under attack": True, f"{prefix}: other values": False}
-        for title, has_interval in groups.items():
-            chosen = [chart for chart in charts if chart.has_interval == has_interval]
-            layout |= {title: {chart.title: _lay_out(prefix, chart) for chart in chosen}} if chosen else {}
+        for title in dict.fromkeys(chart.group for chart in charts):
+            chosen = [chart for chart in charts if chart.group == title]
+            layout[f"{prefix}: {title}"] = {chart.title: _lay_out(prefix, chart) for chart in chosen}
         self._writer.add_custom_scalars(layout)
 
     @override

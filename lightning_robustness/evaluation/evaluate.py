@@ -73,8 +73,10 @@ def evaluate(
         dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. C&W by name takes 18 gradients and Square 100 queries; pass ``CW()`` or
-            ``Square()`` for more.
+            published attack. ``"cw"`` by name is ``MinimumNormCW(initial_steps=16, steps=2)`` and ``"square"`` takes
+            100 queries; pass ``CW()`` or ``Square()`` for the published attacks. Success of an attack without a budget
+            that looks for the smallest l2 perturbation counts within an l2 budget: that of the other attacks, or
+            ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if theirs is in l-infinity.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep in any case.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
@@ -146,6 +148,7 @@ def evaluate(
     # Everything is made before the data is touched, so that a wrong argument is found here
     named = name_attacks(attacks, eps) if attack_samples else {}
     budget = common_budget(named.values(), budgets[len(budgets) // 2] if budgets else eps, space)
+    l2_budget = common_budget(named.values(), eps, space, first="l2")
     meters = make_sample_meters(space, seed, fim_samples, fim_method, clever_samples, clever_radius, budget)
     if decision_space is not None:
         get_projection(decision_space, seed)
@@ -158,6 +161,7 @@ def evaluate(
     facts = {"function": "evaluate", "attack_samples": attack_samples, "num_classes": num_classes, "head": head}
     facts |= {"forward_fn": forward_fn, "embed_fn": embed_fn, "batch_fn": batch_fn, "sweep_eps": budgets}
     facts |= {"sweep_attacks": plan[:1], "decision_space": decision_space and (decision_space, eps)}
+    facts |= {"budget of minimum-norm attacks": l2_budget}
     open_setting(model, processes, records, settings | facts)
     forward = model if forward_fn is None else partial(forward_fn, model)
     with processes.together(on_device(model, device)) as place:
@@ -168,7 +172,7 @@ def evaluate(
         sizes = [attacked, *(meter.size for meter in meters)]
         wanted = FeatureSettings(batch_fn, head, num_classes, mode, max(1, *sizes), bool(attacked), any(sizes))
         features = FeaturePass(model, subject, wanted, processes, records)
-        run = EvaluationRun(model, features, named, attacked, space, processes, records)
+        run = EvaluationRun(model, features, named, attacked, space, processes, records, l2_budget)
         parts = [Part("the features", partial(run.measure_features, dataloader))]
         parts += _list_parts(run, meters, named, num_examples, plan, budgets)
         if decision_space is not None:

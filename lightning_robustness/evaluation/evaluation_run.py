@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness.attacks.budget import budgets_of
+from lightning_robustness.attacks import Budget
 from lightning_robustness.evaluation.adversarial_example import AdversarialExample, make_examples
 from lightning_robustness.evaluation.chunks import gather_rows, measure_chunks
 from lightning_robustness.evaluation.class_accuracy import ClassAccuracy, class_accuracies
@@ -21,7 +21,7 @@ from lightning_robustness.evaluation.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.sweep_report import SweepReport
 from lightning_robustness.evaluation.sweep_samples import sweep_samples
 from lightning_robustness.measurement.attack_meter import AttackMeter
-from lightning_robustness.measurement.attack_outcome import AttackOutcome, worst_case
+from lightning_robustness.measurement.attack_outcome import AttackOutcome
 from lightning_robustness.measurement.meter import SampleMeter, without_update_warning
 from lightning_robustness.measurement.subject import Samples, Subject
 from lightning_robustness.measurement.threat_model import ThreatModel
@@ -49,6 +49,7 @@ class EvaluationRun:
         input_space: Range and normalisation of the inputs.
         processes: The processes that evaluate together.
         records: Finished results.
+        budget: Budget of the run, within which attacks that look for the smallest perturbation count.
 
     """
 
@@ -61,10 +62,11 @@ class EvaluationRun:
         input_space: InputSpace,
         processes: Processes,
         records: Records,
+        budget: Budget | None = None,
     ) -> None:
         self._model, self._features, self._processes, self._records = model, features, processes, records
         self._named, self._input_space = attacks, input_space
-        self._attacks = AttackMeter(attacks, input_space, num_examples=0, gathers=False)
+        self._attacks = AttackMeter(attacks, input_space, budget, num_examples=0, gathers=False)
         self._outcomes: dict[str, AttackOutcome] = {}
         self._examples: list[AdversarialExample] = []
         self._attack_samples = attack_samples
@@ -127,7 +129,7 @@ class EvaluationRun:
         rows = gather_rows(self._processes, finished)
         outcome = AttackOutcome(**rows.values) if rows.values else AttackOutcome.empty(torch.device("cpu"))
         self._attacks.add(name, outcome, rows.seconds)
-        self._outcomes[name], self._attacked = outcome, rows.positions
+        self._outcomes[name], self._attacked = outcome.counted(), rows.positions
 
     def show_examples(self, number: int) -> None:
         """Draw samples that the first attack with a budget broke or, without such an attack, the first one."""
@@ -210,13 +212,11 @@ class EvaluationRun:
         outcomes = self._outcomes  # of the attacks that were finished
         queries = {name: outcome.queries.double().mean().item() for name, outcome in outcomes.items()}
         finished = {name: self._named[name] for name in outcomes}
-        return ThreatModel.of(finished, self._input_space, len(self._attacked), self._features.is_image, queries)
+        is_image, l2_budget = self._features.is_image, self._attacks.l2_budget
+        return ThreatModel.of(finished, self._input_space, len(self._attacked), is_image, queries, l2_budget)
 
     def _class_accuracies(self) -> list[ClassAccuracy]:
-        if not self._outcomes or self._outcomes.keys() != self._named.keys():
-            return []
-        budgets = {name: budgets_of(attack, self._input_space) for name, attack in self._named.items()}
-        return class_accuracies(worst_case(self._outcomes, budgets))
+        return [] if self._attacks.worst is None else class_accuracies(self._attacks.worst)
 
     def _take(self, size: int) -> Samples:
         if self._features.sample is None:

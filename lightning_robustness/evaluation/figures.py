@@ -1,7 +1,7 @@
 """Figures of the reports, drawn without pyplot and its global state."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -164,16 +164,16 @@ def scatter(series: Sequence[Series], accuracies: Mapping[str, float], columns: 
     return figure
 
 
-def accuracies(shares: Mapping[str, "Share"], unbounded: Collection[str] = (), budget: str = "") -> "Figure":
+def accuracies(shares: Mapping[str, "Share"], unbounded: Mapping[str, str] | None = None, budget: str = "") -> "Figure":
     """Draw the accuracy without an attack and under each of them, with confidence intervals.
 
     Args:
         shares: Accuracies by name: ``"clean"``, attacks, and their worst case ``"worst"``.
-        unbounded: Names of attacks without a budget, which may change inputs as much as they need to.
+        unbounded: Attacks without a budget of their own, and the sizes at which their success counts.
         budget: Budget of the others, as text.
 
     """
-    figure = new_figure(_WIDTH, 1.1 + 0.42 * len(shares))
+    figure, unbounded = new_figure(_WIDTH, 1.1 + 0.42 * len(shares)), unbounded or {}
     axis = figure.subplots()
     for row, (name, share) in enumerate(shares.items()):
         color = {"clean": COLORS[2], "worst": COLORS[1]}.get(name, "0.5" if name in unbounded else COLORS[0])
@@ -189,7 +189,7 @@ def accuracies(shares: Mapping[str, "Share"], unbounded: Collection[str] = (), b
             va="center",
             fontsize=10,
         )
-    names = [f"{_text(name)}, no budget" if name in unbounded else _text(name) for name in shares]
+    names = [f"{_text(name)}, {unbounded[name]}" if name in unbounded else _text(name) for name in shares]
     axis.set_yticks(range(len(shares)), names)
     axis.set_ylim(len(shares) - 0.5, -0.5)
     axis.set_xlim(-0.02, 1.02)

@@ -42,7 +42,9 @@ class RobustnessReport(Report):
         per_sample: On request, lists with one entry per sample: ``fim_index``, its position in the loader, and ``fim``
             for the samples of the Fisher information; ``boundary_index`` and ``boundary``, their distance to the
             decision boundary; ``index``, ``y``, ``preds`` and, by attack,
-            ``adv_preds/<attack>``, ``l2/<attack>`` and ``linf/<attack>`` for the attacked ones.
+            ``adv_preds/<attack>``, ``l2/<attack>`` and ``linf/<attack>`` for the attacked ones. Where an attack
+            without a budget succeeds beyond the sizes that count, the prediction is the clean one, and the sizes are
+            those of what it found.
         sweep: On request, curves over perturbation budgets.
         decision_space: On request, embeddings in two dimensions.
         boundary: Robust accuracy to first order over budgets, if there are labels.
@@ -230,6 +232,6 @@ class RobustnessReport(Report):
         shares = {} if math.isnan(clean) else {"clean": Share.of(clean, samples)}
         shares |= {name: Share.of(rate["adv_acc"], rate["count"]) for name, rate in self.rates.items()}
         facts = {} if self.threat_model is None else self.threat_model.attacks
-        unbounded = [name for name, fact in facts.items() if not fact.budgets]
+        unbounded = {name: fact.limit for name, fact in facts.items() if not fact.budgets}
         budget = "" if self.threat_model is None else self.threat_model.budget
         return figures.accuracies(shares, unbounded, budget)

@@ -12,7 +12,7 @@ WORST, FINAL = "worst", "final"
 # networks, and the 100 gradients of C&W and the 5,000 queries of Square would cost more than the training
 _WATCHING: dict[str, tuple[str, dict[str, Any]]] = {
     "pgd": ("strong_pgd", {}),
-    "cw": ("cw", {"initial_steps": 16, "steps": 2}),
+    "cw": ("minimum_norm_cw", {"initial_steps": 16, "steps": 2}),
     "square": ("square", {"num_queries": 100}),
 }
 # The same in a sweep, which takes attacks as published: 200 queries are those of the RDI paper for CIFAR
@@ -25,15 +25,16 @@ def name_attacks(
     """Get attacks by the names that their values are reported under.
 
     ``"pgd"`` by name is ``get_attack("strong_pgd")``, so that a value under this name is the same verdict everywhere;
-    pass ``PGD()`` for the published attack. ``"cw"`` by name takes 16 steps of DDN and 2 of Adam, ``"square"`` 100
-    queries. ``"worst"`` by name is reported as ``cascade``, since ``worst`` is the worst case of all attacks.
+    pass ``PGD()`` for the published attack. ``"cw"`` by name is ``MinimumNormCW`` with 16 steps of DDN and 2 of Adam,
+    ``"square"`` takes 100 queries. ``"worst"`` by name is reported as ``cascade``, since ``worst`` is the worst case of
+    all attacks.
 
     Args:
         attacks: Names that ``get_attack`` knows, attacks or other callables; a mapping sets the names.
         eps: Budget of attacks that are given by name, in the l-infinity norm: attacks in the l2 norm, such as
             ``"pgd_l2"``, keep their own. For another one, pass the attack itself, ``PGD(norm="l2", eps=0.5)``.
-        as_published: Whether ``"pgd"`` by name is the published attack, ``"cw"`` has the defaults of ``CW``,
-            ``"square"`` takes 200 queries, and ``eps`` is the budget of all attacks, as in a sweep.
+        as_published: Whether ``"pgd"`` and ``"cw"`` by name are the published attacks, ``"square"`` takes 200 queries,
+            and ``eps`` is the budget of all attacks, as in a sweep.
 
     Raises:
         ValueError: If an attack is unknown or targeted, two have the same name, or one has a reserved name.

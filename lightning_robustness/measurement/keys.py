@@ -53,18 +53,20 @@ class Key:
 
 
 class Chart(NamedTuple):
-    """A chart of one or two values; all lines of a run have the same colour in TensorBoard.
+    """A chart of one or more values; all lines of a run have the same colour in TensorBoard.
 
     Args:
         title: Title.
         names: Names of the values; of the value and the ends of its interval, where there is one.
         has_interval: Whether there is one.
+        group: Title of the charts that it is shown with, since TensorBoard shows those with intervals last in a group.
 
     """
 
     title: str
     names: list[str]
     has_interval: bool = False
+    group: str = "other values"
 
 
 # fmt: off
@@ -125,6 +127,8 @@ KEYS: tuple[Key, ...] = (
         "number of samples behind `fim`", "bookkeeping"),
     Key("samples_clever", "clever", "samples, CLEVER", "samples", None, None,
         "number of samples behind `clever`", "bookkeeping"),
+    Key("l2_budget", "attacks", "l2 budget", "input, l2", None, None,
+        "l2 size within which success of attacks without a budget of their own, such as C&W, counts", "bookkeeping"),
     Key("samples_attacks", "attacks", "samples, attacks", "samples", None, None,
         "number of attacked samples", "bookkeeping"),
     Key("seconds/<part>", "run", "time, <part>", "s", None, None,
@@ -226,17 +230,19 @@ def charts(parts: Collection[Part], attacks: Sequence[str], unbounded: Collectio
     Args:
         parts: The parts that are measured beside the attacks.
         attacks: Names of the attacks, the most frequent one first.
-        unbounded: Those without a perturbation budget, whose distortion says more than their success.
+        unbounded: Those without a perturbation budget of their own, whose distortion is shown too.
 
     Example:
         >>> from lightning_robustness.measurement.keys import charts
         >>> [chart.names[0] for chart in charts(["features"], ["pgd", "cw"], unbounded=["cw"])]
-        ['adv_acc/worst', 'adv_acc/pgd', 'rdi', 'roby', 'acc', 'distortion/cw']
+        ['asr/pgd', 'adv_acc/worst', 'adv_acc/pgd', 'adv_acc/cw', 'rdi', 'roby', 'acc', 'distortion/cw']
 
     """
-    bounded = [name for name in attacks if name not in unbounded]
-    accuracies = ["worst", *bounded[:1]] if len(attacks) > 1 else ["worst"] if attacks else []
-    shown = [_chart([f"adv_acc{end}/{name}" for end in ("", "_low", "_high")], True) for name in accuracies]
+    accuracies = ["worst", *attacks] if len(attacks) > 1 else ["worst"] if attacks else []
+    successes = [f"asr/{name}" for name in attacks]
+    shown = [Chart(f"Success rate: {', '.join(attacks)}", successes, group="success of attacks")] if attacks else []
+    for name in accuracies:
+        shown.append(_chart([f"adv_acc{end}/{name}" for end in ("", "_low", "_high")], True, "accuracy under attack"))
     shown += [_chart([key.name]) for key in _produced(parts, ()) if key.chart and "<" not in key.name]
     shown += [_chart([f"distortion/{name}"]) for name in attacks if name in unbounded]
     trusted = {f"trust/{name}" for name in ("rdi", "boundary_acc")}
@@ -266,8 +272,8 @@ def _split(name: str) -> tuple[str, str]:
     return family, placeholder.removesuffix(">")
 
 
-def _chart(names: list[str], has_interval: bool = False) -> Chart:
-    return Chart(get_key(names[0]).chart or "", names, has_interval)
+def _chart(names: list[str], has_interval: bool = False, group: str = "other values") -> Chart:
+    return Chart(get_key(names[0]).chart or "", names, has_interval, group)
 
 
 def _produced(parts: Collection[Part], attacks: Sequence[str]) -> list[Key]:

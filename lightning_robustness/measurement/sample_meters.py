@@ -48,16 +48,20 @@ def make_sample_meters(
 
 
 def common_budget(
-    attacks: Iterable[Callable[..., Any]], eps: float | None, input_space: InputSpace | None = None
+    attacks: Iterable[Callable[..., Any]],
+    eps: float | None,
+    input_space: InputSpace | None = None,
+    first: BoundaryNorm = "linf",
 ) -> Budget | None:
-    """Return the budget that values without attacks share with attacks, so that they can be compared.
+    """Return the budget of a run, so that what has no budget can be compared with attacks that do.
 
-    It is the largest l-infinity budget of the attacks or, where none of them has one, the largest l2 budget.
+    It is the largest budget of the attacks in the first norm or, where none of them has one, in the other.
 
     Args:
         attacks: The attacks.
         eps: Size of the l-infinity budget where the attacks have neither; None for no budget then.
         input_space: Range of the inputs.
+        first: Norm that comes first: l-infinity for values without attacks, l2 for attacks that minimise that norm.
 
     Example:
         >>> from lightning_robustness.attacks import CW, PGD
@@ -69,7 +73,7 @@ def common_budget(
 
     """
     budgets = [budget for attack in attacks if (budget := budget_of(attack, input_space)) is not None]
-    for norm in ("linf", "l2"):
+    for norm in ("linf", "l2") if first == "linf" else ("l2", "linf"):
         sizes = [budget.eps for budget in budgets if budget.norm == norm]
         if sizes:
             return Budget(norm, max(sizes))

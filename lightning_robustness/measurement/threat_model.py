@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_robustness.attacks import Cascade, budget_of
-from lightning_robustness.attacks.budget import budgets_of
+from lightning_robustness.attacks import Cascade, MinimumNormCW, budget_of
+from lightning_robustness.attacks.budget import budgets_of, is_minimum_norm
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.number_text import write_budget
 
@@ -21,12 +21,19 @@ class AttackFacts(NamedTuple):
         budgets: Largest perturbation by norm; empty for an attack without a budget.
         settings: Numbers of steps, restarts and queries, as text.
         queries: Forward passes that it took, on average over the samples; None if it was not counted.
+        l2_budget: Largest l2 size at which its success counts, where it looks for the smallest perturbation.
 
     """
 
     budgets: dict[str, float]
     settings: str
     queries: float | None = None
+    l2_budget: float | None = None
+
+    @property
+    def limit(self) -> str:
+        """Sizes at which success counts, for an attack without a budget."""
+        return "no budget" if self.l2_budget is None else f"l2 <= {write_budget(self.l2_budget)}"
 
 
 @dataclass(frozen=True)
@@ -56,20 +63,35 @@ class ThreatModel:
         samples: int,
         is_image: bool = False,
         queries: Mapping[str, float] | None = None,
+        l2_budget: float | None = None,
     ) -> Self:
         """Describe attacks on inputs.
 
+        Args:
+            attacks: The attacks by name.
+            input_space: Range of the inputs.
+            samples: Number of attacked samples.
+            is_image: Whether the inputs are images.
+            queries: Average number of forward passes by attack, where they were counted.
+            l2_budget: Largest l2 size at which success of an attack that looks for the smallest perturbation counts.
+
         Example:
-            >>> from lightning_robustness.attacks import CW, PGD
+            >>> from lightning_robustness.attacks import MinimumNormCW, PGD
             >>> from lightning_robustness.measurement.threat_model import ThreatModel
             >>> from lightning_robustness.utilities.input_space import InputSpace
-            >>> threat = ThreatModel.of({"pgd": PGD(eps=8 / 255), "cw": CW()}, InputSpace(), samples=512)
+            >>> attacks = {"pgd": PGD(eps=8 / 255), "cw": MinimumNormCW(initial_steps=16, steps=2)}
+            >>> threat = ThreatModel.of(attacks, InputSpace(), samples=512, l2_budget=0.2)
             >>> threat.budget, threat.describe()["attacks"]
-            ('8/255', 'pgd (10 steps), cw (50 steps, no budget)')
+            ('8/255', 'pgd (10 steps), cw (C&W from a DDN start, 16 + 2 steps, l2 <= 0.2)')
 
         """
         facts = {
-            name: AttackFacts(_budgets(attack, input_space), _settings(attack), (queries or {}).get(name))
+            name: AttackFacts(
+                _budgets(attack, input_space),
+                _settings(attack),
+                (queries or {}).get(name),
+                l2_budget if is_minimum_norm(attack, input_space) else None,
+            )
             for name, attack in attacks.items()
         }
         return cls(facts, samples, input_space.low, input_space.high, is_image)
@@ -87,16 +109,21 @@ class ThreatModel:
     @property
     def budget(self) -> str:
         """Budgets of the attacks as text, empty if none of them has one."""
-        largest: dict[str, float] = {}
-        for facts in self.attacks.values():
-            for norm, eps in facts.budgets.items():
-                largest[norm] = max(eps, largest.get(norm, 0.0))
-        return " and ".join(write_budget(eps, norm) for norm, eps in largest.items())
+        return " and ".join(write_budget(eps, norm) for norm, eps in self._budgets.items())
 
     @property
     def has_pixels(self) -> bool:
         """Whether distances can be written in steps of 8-bit pixels: the inputs are images with values in [0, 1]."""
         return self.is_image and (self.low, self.high) == (0.0, 1.0)
+
+    @property
+    def _budgets(self) -> dict[str, float]:
+        """Largest budget by norm; where no attack has one of its own, that within which they count."""
+        facts, largest = self.attacks.values(), dict[str, float]()
+        for norm, eps in (pair for fact in facts for pair in fact.budgets.items()):
+            largest[norm] = max(eps, largest.get(norm, 0.0))
+        counted = [fact.l2_budget for fact in facts if fact.l2_budget is not None]
+        return largest or ({"l2": max(counted)} if counted else {})
 
     def describe(self, budget: str = "") -> dict[str, str]:
         """Describe it in a few lines, by name.
@@ -105,7 +132,7 @@ class ThreatModel:
             budget: Budgets as text, where they are not those of the attacks.
 
         """
-        norms = dict.fromkeys(_NORMS.get(norm, norm) for facts in self.attacks.values() for norm in facts.budgets)
+        norms = [_NORMS.get(norm, norm) for norm in self._budgets]
         bounds = f"values in [{_bound(self.low)}, {_bound(self.high)}]"
         return {
             "norm": " and ".join(norms) or "none",
@@ -141,13 +168,15 @@ def _settings(attack: Callable[..., Any]) -> str:
     steps, restarts = getattr(attack, "steps", None), getattr(attack, "num_restarts", 1)
     queries = getattr(attack, "num_queries", None)
     parts = [f"{steps} step{'s' if steps != 1 else ''}"] if isinstance(steps, int) else []
+    if isinstance(attack, MinimumNormCW):
+        parts = [f"C&W from a DDN start, {attack.initial_steps} + {steps} steps"]
     parts += [f"{restarts} restarts"] if isinstance(restarts, int) and restarts > 1 else []
     parts += [f"at most {queries} queries"] if isinstance(queries, int) else []
     return ", ".join(parts)
 
 
 def _parenthesis(facts: AttackFacts) -> str:
-    parts = [facts.settings, "" if facts.budgets else "no budget"]
+    parts = [facts.settings, "" if facts.budgets else facts.limit]
     counted = "" if "queries" in facts.settings else " queries"
     parts += [] if facts.queries is None else [f"{facts.queries:.0f}{counted} on average"]
     text = ", ".join(part for part in parts if part)

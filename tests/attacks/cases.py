@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from lightning_robustness.attacks import CW, DDN, PGD, Cascade, Square, get_attack
+from lightning_robustness.attacks import CW, DDN, PGD, Cascade, MinimumNormCW, Square, get_attack
 
 BUILT_IN = {
     "pgd": PGD(eps=0.1, steps=3),
     "pgd_l2": PGD(eps=1.0, steps=3, norm="l2", restarts=2),
     "mifgsm": get_attack("mifgsm", eps=0.1, steps=3),
-    "cw": CW(steps=5, lr=0.05, binary_search_steps=2, initial_steps=5),
+    "cw": CW(steps=5, lr=0.05, binary_search_steps=2),
+    "minimum_norm_cw": MinimumNormCW(steps=5, lr=0.05, binary_search_steps=2, initial_steps=5),
     "ddn": DDN(steps=5),
     "square": Square(eps=0.1, num_queries=5),
     "square_l2": Square(eps=1.0, num_queries=5, norm="l2"),

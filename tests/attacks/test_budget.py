@@ -3,7 +3,18 @@ from fractions import Fraction
 import pytest
 import torch
 
-from lightning_robustness.attacks import CW, PGD, Budget, Cascade, SirenAttack, Square, budget_of, get_attack, run
+from lightning_robustness.attacks import (
+    CW,
+    PGD,
+    Budget,
+    Cascade,
+    MinimumNormCW,
+    SirenAttack,
+    Square,
+    budget_of,
+    get_attack,
+    run,
+)
 from lightning_robustness.attacks.budget import budgets_of, check_budgets
 from lightning_robustness.utilities.input_space import InputSpace
 
@@ -24,6 +35,7 @@ def foreign(**attributes):
         (Square(eps=0.5, norm="l2"), Budget("l2", 0.5)),
         (SirenAttack(eps=0.2), Budget("linf", 0.2)),
         (CW(), None),
+        (MinimumNormCW(), None),
         (foreign(), None),
         (foreign(eps=0.1, norm="l2"), Budget("l2", 0.1)),
         (foreign(eps=1), Budget(None, 1)),

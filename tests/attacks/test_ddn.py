@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_robustness.attacks import CW, DDN, get_attack, run
+from lightning_robustness.attacks import DDN, MinimumNormCW, get_attack, run
 from lightning_robustness.utilities.input_space import InputSpace
 from lightning_robustness.utilities.sandbox import sandbox
 from tests.attacks.linear import closest_boundary, linear, random_linear
@@ -27,7 +27,7 @@ def test_breaks_all_samples_at_less_distance_than_foolbox(digits, request, netwo
         assert result.l2[broken].mean() <= 1.005 * (x_adv - x).flatten(1).norm(dim=1)[broken].mean()
 
 
-@pytest.mark.parametrize("attack", [DDN(), CW()])
+@pytest.mark.parametrize("attack", [DDN(), MinimumNormCW()])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_scale_of_the_logits_changes_nothing(digits, request, network, attack):
     network, x, y = request.getfixturevalue(network), digits[0][:100], digits[1][:100]

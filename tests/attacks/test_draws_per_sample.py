@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.attacks import CW, DDN, PGD, Cascade, SirenAttack, Square, get_attack, run
+from lightning_robustness.attacks import CW, DDN, PGD, Cascade, MinimumNormCW, SirenAttack, Square, get_attack, run
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.subject import Samples
 from lightning_robustness.utilities.input_space import InputSpace
@@ -19,7 +19,7 @@ ATTACKS = {
     "kl": PGD(eps=0.08, steps=3, start="gaussian", loss="kl", all_steps=True),
     "l2": PGD(eps=0.6, steps=3, norm="l2", restarts=2),
     "mifgsm": get_attack("mifgsm", eps=0.08, steps=3),
-    "cw": CW(steps=10, lr=0.05, binary_search_steps=2),
+    "cw": MinimumNormCW(steps=10, lr=0.05, binary_search_steps=2),
     "ddn": DDN(steps=10),
     "square": Square(eps=0.1, num_queries=80),
     "square_l2": Square(eps=0.8, num_queries=80, norm="l2"),

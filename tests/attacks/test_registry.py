@@ -8,6 +8,7 @@ from lightning_robustness.attacks import (
     CW,
     PGD,
     Cascade,
+    MinimumNormCW,
     SirenAttack,
     Square,
     TorchattacksAdapter,
@@ -26,7 +27,7 @@ STEPS = {
     "imagenet": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
     "fisher": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
 }
-KINDS = (CW, PGD, Cascade, SirenAttack, Square, TorchattacksAdapter)
+KINDS = (CW, PGD, MinimumNormCW, Cascade, SirenAttack, Square, TorchattacksAdapter)
 NAMES = (
     "fgsm",
     "rfgsm",
@@ -35,6 +36,7 @@ NAMES = (
     "pgd_l2",
     "mifgsm",
     "cw",
+    "minimum_norm_cw",
     "square",
     "siren",
     "strong_pgd",
@@ -83,6 +85,12 @@ def test_eps_and_options_override_the_preset():
         eps=0.1, alpha=0.01, steps=5, loss="margin"
     )
     assert get_attack("cw", eps=0.1, preset="mnist") == CW(steps=50, lr=0.01, c=1.0)
+
+
+@pytest.mark.parametrize("name", ["minimum_norm_cw", "ddn"])
+def test_presets_are_of_attacks_in_the_papers(name):
+    with pytest.raises(ValueError, match=f"no preset for '{name}'.*Leave it out"):
+        get_attack(name, preset="mnist")
 
 
 def test_worst_is_a_cascade():

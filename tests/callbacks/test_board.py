@@ -28,7 +28,7 @@ from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
 from tensorboard.summary.writer import event_file_writer
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_robustness.attacks import Budget, MaskingSign
+from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.callbacks import board as board_module
 from lightning_robustness.callbacks.board import Board
 from lightning_robustness.callbacks.figures import (
@@ -42,6 +42,7 @@ from lightning_robustness.measurement.attack_meter import Examples
 from lightning_robustness.measurement.attack_outcome import AttackOutcome
 from lightning_robustness.measurement.boundary_curve import BoundaryCurve
 from lightning_robustness.measurement.keys import logged_keys, tag
+from lightning_robustness.measurement.threat_model import AttackFacts
 from lightning_robustness.utilities.drawing import render
 from lightning_robustness.utilities.input_space import InputSpace
 
@@ -52,19 +53,24 @@ SIGN = MaskingSign("zero_gradients", "PGD finds none.", "It cannot move.", "Use 
 KEYS = [
     tag("", name).removeprefix("/")
     for name in (
-        *("acc", "adv_acc/pgd", "adv_acc/worst", "asr/pgd", "rdi", "rdi_intra", "rdi_embedding", "roby", "fsa", "fim"),
+        *("acc", "adv_acc/pgd", "adv_acc/cw", "adv_acc/worst", "asr/pgd", "asr/cw"),
+        *("rdi", "rdi_intra", "rdi_embedding", "roby", "fsa", "fim"),
         *("fim_inverse", "clever", "lipschitz", "distortion/pgd", "distortion/cw", "boundary", "boundary_acc"),
         *("seconds/features", "samples", "masking", "trust/rdi", "trust/fim", "trust/boundary_acc"),
-        *("adv_acc_low/pgd", "adv_acc_high/pgd", "adv_acc_low/worst", "adv_acc_high/worst"),
+        *(f"adv_acc_{end}/{name}" for end in ("low", "high") for name in ("pgd", "cw", "worst")),
     )
 ]
-BUDGETS = {"pgd": Budget("linf", 8 / 255), "cw": None}
+ATTACKS = {
+    "pgd": AttackFacts({"linf": 8 / 255}, "8 steps"),
+    "cw": AttackFacts({}, "C&W from a DDN start, 16 + 2 steps", l2_budget=0.2),
+}
 PARTS = ["features", "fim", "trust"]
 ATTACKED = {
     f"Accuracy under the {name} attack, 95 % interval": [f"adv_acc/{name}"]
     + [f"debug/adv_acc_{end}/{name}" for end in ("low", "high")]
-    for name in ("worst", "pgd")
+    for name in ("worst", "pgd", "cw")
 }
+SUCCESS = {"Success rate: pgd, cw": ["asr/cw", "asr/pgd"]}
 OTHERS = {
     "RDI": ["rdi"],
     "ROBY": ["roby"],
@@ -136,22 +142,22 @@ def matches(plugin, expression):
 
 
 def charts_of(prefix):
-    groups = {f"{prefix}: accuracy under attack": ATTACKED, f"{prefix}: other values": OTHERS}
+    groups = {"success of attacks": SUCCESS, "accuracy under attack": ATTACKED, "other values": OTHERS}
     return {
-        group: {title: [f"{prefix}/{key}" for key in keys] for title, keys in shown.items()}
+        f"{prefix}: {group}": {title: [f"{prefix}/{key}" for key in keys] for title, keys in shown.items()}
         for group, shown in groups.items()
     }
 
 
-def open_board(logger, prefix, step=0, budgets=BUDGETS, parts=PARTS):
-    Board([logger], prefix).open({}, budgets, step=step, parts=parts)
+def open_board(logger, prefix, step=0, attacks=ATTACKS, parts=PARTS):
+    Board([logger], prefix).open({}, attacks, step=step, parts=parts)
 
 
 def test_charts_find_their_values(logger):
     logger.log_metrics({f"{p}/{key}": 1.0 for p in ("robustness", "robustness2") for key in KEYS}, step=1)
     open_board(logger, "robustness")
     assert charts(logger) == charts_of("robustness")
-    assert [[*group] for group in charts(logger).values()] == [[*ATTACKED], [*OTHERS]]
+    assert [[*group] for group in charts(logger).values()] == [[*SUCCESS], [*ATTACKED], [*OTHERS]]
 
 
 def test_all_boards_of_a_run_get_their_charts(logger):
@@ -183,7 +189,7 @@ def test_prefix_of_the_logger(tmp_path, examples):
 
 def test_charts_of_parts_without_attacks(logger):
     logger.log_metrics({f"robustness/{key}": 1.0 for key in KEYS}, step=1)
-    open_board(logger, "robustness", budgets={}, parts=["clever"])
+    open_board(logger, "robustness", attacks={}, parts=["clever"])
     assert charts(logger) == {"robustness: other values": {"CLEVER": ["robustness/clever"]}}
 
 
@@ -192,8 +198,8 @@ def test_glossary(logger):
     ((step, text),) = texts(logger, "robustness/glossary/text_summary")
     lines = text.splitlines()
     assert step == 3
-    assert lines[0] == "- **attack pgd**: perturbations of at most 8/255 in linf"
-    assert lines[1] == "- **attack cw**: no perturbation budget: it looks for the smallest perturbation"
+    assert lines[0] == "- **attack pgd**: 8 steps, perturbations of at most 8/255 in linf"
+    assert lines[1] == "- **attack cw**: C&amp;W from a DDN start, 16 + 2 steps, l2 &lt;= 0.2"
     assert lines[2].startswith("- **clever**: mean CLEVER score: ")
     assert lines[2].endswith(" (higher is more robust)")
     names = [line.split("**")[1] for line in lines[3:]]
@@ -204,15 +210,15 @@ def test_glossary_has_every_key_that_is_logged(logger):
     open_board(logger, "robustness")
     ((_, text),) = texts(logger, "robustness/glossary/text_summary")
     assert "Kendall's tau-b of <key> with" in html.unescape(re.sub("<[^<>]+>", "", markdown_to_safe_html(text)))
-    shown = [html.unescape(line.split("**")[1]) for line in text.splitlines()][len(BUDGETS) :]
+    shown = [html.unescape(line.split("**")[1]) for line in text.splitlines()][len(ATTACKS) :]
     families = [re.compile(re.sub("<.+>", ".+", re.escape(name))) for name in shown]
-    logged = [tag("", name)[1:] for name in logged_keys(PARTS, list(BUDGETS))]
+    logged = [tag("", name)[1:] for name in logged_keys(PARTS, list(ATTACKS))]
     assert all(any(family.fullmatch(name) for family in families) for name in logged)
     assert all(any(family.fullmatch(name) for name in [*logged, "masking"]) for family in families)
 
 
 def test_settings(logger):
-    Board([logger], "robustness").open({"attacks": "pgd: PGD(eps=0.1)", "seed": "0"}, BUDGETS, step=3)
+    Board([logger], "robustness").open({"attacks": "pgd: PGD(eps=0.1)", "seed": "0"}, ATTACKS, step=3)
     expected = "- **attacks**: pgd: PGD(eps=0.1)\n- **seed**: 0"
     assert texts(logger, "robustness/settings/text_summary") == [(3, expected)]
 
@@ -314,7 +320,7 @@ def outcome(y, adv_preds):
 
 def test_classes(logger):
     board = Board([logger], "robustness", class_names=["cat", "dog", "frog", "owl"])
-    board.open({}, {"cw": None, "fgsm": Budget("linf", 0.1)}, step=0)
+    board.open({}, {"cw": AttackFacts({}, ""), "fgsm": AttackFacts({"linf": 0.1}, "")}, step=0)
     found = {"cw": outcome([0], [1]), "fgsm": outcome([0, 0, 1, 1, 3], [0, 1, 1, 1, 0])}
     board.show(4, **NOTHING | {"epoch": 2, "outcomes": found})
     rates = torch.tensor([0.5, 1.0, torch.nan, 0.0])
@@ -324,7 +330,7 @@ def test_classes(logger):
 
 def test_too_many_classes(logger):
     board = Board([logger], "robustness")
-    board.open({}, BUDGETS, step=0)
+    board.open({}, ATTACKS, step=0)
     board.show(4, **NOTHING | {"outcomes": {"pgd": outcome([3, 100], [3, 3])}})
     assert read(logger).Tags()["images"] == []
 
@@ -445,7 +451,7 @@ def test_nothing_to_embed(logger):
 
 def show_all(loggers, examples):
     board = Board(loggers, "robustness")
-    board.open({"seed": "0"}, BUDGETS, step=0)
+    board.open({"seed": "0"}, ATTACKS, step=0)
     full = {"histograms": {"lambda_log10": torch.ones(3)}, "examples": {"pgd": examples}}
     board.show(4, **NOTHING | full | {"signs": [SIGN]})
     board.show_run([{"epoch": 0, "step": 4, "acc": 0.5}], 4)

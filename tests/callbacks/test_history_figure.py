@@ -42,12 +42,12 @@ def test_points_that_are_there_are_joined():
     assert curves(fisher) == {"Fisher information": [(0, 100.0), (1, 10.0), (3, 1.0)]}
 
 
-def test_an_attack_that_goes_beyond_the_budget_of_the_worst_case_is_left_out():
+def test_an_attack_that_breaks_more_than_the_worst_case_is_drawn():
     history = [
         {"epoch": 0, "step": 9, "acc": 0.9, "adv_acc/pgd": 0.5, "adv_acc/cw": 0.0, "adv_acc/worst": 0.4},
         {"epoch": 1, "step": 19, "acc": 0.9, "adv_acc/pgd": 0.6, "adv_acc/cw": 0.6, "adv_acc/worst": 0.6},
     ]
-    assert [*curves(history_figure(history, "robustness").axes[0])] == ["clean", "pgd", "worst"]
+    assert [*curves(history_figure(history, "robustness").axes[0])] == ["clean", "pgd", "cw", "worst"]
 
 
 def test_robust_accuracy_to_first_order_is_among_the_accuracies():

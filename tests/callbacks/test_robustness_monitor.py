@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
-from lightning_robustness.attacks import CW, PGD, Square, run
+from lightning_robustness.attacks import PGD, MinimumNormCW, Square, run
 from lightning_robustness.functional import (
     boundary_distance,
     clever_score,
@@ -115,6 +115,10 @@ def by_hand(module, x, y, attacks, batch_size, seed=0):
         within = distances["linf"] <= 0.1 + 1e-5 if name == "cw" else True
         broken[name] = np.where(flipped & within, distances["l2"], np.inf)
         values |= rates(name, flipped, clean, distances["l2"])
+        if name == "cw":  # it counts within an l2 budget, at any distance for the distortion
+            size = max(0.1, 0.1 * np.sqrt(x[0].numel()) / 4)
+            counted = rates(name, flipped & (distances["l2"] <= size), clean, distances["l2"])
+            values |= {key: counted[key] for key in ("asr/cw", "adv_acc/cw")} | {"l2_budget": size}
     closest = np.min(list(broken.values()), axis=0)
     return values | rates("worst", np.isfinite(closest), clean, closest)
 
@@ -125,7 +129,11 @@ def rates(name, flipped, clean, distances):
     return {**values, **({f"distortion/{name}": middle} if np.isfinite(middle) else {})}
 
 
-ATTACKS = {"pgd": PGD(eps=0.1), "cw": CW(steps=20), "square": Square(eps=0.1, num_queries=50)}
+ATTACKS = {
+    "pgd": PGD(eps=0.1),
+    "cw": MinimumNormCW(steps=20, initial_steps=20),
+    "square": Square(eps=0.1, num_queries=50),
+}
 
 
 def test_logged_values_are_those_computed_by_hand(tmp_path):
@@ -135,7 +143,7 @@ def test_logged_values_are_those_computed_by_hand(tmp_path):
     x, y = val_loader().dataset.tensors
     expected = by_hand(module, x, y, ATTACKS, batch_size=40)
     values = logged(trainer)
-    assert values.keys() == FEATURES | FISHER | ALWAYS | attack_keys(*ATTACKS)
+    assert values.keys() == FEATURES | FISHER | ALWAYS | attack_keys(*ATTACKS) | {"l2_budget"}
     for key, value in values.items():
         if key in expected:
             assert value == pytest.approx(float(expected[key]), rel=2e-5), key
@@ -143,6 +151,7 @@ def test_logged_values_are_those_computed_by_hand(tmp_path):
     assert all(values[key] > 0 for key in values if key.startswith("seconds/") and key != "seconds/figures")
     assert monitor.history[-1].keys() - {"epoch", "step"} == values.keys()
     assert [entry["epoch"] for entry in monitor.history] == [0, 1]
+    assert "C&amp;W from a DDN start, 20 + 20 steps, l2 &lt;= 0.2" in monitor.to_html()
 
 
 def test_a_final_verdict(tmp_path):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from lightning_robustness.attacks import PGD, Square
+from lightning_robustness.attacks import PGD, MinimumNormCW, Square
 from lightning_robustness.evaluation import compare, evaluate, sweep
 
 # Odd, so that shares are uneven
@@ -44,7 +44,8 @@ def make_data(number=NUM_SAMPLES):
 
 
 def attacks():
-    return {"pgd": PGD(eps=EPS, steps=4), "square": Square(eps=EPS, num_queries=20)}
+    cw = MinimumNormCW(initial_steps=4, steps=2)
+    return {"pgd": PGD(eps=EPS, steps=4), "square": Square(eps=EPS, num_queries=20), "cw": cw}
 
 
 class Interleaved(IterableDataset):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import InputSpace, RobustnessMonitor
-from lightning_robustness.attacks import CW, PGD, Square, run
+from lightning_robustness.attacks import PGD, Square, run
 from lightning_robustness.evaluation import RobustnessReport, evaluate, sweep
 from lightning_robustness.functional import (
     boundary_distance,
@@ -426,13 +426,46 @@ def test_report_has_threat_model_classes_examples_and_provenance(loader, digits_
 
 
 def test_examples_are_those_of_the_first_attack_with_a_budget_that_succeeds(loader, digits_network):
-    attacks = {"cw": CW(steps=5), "weak": PGD(eps=1e-6), "pgd": PGD(eps=0.2), "square": Square(eps=0.2, num_queries=5)}
+    weak = PGD(eps=0.2, alpha=1e-9, start="clean")
+    attacks = {"cw": "cw", "weak": weak, "pgd": PGD(eps=0.2), "square": Square(eps=0.2, num_queries=5)}
     options = {"samples": 50, "fim_samples": 0, "progress": False}
     report = evaluate(digits_network, loader, attacks, **options)
     assert {example.attack for example in report.adversarial_examples} == {"pgd"}
     without_budget = {name: attacks[name] for name in ("weak", "cw")}
     report = evaluate(digits_network, loader, without_budget, **options)
     assert {example.attack for example in report.adversarial_examples} == {"cw"}
+
+
+def test_minimum_norm_attacks_count_within_an_l2_budget(loader, digits_network):
+    """Everywhere in the report: rates, verdict, examples, per-sample columns and classes."""
+    options = {"samples": 100, "fim_samples": 0, "per_sample": True, "progress": False}
+    report = evaluate(digits_network, loader, ["cw"], eps=0.15, **options)
+    found = evaluate(digits_network, loader, ["cw"], eps=None, **options)
+    columns, own = found.per_sample, report.per_sample
+    y, preds, l2 = (np.array(columns[name]) for name in ("y", "preds", "l2/cw"))
+    broken = (preds == y) & (np.array(columns["adv_preds/cw"]) != y)
+    counted = broken & (l2 <= 0.3)  # 8 * 0.15 / 4
+    assert 0 < counted.sum() < broken.sum()
+    assert own["l2/cw"] == columns["l2/cw"]
+    assert own["adv_preds/cw"] == np.where(counted, columns["adv_preds/cw"], preds).tolist()
+    assert report.metrics["asr/cw"] == report.rates["cw"]["asr"] == pytest.approx(counted.sum() / (preds == y).sum())
+    assert report.rates["cw"]["asr_low"] < report.rates["cw"]["asr"] < report.rates["cw"]["asr_high"]
+    assert report.metrics["adv_acc/worst"] == pytest.approx(((preds == y) & ~counted).mean())
+    assert report.metrics["distortion/cw"] == found.metrics["distortion/cw"]
+    assert sum(entry.robust * entry.samples for entry in report.classes) == pytest.approx(
+        ((preds == y) & ~counted).sum()
+    )
+    assert [example.label for example in report.adversarial_examples] == y[counted][:8].tolist()
+    assert report.facts["attacks"].startswith("cw (C&W from a DDN start, 16 + 2 steps, l2 <= 0.3, ")
+    assert "at 0.3 in l2" in report.verdict
+    assert "l2_budget" not in found.metrics
+    assert "no budget" in found.facts["attacks"]
+
+
+def test_the_l2_budget_of_attacks_comes_first(loader, digits_network):
+    attacks = {"pgd": PGD(eps=0.1), "l2": PGD(eps=0.5, norm="l2"), "cw": "cw"}
+    report = evaluate(digits_network, loader, attacks, samples=20, fim_samples=0, progress=False)
+    assert report.metrics["l2_budget"] == 0.5
 
 
 def test_interrupted_attack_is_no_part_of_the_threat_model(loader, digits_network):

@@ -88,11 +88,11 @@ def test_scatter_fits_a_line():
 @pytest.mark.parametrize("accuracy", [0.0, 0.5, 1.0])
 def test_accuracies_have_intervals(accuracy):
     share = Share(accuracy, max(accuracy - 0.1, 0), min(accuracy + 0.2, 1), 50)
-    (axis,) = figures.accuracies({"pgd": share, "cw": share}, unbounded=["cw"], budget="8/255").axes
+    (axis,) = figures.accuracies({"pgd": share, "cw": share}, unbounded={"cw": "l2 <= 0.2"}, budget="8/255").axes
     assert axis.lines[0].get_xdata().tolist() == [share.low, share.high]
     assert axis.lines[1].get_xdata().tolist() == [accuracy]
     assert axis.texts[0].get_text() == f"{100 * accuracy:.1f} %"
-    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["pgd", "cw, no budget"]
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["pgd", "cw, l2 <= 0.2"]
     assert axis.get_xlabel() == "accuracy, attacks at 8/255, 95 % intervals"
 
 

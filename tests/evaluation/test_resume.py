@@ -95,6 +95,14 @@ def changed_data(**changes):
     return TensorDataset(x, y % 4)
 
 
+def test_the_budget_that_c_and_w_counts_within_has_to_be_the_same(tmp_path):
+    options = {"attacks": ["cw"], "fim_samples": 0}
+    expected = evaluate_some(tmp_path, eps=EPS, **options)
+    with pytest.raises(ValueError, match=r"minimum-norm attacks: .*there, .*eps=0\.5.* here"):
+        evaluate_some(tmp_path, eps=0.5, **options)
+    assert without_times(evaluate_some(tmp_path, eps=EPS, **options)) == without_times(expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -10,15 +10,17 @@ from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, Rob
 from tests.examples.conftest import EXAMPLES
 from tests.references import rdi, roby
 
-COLUMNS = ["acc", "rdi", "roby", "fim", "adv_acc/pgd", "adv_acc/square", "adv_acc/worst", "distortion/cw"]
+ATTACKED = ["adv_acc/pgd", "adv_acc/square", "adv_acc/cw", "adv_acc/worst", "distortion/cw"]
+COLUMNS = ["acc", "rdi", "roby", "fim", *ATTACKED]
 
 
 def test_quickstart_prints_the_values_that_it_logs(run_example, logged, tmp_path):
     names, output = run_example("quickstart.py", "--epochs", "2")
-    table = [line.split() for line in output.splitlines() if re.fullmatch(r" +\d+(  +[\d.-]+){8}", line)]
+    table = [line.split() for line in output.splitlines() if re.fullmatch(r" +\d+(  +[\d.-]+){9}", line)]
     assert [row[0] for row in table] == ["0", "1"]
     for column, key in enumerate(COLUMNS, start=1):
         assert [row[column] for row in table] == [f"{value:.3f}" for value in logged(f"robustness/{key}").values()]
+    assert all(0 < value < 1 for value in logged("robustness/asr/cw").values())
     assert "tensorboard --logdir" in output.splitlines()[-1]
 
     picture = imread(tmp_path / "robustness.png")[..., :3]

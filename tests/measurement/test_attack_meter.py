@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_robustness.attacks import CW, PGD, Attack, Cascade, Square, get_attack, run
+from lightning_robustness.attacks import CW, PGD, Attack, Budget, Cascade, MinimumNormCW, Square, get_attack, run
 from lightning_robustness.attacks.attack import Perturbation
 from lightning_robustness.measurement.attack_meter import AttackMeter
 from lightning_robustness.measurement.attack_names import name_attacks
@@ -85,7 +85,7 @@ def test_rates_are_those_of_run(digits, digits_network, dtype, batch_size):
 def test_an_attack_without_a_budget_breaks_more_than_the_worst_case(digits, digits_network):
     """The numbers that made it necessary to look at distances."""
     x, y = digits[0][1200:1250], digits[1][1200:1250]
-    attacks = {"pgd": PGD(eps=0.03), "cw": CW(steps=30, lr=0.05)}
+    attacks = {"pgd": PGD(eps=0.03), "cw": MinimumNormCW(steps=30, lr=0.05)}
     values = attack_all(AttackMeter(attacks, InputSpace()), digits_network, x, y, attacks, batch_size=50)
     assert values["asr/cw"] > 0.9
     assert values["asr/pgd"] <= values["asr/worst"] < 0.5
@@ -182,6 +182,59 @@ def test_attacks_without_a_budget_count_within_that_of_others(budgets, expected)
     assert values["adv_acc/worst"] == pytest.approx(1 - len(expected) / 3)
     distances = [math.hypot(shift, shift) for shift in expected]
     assert values.get("distortion/worst") == (pytest.approx(distances[1]) if len(expected) > 1 else None)
+
+
+@pytest.mark.parametrize(
+    ("budget", "num_coordinates", "size"),
+    [
+        (Budget("l2", 0.4), 2, 0.4),
+        (Budget("l2", 0.4), 400, 0.4),
+        (Budget("linf", 0.4), 2, 0.4),  # the square root of 2 is below 4
+        (Budget("linf", 0.1), 256, 0.4),
+        (None, 2, None),
+    ],
+)
+def test_minimum_norm_attacks_count_within_an_l2_budget(budget, num_coordinates, size):
+    """Beyond it, a sample counts as robust; the distortion is that of what was found."""
+    attacks = {"free": Planned([0.375, 0.5, 0.625, 0.0], norm="l2")}
+    x, y = torch.zeros(4, num_coordinates), torch.zeros(4, dtype=torch.long)
+    x[:, :2] = line_inputs(4)
+    meter = AttackMeter(attacks, InputSpace(), budget)
+    values = attack_all(meter, Line(), x, y, attacks, batch_size=3)
+    number = 3 if size is None else 1
+    assert values["asr/free"] == values["asr/worst"] == pytest.approx(number / 4)
+    assert values["adv_acc/free"] == values["adv_acc/worst"] == pytest.approx(1 - number / 4)
+    assert values["distortion/free"] == 0.5
+    assert values.get("l2_budget") == (size if size is None else pytest.approx(size))
+    assert meter.outcomes["free"].success.tolist() == [True, size is None, size is None, False]
+    assert meter.outcomes["free"].adv_preds.tolist() == [1, int(size is None), int(size is None), 0]
+    assert meter.worst.adv_preds.tolist() == meter.outcomes["free"].adv_preds.tolist()
+    assert len(meter.examples["free"].y) == number
+
+
+def test_the_worst_case_counts_minimum_norm_attacks_within_the_budget_of_others():
+    """The ball of the l2 budget and that of the others overlap: each value counts within its own."""
+    attacks = {"free": Planned([0.3, 0.375, 0.5], norm="l2"), "bounded": Planned([0.0, 0.0, 0.0], 0.4, "linf")}
+    x, y = line_inputs(3), torch.zeros(3, dtype=torch.long)
+    meter = AttackMeter(attacks, InputSpace(), Budget("l2", 0.31))
+    values = attack_all(meter, Line(), x, y, attacks, batch_size=3)
+    assert values["asr/free"] == pytest.approx(1 / 3)
+    assert values["asr/worst"] == pytest.approx(2 / 3)
+    assert values["distortion/free"] == values["distortion/worst"] == 0.375
+    assert values["masking"] == 0
+
+
+@pytest.mark.parametrize("name", ["torchattacks:CW", "torchattacks:DeepFool", "ddn", "cw"])
+def test_which_attacks_minimise_the_l2_norm(digits, digits_network, name):
+    x, y = digits[0][1200:1230], digits[1][1200:1230]
+    attacks = name_attacks([name], eps=0.1)
+    meter = AttackMeter(attacks, InputSpace(), Budget("linf", 0.1))
+    values = attack_all(meter, digits_network, x, y, attacks, batch_size=30)
+    ((key, attack),) = attacks.items()
+    result = by_hand(digits_network, attack, x, y, 30, InputSpace(), 0)
+    counted = result["success"] & (result["l2"] <= 0.2)  # 8 * 0.1 / 4
+    assert values["l2_budget"] == pytest.approx(0.2)
+    assert values[f"asr/{key}"] == pytest.approx(counted.sum() / (result["preds"] == y.numpy()).sum())
 
 
 def test_attacks_with_a_budget_count_beside_smaller_ones():
@@ -342,7 +395,7 @@ ATTACKS = {"bim": get_attack("bim", eps=0.06), "cw": CW(steps=10, lr=0.05), "min
 
 
 def measure_attacks_of_share(rank, sizes, model, x, y):
-    meter = AttackMeter(ATTACKS, InputSpace())
+    meter = AttackMeter(ATTACKS, InputSpace(), Budget("linf", 0.06))
     x, y = x.split(sizes)[rank], y.split(sizes)[rank]
     values = attack_all(meter, model, x if len(x) else torch.zeros(0, 0), y, ATTACKS, batch_size=8)
     results = {name: (result.adv_preds, result.l2, result.zero_gradients) for name, result in meter.outcomes.items()}

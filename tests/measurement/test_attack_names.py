@@ -2,7 +2,7 @@ import pytest
 import torchattacks
 from torch import nn
 
-from lightning_robustness.attacks import CW, PGD, Square, TorchattacksAdapter, get_attack
+from lightning_robustness.attacks import CW, PGD, MinimumNormCW, Square, TorchattacksAdapter, get_attack
 from lightning_robustness.measurement.attack_names import DEFAULT_ATTACKS, name_attacks, name_final_attack
 
 
@@ -20,14 +20,14 @@ def test_attacks_by_name():
     assert attacks == {
         "pgd": get_attack("strong_pgd", eps=0.1),
         "fgsm": get_attack("fgsm", eps=0.1),
-        "cw": CW(initial_steps=16, steps=2),
+        "cw": MinimumNormCW(initial_steps=16, steps=2),
         "square": Square(eps=0.1, num_queries=100),
         "pgd_l2": PGD(eps=1.0, norm="l2"),
         "deepfool": TorchattacksAdapter(attack="DeepFool"),
     }
     defaults = {"pgd": get_attack("strong_pgd"), "square": Square(num_queries=100)}
     assert name_attacks(["pgd", "square"]) == defaults
-    assert name_attacks(DEFAULT_ATTACKS) == {**defaults, "cw": CW(initial_steps=16, steps=2)}
+    assert name_attacks(DEFAULT_ATTACKS) == {**defaults, "cw": MinimumNormCW(initial_steps=16, steps=2)}
     assert name_attacks([]) == {}
 
 

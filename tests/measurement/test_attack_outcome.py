@@ -1,10 +1,12 @@
+import math
+
 import torch
 
 from lightning_robustness.attacks import PGD, run
 from lightning_robustness.measurement.attack_outcome import AttackOutcome, worst_case
 
 
-def outcome(adv_preds, l2, linf=None):
+def outcome(adv_preds, l2, linf=None, l2_budget=math.inf):
     """Samples of class 0 that are right before the attack."""
     adv_preds, l2 = torch.tensor(adv_preds), torch.tensor(l2)
     zeros, yes = torch.zeros_like(adv_preds), torch.ones_like(adv_preds, dtype=torch.bool)
@@ -15,6 +17,7 @@ def outcome(adv_preds, l2, linf=None):
         eligible=yes,
         success=adv_preds != 0,
         l2=l2,
+        l2_budget=torch.full_like(l2, l2_budget),
         linf=l2 if linf is None else torch.tensor(linf),
         queries=zeros,
         tells_gradients=yes,
@@ -46,6 +49,19 @@ def test_the_worst_case_is_the_closest_success():
     worst = worst_case({"near": near, "far": far}, {"near": [("linf", 0.5)], "far": [("linf", 0.5)]})
     assert worst.adv_preds.tolist() == [2, 0, 1, 2]
     torch.testing.assert_close(worst.l2, torch.tensor([0.1, 0.1, 0.5, 0.3]))
+
+
+def test_success_counts_within_the_l2_budget():
+    found = outcome([1, 2, 1, 0], [0.25, 0.3, 0.5, 0.0], l2_budget=0.3)
+    counted = found.counted()
+    assert counted.success.tolist() == [True, True, False, False]
+    assert counted.adv_preds.tolist() == [1, 2, 0, 0]
+    assert torch.equal(counted.l2, found.l2)
+    # Beside attacks with a budget, theirs counts; without any, the l2 budget
+    failed, budgets = outcome([0] * 4, [0.1] * 4), {"failed": [("linf", 0.5)], "found": [None]}
+    worst = worst_case({"failed": failed, "found": found}, budgets)
+    assert worst.success.tolist() == worst.counted().success.tolist() == [True, True, True, False]
+    assert worst_case({"found": found}, {"found": [None]}).success.tolist() == [True, True, False, False]
 
 
 def test_attacks_without_a_budget_count_within_that_of_others():

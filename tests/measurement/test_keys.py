@@ -143,13 +143,13 @@ def test_one_entry_is_enough_for_a_new_value(monkeypatch):
 
 def interval_chart(name):
     names = [f"adv_acc/{name}", f"adv_acc_low/{name}", f"adv_acc_high/{name}"]
-    return Chart(f"Accuracy under the {name} attack, 95 % interval", names, has_interval=True)
+    return Chart(f"Accuracy under the {name} attack, 95 % interval", names, True, "accuracy under attack")
 
 
 def test_charts_have_the_values_of_their_parts():
     assert charts(["features", "fim", "trust"], ["cw", "pgd", "square"], unbounded=["cw"]) == [
-        interval_chart("worst"),
-        interval_chart("pgd"),
+        Chart("Success rate: cw, pgd, square", ["asr/cw", "asr/pgd", "asr/square"], group="success of attacks"),
+        *(interval_chart(name) for name in ("worst", "cw", "pgd", "square")),
         Chart("RDI", ["rdi"]),
         Chart("ROBY", ["roby"]),
         Chart("Clean accuracy", ["acc"]),
@@ -162,12 +162,14 @@ def test_charts_have_the_values_of_their_parts():
     assert charts(["clever"], []) == [Chart("CLEVER", ["clever"])]
 
 
-def test_one_attack_has_one_chart():
-    assert charts([], ["pgd"]) == [interval_chart("worst")]
+def test_one_attack_has_one_accuracy():
+    success = Chart("Success rate: pgd", ["asr/pgd"], group="success of attacks")
+    assert charts([], ["pgd"]) == [success, interval_chart("worst")]
 
 
 DEBUG = (
     *("fim_geometric", "fim_inverse", "skipped", "samples", "samples_fim", "samples_clever", "samples_attacks"),
+    "l2_budget",
     *("seconds/pgd", "seconds/figures", "adv_acc_low/pgd", "adv_acc_high/worst", "seconds/<part>"),
 )
 

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from lightning_robustness.attacks import CW, PGD, Cascade, Square, get_attack
+from lightning_robustness.attacks import CW, PGD, Cascade, MinimumNormCW, Square, get_attack
 from lightning_robustness.measurement.threat_model import ThreatModel, is_image
 from lightning_robustness.utilities.input_space import InputSpace
 
@@ -22,6 +22,15 @@ def test_norm_budget_steps_and_queries():
         "samples": "512 attacked",
         "inputs": "images with values in [0, 1]",
     }
+
+
+def test_minimum_norm_attacks_count_within_an_l2_budget():
+    cw = MinimumNormCW(initial_steps=16, steps=2)
+    facts = describe({"pgd": PGD(eps=0.1), "cw": cw, "mine": lambda model, x, y: x}, l2_budget=0.2)
+    assert (facts["norm"], facts["budget"]) == ("l-infinity", "0.1")
+    assert facts["attacks"] == "pgd (10 steps), cw (C&W from a DDN start, 16 + 2 steps, l2 <= 0.2), mine (no budget)"
+    alone = describe({"cw": cw}, l2_budget=0.2)
+    assert (alone["norm"], alone["budget"]) == ("l2", "0.2 in l2")
 
 
 def test_several_norms():
@@ -58,7 +67,7 @@ def test_foreign_attacks_and_no_attacks():
 
 
 def test_json_and_back():
-    threat = ThreatModel.of({"pgd": PGD(), "cw": CW()}, InputSpace(-1.0, None), 5, True, {"pgd": 9.5})
+    threat = ThreatModel.of({"pgd": PGD(), "cw": CW()}, InputSpace(-1.0, None), 5, True, {"pgd": 9.5}, 0.2)
     assert ThreatModel.from_dict(json.loads(json.dumps(threat.to_dict()))) == threat
 
 
