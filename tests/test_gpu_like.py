@@ -10,7 +10,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import nn
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor, is_sandboxed
-from lightning_robustness.attacks import CW, DDN, PGD, Cascade, Square, masking_signs, run
+from lightning_robustness.attacks import DDN, PGD, Cascade, MinimumNormCW, Square, masking_signs, run
 from lightning_robustness.attacks.classifier import open_classifier
 from lightning_robustness.attacks.ddn import Goal, retreat, search
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
@@ -144,7 +144,7 @@ def test_a_random_network_has_a_sign(batch, digits_network, random):
     assert "random_outputs" in [sign.name for sign in masking_signs([result])]
 
 
-@pytest.mark.parametrize("attack", [DDN(steps=30), CW(steps=20, initial_steps=20)])
+@pytest.mark.parametrize("attack", [DDN(steps=30), MinimumNormCW(steps=20, initial_steps=20)])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_no_success_is_lost(batch, request, network, attack):
     network = request.getfixturevalue(network)

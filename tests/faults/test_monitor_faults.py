@@ -33,7 +33,7 @@ MISSING = {
     "last attack": keys_of("last"),
     "second batch": keys_of("last"),
     "pgd": keys_of("pgd") | {"samples_attacks"},
-    "cw": keys_of("cw") | {"samples_attacks"},
+    "cw": keys_of("cw") | {"samples_attacks", "l2_budget"},
     "square": keys_of("square") | {"samples_attacks"},
     "board": set(),
 }
