@@ -95,16 +95,12 @@ def evaluate_masked():
     """Padded batches of several lengths with masks; evaluate and sweep."""
     attacks, budgets = {"pgd": PGD(eps=0.1, steps=3, start="clean")}, [0.05, 0.1]
     options = {"per_sample": True, "progress": False, "batch_size": 2}
-    kinds = {"sweep_eps": budgets, "decision_space": "pca", **options}
+    kinds = {"sweep_budgets": budgets, "decision_space": "pca", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {
-            "evaluate": without_times(
-                evaluate(
-                    module, loader, attacks, sweep_budgets=budgets, decision_space="pca", per_sample=True, **options
-                )
-            ),
-            "sweep": without_times(sweep(module, loader, attacks, budgets, per_sample=True, **options)),
+            "evaluate": without_times(evaluate(Masked(), make_padded(), attacks, **kinds)),
+            "sweep": without_times(sweep(Masked(), make_padded(), attacks, budgets, **options)),
         }
 
 
