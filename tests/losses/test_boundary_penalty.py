@@ -36,7 +36,7 @@ def test_hinge_of_the_dense_jacobian(name, norm):
     assert [hinge == pytest.approx(0, abs=1e-12) for hinge in hinges] == (distances >= margin * (1 - 1e-12)).tolist()
     assert min(hinges) < max(hinges)
     for num_rivals, expected in ((4, hinges), (1, nearest)):
-        penalty = boundary_penalty(model, x, y, margin, norm, num_rivals=num_rivals)
+        penalty = boundary_penalty(model, x, y, margin=margin, norm=norm, num_rivals=num_rivals)
         assert penalty.item() == pytest.approx(sum(expected) / 9)
 
 
@@ -44,13 +44,13 @@ def test_hinge_of_the_dense_jacobian(name, norm):
 def test_gradients_by_differences(norm):
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     x, y = torch.randn(8, 5).double(), torch.arange(8) % 3
-    boundary_penalty(model, x, y, 1.0, norm, num_rivals=2).backward()
+    boundary_penalty(model, x, y, margin=1.0, norm=norm, num_rivals=2).backward()
     for weight in model.parameters():
         direction, step = torch.randn_like(weight), 1e-6
         values = []
         for sign in (1, -1):
             weight.data += sign * step * direction
-            values.append(boundary_penalty(model, x, y, 1.0, norm, num_rivals=2).item())
+            values.append(boundary_penalty(model, x, y, margin=1.0, norm=norm, num_rivals=2).item())
             weight.data -= sign * step * direction
         expected = (values[0] - values[1]) / (2 * step)
         assert (weight.grad * direction).sum().item() == pytest.approx(expected, rel=1e-4, abs=1e-7)
@@ -72,7 +72,7 @@ def test_zero_slopes_have_a_finite_gradient():
 def test_weights_before_a_normalisation_have_no_scale():
     """As in training itself: otherwise they would shrink, and running statistics never catch up."""
     model = normalised_network()
-    boundary_penalty(model, torch.randn(8, 5).double(), torch.arange(8) % 3, 1.0).backward()
+    boundary_penalty(model, torch.randn(8, 5).double(), torch.arange(8) % 3, margin=1.0).backward()
     weight = model[0].weight
     assert weight.grad.norm() > 1e-3
     assert (weight * weight.grad).sum().abs() < 1e-3 * weight.norm() * weight.grad.norm()
@@ -82,7 +82,7 @@ def test_margin_is_in_unnormalised_units():
     model, x, y = nn.Linear(5, 3).double(), torch.rand(8, 5).double(), torch.arange(8) % 3
     space = InputSpace(mean=0.25, std=0.5)
     values = [
-        boundary_penalty(model, space.normalize(x), y, margin, input_space=used)
+        boundary_penalty(model, space.normalize(x), y, margin=margin, input_space=used)
         for margin, used in ((0.1, space), (0.2, UNBOUNDED))
     ]
     torch.testing.assert_close(*values)
@@ -92,7 +92,7 @@ def test_only_gradients_are_left():
     model, x = trained_once(), torch.randn(6, 4)
     before = snapshot(model)
     with torch.autocast("cpu", torch.bfloat16):
-        penalty = boundary_penalty(model, x, torch.zeros(6, dtype=torch.long), 10.0)
+        penalty = boundary_penalty(model, x, torch.zeros(6, dtype=torch.long), margin=10.0)
     assert_same(before, snapshot(model))
     assert penalty.dtype == torch.float32
     model.zero_grad()
