@@ -313,7 +313,7 @@ def test_report_shows_what_was_saved(report, capsys):
         (["evaluate", *MODEL, *DATA, "--forward_fn", "math:pi"], "`forward_fn` to be the path of a function"),
         (["sweep", *MODEL, *DATA, "--attack_samples", "0"], "`attack_samples`"),
         (["sweep", *MODEL, *DATA, "--budgets", "0.2", "0.1"], "`budgets` to hold positive, increasing"),
-        (["compare", "--models", f"a={HERE}:Net@net.pt", *DATA, "--prior", "{acc: 2}"], "prior weights"),
+        (["compare", "--models", f"a={HERE}:Net@net.pt", *DATA, "--prior", "{acc: 2}"], "weights in `prior`"),
         (["compare", "--models", "net.pt"], "name=package.module:Class@checkpoint or name=report.json"),
         (["compare", "--models", *[f"a={HERE}:Net@net.pt"] * 2, *DATA], "but got 'a' twice"),
         # Files
