@@ -310,7 +310,7 @@ def test_bytes_that_the_module_scales_itself(tmp_path):
     assert values["adv_acc/fgsm"] < values["acc"]
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "mix", "ratio": 0.5}, {"loss": "trades"}])
+@pytest.mark.parametrize("options", [{}, {"combine": "mix", "ratio": 0.5}, {"loss": "trades"}])
 def test_adversarial_training_takes_the_mask_along(tmp_path, options):
     class Trained(Masked):
         def __init__(self):
@@ -332,7 +332,7 @@ def test_adversarial_training_takes_the_mask_along(tmp_path, options):
         by_hand = attack(lambda x, mask=batch["mask"]: expected.classify(x, mask), batch["x"], batch["labels"])
         changed = (seen != batch["x"]).flatten(1).any(dim=1)
         assert torch.equal(seen[changed], by_hand[changed])
-        assert changed.sum() == {0: 4, 1: 2}.get("mode" in options) * ("loss" not in options)
+        assert changed.sum() == {0: 4, 1: 2}.get("combine" in options) * ("loss" not in options)
 
 
 def test_attacks_that_drop_samples_cannot_take_a_mask_along():

@@ -162,14 +162,14 @@ def test_bisection_ends_where_a_check_of_the_whole_batch_confirms(batch, digits_
     # So much noise that the boundary of a batch of another size is another one
     with GpuLike(float32_noise=1e-3), open_classifier(digits_network, *batch) as (model, x, y):
         goal = Goal(model, targeted=False)
-        found = search(goal, x, y, 6, 0.35, torch.arange(len(x)))
+        found = search(goal, x, y, 6, 0.35)
         assert found.succeeded.all()
         is_missing = torch.arange(len(x)) < 40
         found = found._replace(
             x_adv=torch.where(is_missing.view(-1, 1, 1, 1), x, found.x_adv),
             distance=found.distance.masked_fill(is_missing, torch.inf),
         )
-        nearer = retreat(goal, x, y, found)
+        nearer = retreat(goal, x, y, found).x_adv
         assert torch.equal(nearer[:40], x[:40])
         assert (model(nearer)[40:].argmax(1) != y[40:]).all()
         assert (model(nearer[40:]).argmax(1) != y[40:]).float().mean() < 1  # or the noise would be too small to tell

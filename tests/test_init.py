@@ -31,7 +31,7 @@ def test_subpackages_are_attributes():
 def test_unknown_names():
     with pytest.raises(AttributeError, match="module 'lightning_robustness' has no attribute 'Monitor'"):
         lightning_robustness.Monitor  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'Monitor' from 'lightning_robustness'"):
+    with pytest.raises(ImportError, match="'Monitor'"):
         from lightning_robustness import Monitor  # noqa: F401
 
 

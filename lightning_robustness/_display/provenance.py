@@ -24,7 +24,7 @@ def describe_run(device: torch.device | str = "cpu") -> dict[str, str]:
 
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        # torch names its build, as in 2.6.0+cpu, which the version of its distribution may leave out
+        # torch names its build, as in 2.7.0+cpu, which the version of its distribution may leave out
         "versions": ", ".join(
             [f"lightning-robustness {__version__}", f"torch {torch.__version__}", *_versions(_LIBRARIES)]
         ),

@@ -145,17 +145,21 @@ class Square(Attack):
             # A query that changes nothing is wasted: the opposite signs do change something
             after = torch.where(is_same, model.clamp(pixels - self.eps * signs), after)
             return best.scatter(2, here, after).reshape(shape)
-        # Mass moves to a bump here, from another window and from what the budget has left
-        delta, there = best - image, _cells(window, shape, places[:, 2:4])
-        outside = torch.ones_like(image[:, :1]).scatter_(2, here[:, :1], 0.0).scatter_(2, there[:, :1], 0.0)
-        unused = (self.eps**2 - l2_norm(delta).square()).clamp(min=0.0) / shape[1]
-        inside = l2_norm(delta, 2).square() - l2_norm(delta * outside, 2).square()
-        before, bumps = delta.gather(2, here), _bumps(*window).to(image)
+        bumps = _bumps(*window).to(image)
         bump = torch.where(places[:, 4:].unsqueeze(2) < 0.5, bumps[0], bumps[1]) * signs
-        bump = bump + before / nonzero(l2_norm(before, 2))
-        delta.scatter_(2, there, 0.0)
-        delta.scatter_(2, here, bump / nonzero(l2_norm(bump, 2)) * (inside.clamp(min=0.0) + unused).sqrt())
+        delta = _move_mass(best - image, here, _cells(window, shape, places[:, 2:4]), bump, self.eps)
         return model.clamp(image + self.eps * delta / nonzero(l2_norm(delta))).reshape(shape)
+
+
+def _move_mass(delta: Tensor, target: Tensor, source: Tensor, bump: Tensor, eps: float) -> Tensor:
+    """Move what two windows hold, and what the budget has left, to a bump in the target: Algorithm 3 of the paper."""
+    outside = torch.ones_like(delta[:, :1]).scatter_(2, target[:, :1], 0.0).scatter_(2, source[:, :1], 0.0)
+    mass = l2_norm(delta, 2).square() - l2_norm(delta * outside, 2).square()  # of each channel
+    unused = (eps**2 - l2_norm(delta).square()).clamp(min=0.0) / delta.shape[1]
+    held = delta.gather(2, target)
+    bump = bump + held / nonzero(l2_norm(held, 2))
+    moved = bump / nonzero(l2_norm(bump, 2)) * (mass.clamp(min=0.0) + unused).sqrt()
+    return delta.scatter(2, source, 0.0).scatter_(2, target, moved)
 
 
 def _as_images(x: Tensor) -> Tensor:

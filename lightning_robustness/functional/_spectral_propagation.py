@@ -136,17 +136,20 @@ class Propagation(fx.Interpreter):
         step = None
         if isinstance(value, Tensor) and value.is_floating_point() and "out" not in kwargs:
             step = _meet(kind, branches, args, kwargs, value)
-            if step is None and len(branches) == 1 and nodes and self.env[nodes[0]] is branches[0].value:
+            is_layer_of_input = len(branches) == 1 and self.env[nodes[0]] is branches[0].value
+            if step is None and is_layer_of_input:
                 options = module or (_options(n.target, args, kwargs) if n.op == "call_function" else None)
                 step = _layer(kind, options, branches[0], value)
         step = step or _Step(None, NO_RULE, math.nan)
-        name = str(n.target) if module is not None else n.name
-        self.rows.append(SpectralRow(name, kind_name, step.norm, step.rule, _known(step.bound)))
-        if step.rule == NO_RULE:
-            self.missing.append(f"{name} ({kind_name})")
+        self._report(str(n.target) if module is not None else n.name, kind_name, step)
         if kind_name.endswith("_") or kwargs.get("inplace") or getattr(module, "inplace", False):
             self._overwrite(args[0] if args and isinstance(args[0], Tensor) else branches[0].value, step.bound)
         return step.bound
+
+    def _report(self, name: str, kind_name: str, step: _Step) -> None:
+        self.rows.append(SpectralRow(name, kind_name, step.norm, step.rule, _known(step.bound)))
+        if step.rule == NO_RULE:
+            self.missing.append(f"{name} ({kind_name})")
 
     def _kind(self, n: fx.Node) -> tuple[str, str]:
         if n.op == "call_module":

@@ -27,8 +27,9 @@ def test_device_is_named(monkeypatch):
     assert describe_run("mps")["machine"].endswith(", mps")
 
 
-def test_processor_without_proc(monkeypatch):
-    monkeypatch.setattr("pathlib.Path.read_text", lambda *_, **__: "")
+def test_processor_without_proc(monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").touch()
+    monkeypatch.setattr("lightning_robustness._display.provenance.Path", lambda _: tmp_path / "cpuinfo")
     monkeypatch.setattr(platform, "processor", lambda: "")
     assert describe_run()["machine"].endswith("unknown processor")
 

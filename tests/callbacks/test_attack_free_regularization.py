@@ -27,10 +27,10 @@ from tests.callbacks.test_adversarial_training import (
     shard_of_two,
 )
 
-OPTIONS = {"rdi": 0.5, "fisher": 0.1}
+OPTIONS = {"rdi_weight": 0.5, "fisher_weight": 0.1}
 WEIGHTS = [
-    *({}, {"rdi": 0.0}, {"fisher": 0.0}, {"num_products": None}),
-    *({"boundary": 0.5}, {"rdi": 0.0, "fisher": 0.0, "boundary": 2.0, "boundary_margin": 0.2, "boundary_rivals": 3}),
+    *({}, {"rdi_weight": 0.0}, {"fisher_weight": 0.0}, {"num_products": None}, {"boundary_weight": 0.5}),
+    {"rdi_weight": 0.0, "fisher_weight": 0.0, "boundary_weight": 2.0, "boundary_margin": 0.2, "boundary_rivals": 3},
 ]
 
 
@@ -42,7 +42,9 @@ def fit(path, *callbacks, module=Deterministic, data=None, **kwargs):
     return module, trainer
 
 
-def by_hand(rdi=0.5, fisher=0.1, num_products=1, boundary=0.0, boundary_margin=8 / 255, boundary_rivals=1):
+def by_hand(
+    rdi_weight=0.5, fisher_weight=0.1, num_products=1, boundary_weight=0.0, boundary_margin=8 / 255, boundary_rivals=1
+):
     """The same sum in the training step itself."""
 
     class InStep(Deterministic):
@@ -50,11 +52,11 @@ def by_hand(rdi=0.5, fisher=0.1, num_products=1, boundary=0.0, boundary_margin=8
             x, y = batch
             logits = self(x)
             loss = nn.functional.cross_entropy(logits, y)
-            loss = loss + rdi * rdi_loss(logits, y) if rdi else loss
+            loss = loss + rdi_weight * rdi_loss(logits, y) if rdi_weight else loss
             penalty = fisher_penalty(self, x, num_products=num_products)
-            loss = loss + fisher * penalty if fisher else loss
+            loss = loss + fisher_weight * penalty if fisher_weight else loss
             distance = boundary_penalty(self, x, y, margin=boundary_margin, num_rivals=boundary_rivals)
-            return loss + boundary * distance if boundary else loss
+            return loss + boundary_weight * distance if boundary_weight else loss
 
     return InStep
 
@@ -156,7 +158,7 @@ def test_values(tmp_path):
             self.train(False)
 
     space = InputSpace(high=2.0, std=2.0)
-    options = {"boundary": 1e-3, "boundary_margin": 0.5}
+    options = {"boundary_weight": 1e-3, "boundary_margin": 0.5}
     callback = AttackFreeRegularization(fisher_weight=1e-3, num_products=None, input_space=space, **options)
     module, trainer = fit(tmp_path, callback, module=Still, data=loader(144), max_epochs=1)
     expected = {"rdi_loss": 0.0, "fisher": 0.0, "boundary": 0.0}
@@ -248,7 +250,7 @@ def test_the_distance_to_the_boundary_gains_robust_accuracy(tmp_path, digits):
 
 
 def test_pickle():
-    assert pickle.loads(pickle.dumps(AttackFreeRegularization(rdi_weight=0.3))).settings.rdi == 0.3
+    assert pickle.loads(pickle.dumps(AttackFreeRegularization(rdi_weight=0.3))).settings.rdi_weight == 0.3
 
 
 def test_manual_optimization_is_refused(tmp_path):
@@ -258,7 +260,7 @@ def test_manual_optimization_is_refused(tmp_path):
         fit(tmp_path, AttackFreeRegularization(), module=Manual)
 
 
-@pytest.mark.parametrize("name", ["rdi", "fisher", "boundary"])
+@pytest.mark.parametrize("name", ["rdi_weight", "fisher_weight", "boundary_weight"])
 def test_bad_weights(name):
     with pytest.raises(ValueError, match=f"`{name}` to be a finite number of at least 0 but got -1"):
         AttackFreeRegularization(**{name: -1})
@@ -282,9 +284,11 @@ def test_no_labels(tmp_path):
             return self(batch).square().mean()
 
     data = DataLoader([digits_data(0, 32).tensors[0]], batch_size=None)
-    with pytest.raises(ValueError, match=r"batches with labels, for the RDI loss, but got none.*or `rdi=0`"):
+    with pytest.raises(ValueError, match=r"batches with labels, for the RDI loss, but got none.*or `rdi_weight=0`"):
         fit(tmp_path, AttackFreeRegularization(), module=Unsupervised, data=data)
-    with pytest.raises(ValueError, match=r"labels, for the distance to the boundary, but got none.*or `boundary=0`"):
+    with pytest.raises(
+        ValueError, match=r"labels, for the distance to the boundary, but got none.*or `boundary_weight=0`"
+    ):
         fit(tmp_path, AttackFreeRegularization(rdi_weight=0.0, boundary_weight=1.0), module=Unsupervised, data=data)
     _, trainer = fit(tmp_path, AttackFreeRegularization(rdi_weight=0.0), module=Unsupervised, data=data)
     assert trainer.callback_metrics["attack_free/fisher"] > 0

@@ -101,7 +101,7 @@ def trades(forward, clean, delta, y):
 
 @pytest.mark.parametrize(
     ("options", "compute_loss"),
-    [({}, cross_entropy), ({"mode": "concat"}, concatenated), ({"loss": "trades"}, trades)],
+    [({}, cross_entropy), ({"combine": "concat"}, concatenated), ({"loss": "trades"}, trades)],
     ids=["replace", "concat", "trades"],
 )
 def test_weights_are_those_of_a_loop_by_hand(tmp_path, options, compute_loss):

@@ -6,13 +6,12 @@ import warnings
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import evaluate, sweep
 from tests.evaluation.distributed_evaluation import without_times
 from tests.faults.monitor_runs import make_data, make_inputs, make_network
-from tests.test_any_batch import Data, Masked
 
 NOTHING = {"attacks": (), "fim_samples": 0, "batch_size": 4}
 ATTACK = {"pgd": PGD(eps=0.1, steps=3)}
@@ -67,31 +66,42 @@ def describe(part, action):
         return f"{type(error).__name__}: {error}"
 
 
+class Masked(nn.Module):
+    """Classifies the mean of the positions that are no padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = make_network()
+
+    def forward(self, x, mask):
+        return self.network((x * mask.unsqueeze(2)).sum(dim=1) / mask.sum(dim=1, keepdim=True))
+
+
+def make_padded():
+    """A loader of samples of one to five positions, two of them padded to a batch."""
+    samples = make_inputs(sum(1 + number % 5 for number in range(24))).split([1 + number % 5 for number in range(24)])
+    data = TensorDataset(torch.arange(24), make_data()[:][1])
+
+    def pad(rows):
+        x = [samples[number] for number, _ in rows]
+        mask = [torch.ones(len(sample), dtype=torch.float64) for sample in x]
+        padded = (nn.utils.rnn.pad_sequence(values, batch_first=True) for values in (x, mask))
+        return dict(zip(("x", "mask"), padded, strict=True), labels=torch.stack([y for _, y in rows]))
+
+    return DataLoader(data, batch_size=2, collate_fn=pad)
+
+
 def evaluate_masked():
     """Padded batches of several lengths with masks; evaluate and sweep."""
-    module, options = Masked(), {"progress": False, "batch_size": 2}
-    # One sample at a time, so that processes can share them
-    samples = [
-        {key: value[row] for key, value in batch.items()} for batch in Data(module).batches() for row in range(4)
-    ]
-    loader = DataLoader(samples, batch_size=2, collate_fn=pad)
     attacks, budgets = {"pgd": PGD(eps=0.1, steps=3, start="clean")}, [0.05, 0.1]
+    options = {"per_sample": True, "progress": False, "batch_size": 2}
+    kinds = {"sweep_budgets": budgets, "decision_space": "pca", **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {
-            "evaluate": without_times(
-                evaluate(
-                    module, loader, attacks, sweep_budgets=budgets, decision_space="pca", per_sample=True, **options
-                )
-            ),
-            "sweep": without_times(sweep(module, loader, attacks, budgets, per_sample=True, **options)),
+            "evaluate": without_times(evaluate(Masked(), make_padded(), attacks, **kinds)),
+            "sweep": without_times(sweep(Masked(), make_padded(), attacks, budgets, **options)),
         }
-
-
-def pad(samples):
-    batch = {key: [sample[key] for sample in samples] for key in samples[0]}
-    padded = {key: nn.utils.rnn.pad_sequence(batch.pop(key), batch_first=True) for key in ("x", "mask")}
-    return padded | {key: torch.stack(values) for key, values in batch.items()}
 
 
 def run_all(rank, folder):
