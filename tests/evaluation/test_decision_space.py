@@ -10,7 +10,7 @@ from lightning_robustness._measurement.measure import measure
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import Processes
 from lightning_robustness.attacks import PGD
-from lightning_robustness.evaluation.decision_space import DecisionSpace, DecisionSpaceMeter, project
+from lightning_robustness.evaluation.decision_space import DecisionSpaceMeter, project
 from tests._measurement.subjects import samples, subject
 
 
@@ -67,11 +67,6 @@ def test_tsne_keeps_neighbours_together():
     points = torch.tensor(space.clean)
     distances = torch.cdist(points, points) + 1e9 * torch.eye(20)
     assert (y[distances.argmin(dim=1)] == y).all()
-
-
-def test_dictionary_and_back():
-    space = DecisionSpace("PCA", "pgd", [0, 1], [[0.0, 1.0], [1.0, 0.0]], [[0.5, 0.5], [0.0, 0.0]])
-    assert DecisionSpace.from_dict(space.to_dict()) == space
 
 
 def test_scikit_learn_is_optional(monkeypatch):

@@ -177,7 +177,7 @@ def test_what_is_no_folder(tmp_path):
 
 
 def test_comparison_goes_on_with_the_model_that_failed(tmp_path, monkeypatch):
-    options = {"attacks": ["fgsm", "pgd"], "eps": [0.01, EPS], "fim_samples": 12, "attack_samples": 12}
+    options = {"attacks": ["fgsm", "pgd"], "budgets": [0.01, EPS], "fim_samples": 12, "attack_samples": 12}
     models, loader = {"a/1": make_network(), "a_1": Flaky(RuntimeError)}, DataLoader(make_data(), batch_size=8)
     expected = without_times(compare(models, loader, progress=False, **options))
     monkeypatch.setattr(Passes, "left", 20)

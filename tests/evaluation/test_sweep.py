@@ -77,7 +77,7 @@ def test_fgsm_is_that_of_every_budget(digits, robust_digits_network):
 def test_does_not_depend_on_the_batch_size(size):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).double(), torch.rand(40, 1, 8, 8, dtype=torch.float64)
-    loader, options = [(x, torch.arange(40) % 4)], {"attacks": ["fgsm", "mifgsm"], "eps": COARSE, "progress": False}
+    loader, options = [(x, torch.arange(40) % 4)], {"attacks": ["fgsm", "mifgsm"], "budgets": COARSE, "progress": False}
     whole, parts = sweep(model, loader, **options), sweep(model, loader, batch_size=size, **options)
     assert parts.worst == whole.worst
     for name, values in whole.values.items():
@@ -117,7 +117,7 @@ def test_normalisation_changes_nothing(digits, robust_digits_network):
     def forward(model, inputs):
         return model(space.unnormalize(inputs))
 
-    options = {"attacks": ["bim"], "eps": COARSE, "progress": False}
+    options = {"attacks": ["bim"], "budgets": COARSE, "progress": False}
     plain = sweep(robust_digits_network, [(x, y)], **options)
     seen = sweep(robust_digits_network, [(space.normalize(x), y)], input_space=space, forward_fn=forward, **options)
     torch.testing.assert_close(
@@ -171,7 +171,7 @@ def test_budgets_may_be_arrays(eps):
     assert json.loads(report.to_json())["eps"] == [0.125, 0.25]
 
 
-@pytest.mark.parametrize("name", ["samples", "batch_size"])
+@pytest.mark.parametrize("name", ["attack_samples", "batch_size"])
 def test_numbers_must_be_positive(name):
     with pytest.raises(ValueError, match=f"`{name}`.* 1 .* 0"):
         sweep(linear(), [], **{name: 0})
@@ -195,7 +195,7 @@ def test_settings_say_what_was_run():
 
 def test_samples_have_their_position_in_the_loader(digits, digits_network):
     x, y = digits[0][1200:1300], digits[1][1200:1300]
-    options = {"attacks": ["fgsm"], "eps": [0.1], "samples": 10, "progress": False}
+    options = {"attacks": ["fgsm"], "budgets": [0.1], "attack_samples": 10, "progress": False}
     report = sweep(digits_network, list(zip(x.split(30), y.split(30), strict=True)), per_sample=True, **options)
     assert len(set(report.index)) == 10
     adv_preds = run_attack(digits_network, get_attack("fgsm", eps=0.1), x, y).adv_preds
@@ -206,7 +206,7 @@ def test_samples_have_their_position_in_the_loader(digits, digits_network):
 
 @pytest.mark.parametrize("attack", ["cw", CW(), lambda model, x, y: x])
 def test_attacks_must_have_a_budget(attack):
-    with pytest.raises(ValueError, match="`budgets`"):
+    with pytest.raises(ValueError, match=r"`eps`.* Leave it out"):
         sweep(linear(), [(torch.rand(2, 2), torch.zeros(2, dtype=torch.long))], [attack])
 
 
@@ -251,7 +251,7 @@ def test_interruption_returns_what_is_finished(digits, digits_network):
                 raise KeyboardInterrupt
             return digits_network(inputs)
 
-    options = {"attacks": ["fgsm", "bim"], "eps": COARSE, "batch_size": 40, "progress": False}
+    options = {"attacks": ["fgsm", "bim"], "budgets": COARSE, "batch_size": 40, "progress": False}
     with pytest.warns(UserWarning, match="covers 80 of 96 samples"):
         report = sweep(Interrupted(), [(x, y)], **options)
     assert report.interrupted

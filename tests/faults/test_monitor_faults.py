@@ -132,8 +132,8 @@ def test_before_training_in_two_processes(together, name):
         return
     warned = [result for result in results if result["warnings"]]
     assert warned  # the board is that of the first process, and one of them may have no second batch
-    for result in warned:
-        check_warning(result, name, 0)
+    # One that learns of the other's error before its own has nothing to say until the next epoch
+    assert any(all(part.format(0) in result["warnings"][-1] for part in REASONS[name]) for result in warned)
     for result in results:
         check_epochs(result, name, {0, 1, 2})
         assert result["steps"] == 6

@@ -122,7 +122,7 @@ def test_models_are_sorted_by_robust_accuracy_at_a_budget():
     assert other.tables()[0].header[1] == "robust at 0.1"
     assert other.verdict.endswith("; interrupted, without d.")
     assert ComparisonReport.from_dict(other.to_dict()).budget == 0.1
-    with pytest.raises(ValueError, match=r"`budget`.* 0.1, 0.2, 0.3, .* 0.15"):
+    with pytest.raises(ValueError, match=r"`rank_budget`.* 0.1, 0.2, 0.3, .* 0.15"):
         compared(budget=0.15)
 
 
