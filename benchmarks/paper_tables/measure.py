@@ -76,7 +76,7 @@ class Measurement:
         """CLEVER, against the highest rivals of the predicted class."""
         x = self.x[: self.sizes["clever"]]
         rivals = self.network(x).topk(1 + self.sizes["clever_rivals"]).indices[:, 1:]
-        batches = {"num_batches": self.sizes["clever_batches"], "batch_size": self.sizes["clever_points"]}
+        batches = {"num_batches": self.sizes["clever_batches"], "points_per_batch": self.sizes["clever_points"]}
         scores = clever_score(self.network, x, CLEVER_RADIUS, targets=rivals, **batches)
         return {"clever": scores.amin(dim=1).mean().item()}
 

@@ -99,7 +99,7 @@ class AdversarialTraining(TrainingStepCallback):
     Example:
         >>> from lightning_robustness.callbacks import AdversarialTraining
         >>> AdversarialTraining(attack="pgd", eps=8 / 255, steps=7).attack
-        PGD(eps=0.03137254901960784, alpha=None, steps=7, norm='linf', start='uniform', restarts=1, momentum=0.0,
+        PGD(eps=0.03137254901960784, alpha=None, steps=7, norm='linf', start='uniform', restarts=None, momentum=0.0,
             loss='cross_entropy', schedule='constant', all_steps=True)
         >>> # Trainer(callbacks=[AdversarialTraining(attack="pgd", eps=8 / 255, steps=7)])
 

@@ -109,7 +109,7 @@ def roby(
         >>> roby(features, preds=torch.tensor([0, 0, 1, 1, 2, 2]))
         tensor(0.6667)
         >>> roby(features, preds=torch.tensor([0, 0, 1, 1, 2, 2]), return_components=True).fsd
-        tensor(0.2361)
+        tensor(0.3333)
 
     """
     check_flag("return_components", return_components)

@@ -82,11 +82,11 @@ def test_warm_start_takes_fewer_steps(digits, robust_digits_network):
 
 
 def test_budgets_may_be_of_any_kind_of_number():
-    assert read_budgets(torch.tensor([0.125, 0.25])) == [0.125, 0.25]
-    assert read_budgets([1, 2]) == [1.0, 2.0]
+    assert read_budgets("budgets", torch.tensor([0.125, 0.25])) == [0.125, 0.25]
+    assert read_budgets("budgets", [1, 2]) == [1.0, 2.0]
     for eps in (0.1, None, ["much"]):
-        with pytest.raises(TypeError, match="sequence of numbers but got"):
-            read_budgets(eps)
+        with pytest.raises(TypeError, match="`budgets`"):
+            read_budgets("budgets", eps)
 
 
 def test_attacks_have_the_budget_of_their_place():
@@ -98,9 +98,9 @@ def test_attacks_have_the_budget_of_their_place():
 @pytest.mark.parametrize(
     ("attacks", "eps", "message"),
     [
-        (["pgd"], [], "`eps` to hold positive, increasing budgets"),
-        (["pgd"], [0.2, 0.1], "`eps` to hold positive, increasing budgets"),
-        (["pgd"], [math.nan], "`eps` to hold positive, increasing budgets"),
+        (["pgd"], [], "`budgets` to hold positive, increasing"),
+        (["pgd"], [0.2, 0.1], "`budgets` to hold positive, increasing"),
+        (["pgd"], [math.nan], "`budgets` to hold positive, increasing"),
         ([], [0.1], "at least one attack"),
         ([CW()], [0.1], "whose budget can be set"),
         (["pgd"], [0.5, 300.0], "input_space"),
