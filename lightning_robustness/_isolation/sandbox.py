@@ -73,9 +73,27 @@ def sandbox(
     must not use the same modules or expect reproducible global random numbers. A computation in the sandbox must not
     wait for a thread that opens another sandbox, unless that thread runs in the same ``contextvars.Context``.
 
+    Args:
+        model: The module to use inside, or a callable. The modules of a bound method, in a ``functools.partial``, or
+            that a function refers to by name are found.
+        tensors: Inputs. The copies of them are detached, and support gradients even if the inputs were created in
+            inference mode.
+        seed: Non-negative seed of the random state inside.
+        index: Second non-negative part of the seed, for instance the index of a batch.
+        eval_mode: Whether to put submodules in eval mode. Otherwise they keep their mode, and changes to their buffers
+            are undone.
+        precise: Whether to compute in full float32 precision. Otherwise torch's settings, such as TF32, stay in force.
+
+    Yields:
+        The copies of the tensors.
+
+    Raises:
+        TypeError: If the model is not callable, or a flag is not a boolean.
+        ValueError: If ``seed`` or ``index`` is negative or not an integer.
+
     Example:
         >>> import torch
-        >>> from lightning_robustness._isolation.sandbox import sandbox
+        >>> from lightning_robustness import sandbox
         >>> model = torch.nn.Linear(2, 3)
         >>> with torch.inference_mode():
         ...     batch = torch.ones(4, 2)
@@ -123,8 +141,7 @@ def is_sandboxed() -> bool:
 
     Example:
         >>> import torch
-        >>> from lightning_robustness import is_sandboxed
-        >>> from lightning_robustness._isolation.sandbox import sandbox
+        >>> from lightning_robustness import is_sandboxed, sandbox
         >>> model, calls = torch.nn.Linear(2, 3), []
         >>> handle = model.register_forward_hook(lambda *_: None if is_sandboxed() else calls.append("training"))
         >>> output = model(torch.ones(4, 2))
