@@ -62,8 +62,7 @@ class RobustnessMonitor(Callback):
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep unless ``norm`` is ``"l2"``.
         norm: Norm of that budget, and of attacks that are given by name and know both: ``"linf"`` or ``"l2"``.
-        strength: How hard attacks that are given by name try: ``"fast"``, ``"strong"`` or ``"paper"``; see
-            :func:`~lightning_robustness.attacks.get_attack`.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
             passed, and at the end of training. A mapping has a number for each attack. By default the attack called
             ``pgd`` runs in every validation epoch, the others in every fifth.

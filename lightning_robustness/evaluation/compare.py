@@ -84,8 +84,7 @@ def compare(
         attacks: Attacks of the sweep.
         budgets: Budgets of the sweep, increasing, in un-normalised units.
         norm: Norm of the budgets of attacks that are given by name, ``"linf"`` or ``"l2"``.
-        strength: How hard attacks that are given by name try: ``"fast"``, ``"strong"`` or ``"paper"``; see
-            :func:`~lightning_robustness.attacks.get_attack`.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         rank_budget: The one of the budgets at which models are sorted by robust accuracy; by default the middle one.
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
         balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.

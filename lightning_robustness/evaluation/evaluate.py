@@ -87,8 +87,7 @@ def evaluate(
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep unless ``norm`` is ``"l2"``.
         norm: Norm of that budget, and of attacks that are given by name and know both: ``"linf"`` or ``"l2"``.
-        strength: How hard attacks that are given by name try: ``"fast"``, ``"strong"`` or ``"paper"``; see
-            :func:`~lightning_robustness.attacks.get_attack`. ``"fast"`` gives the monitor's numbers.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.

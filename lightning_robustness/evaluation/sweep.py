@@ -75,8 +75,7 @@ def sweep(
         dataloader: Batches with inputs and labels.
         attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
         budgets: Budgets in un-normalised units, increasing.
-        strength: How hard attacks that are given by name try: ``"fast"``, ``"strong"`` or ``"paper"``; see
-            :func:`~lightning_robustness.attacks.get_attack`.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         norm: Norm of the budgets of attacks that are given by name, ``"linf"`` or ``"l2"``.
         attack_samples: Number of samples, spread over the loader; None for all, which are then held in memory.
         input_space: Input range, and the normalisation the loader applies; by default [0, 1] and none.
