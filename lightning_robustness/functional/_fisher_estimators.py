@@ -80,6 +80,7 @@ class FisherComponents(NamedTuple):
     jacobian_norm: Tensor | None = None
     lipschitz: Tensor | None = None
     boundary: Tensor | None = None
+    nonfinite_gradients: Tensor | None = None
 
 
 def exact(jacobian: InputJacobian) -> FisherComponents:

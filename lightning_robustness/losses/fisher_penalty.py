@@ -94,4 +94,4 @@ def fisher_penalty(
         seed = int(torch.randint(2**31, ())) if is_random else 0
     with training_jacobian(model, x, input_space, seed) as jacobian:
         values = (_spectral if kind == "spectral" else _trace)(FisherOperator(jacobian), num_products)
-        return values.mean().to(at_least_float32(x.dtype))
+        return jacobian.mend(values.mean().to(at_least_float32(x.dtype)))
