@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor, is_sandboxed
 from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._numbers import decompose, exponents, read_clock
 from lightning_robustness.attacks import DDN, PGD, Cascade, MinimumNormCW, Square, masking_signs, run_attack
 from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.attacks.ddn import Goal, retreat, search
@@ -264,3 +265,45 @@ def test_adversarial_training_attacks_in_the_precision_of_training(tmp_path):
     assert (True, True) in passes
     assert (True, False) not in passes
     assert (False, False) in passes  # the accuracy that it reports
+
+
+# Where devices lack something
+
+
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_decomposition(size):
+    a = torch.randn(4, size, size)
+    matrices = a @ a.mT
+    matrices[1] = 0
+    matrices[2, 0, 0] = torch.nan
+    values, vectors = decompose(torch.linalg.eigh, matrices)
+    expected = torch.from_numpy(np.linalg.eigvalsh(matrices[[0, 1, 3]].double().numpy()))
+    assert torch.equal(decompose(torch.linalg.eigvalsh, matrices)[:, -1].isnan(), torch.arange(4) == 2)
+    torch.testing.assert_close(values[[0, 1, 3]].double(), expected, rtol=1e-4, atol=1e-3)
+    assert values[2].isnan().all()
+    assert vectors.isfinite().all()
+    assert values.dtype == vectors.dtype == torch.float32
+
+
+def test_small_matrices_are_decomposed_in_float64_on_the_cpu():
+    seen = []
+
+    def solver(matrix):
+        seen.append((matrix.device.type, matrix.dtype))
+        return torch.linalg.eigvalsh(matrix)
+
+    for size in (3, 200):
+        decompose(solver, torch.eye(size).expand(2, size, size))
+    assert seen == [("cpu", torch.float64), ("cpu", torch.float32)]
+
+
+def test_exponents_are_those_of_numpy():
+    values = torch.tensor([[0.0, 0.5, 1.0, 3.0, 1e-30]])
+    assert exponents(values).tolist() == np.frexp(values.numpy())[1].tolist()
+
+
+def test_the_clock_waits_for_the_device(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    assert read_clock(torch.device("cpu")) <= read_clock(torch.device("cuda", 0))
+    assert waited == [torch.device("cuda", 0)]
