@@ -20,7 +20,7 @@ from lightning_robustness.functional._jacobian import InputJacobian
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
 from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
-from tests.gpu_like import GpuLike, multiplies_in_tf32, to_tf32
+from tests.gpu_like import GpuLike, Synchronisations, multiplies_in_tf32, to_tf32
 
 NETWORKS = ["digits_network", "robust_digits_network"]
 
@@ -265,6 +265,33 @@ def test_adversarial_training_attacks_in_the_precision_of_training(tmp_path):
     assert (True, True) in passes
     assert (True, False) not in passes
     assert (False, False) in passes  # the accuracy that it reports
+
+
+# Waiting for the device
+
+
+def test_what_waits_is_counted_with_its_place():
+    mask, x = torch.tensor([True, False]), torch.rand(2, 3)
+    with Synchronisations() as counter:
+        mask.any().item(), mask.nonzero(), x[mask], x.tolist(), x.cpu(), bool(mask.all())
+        assert counter.total == 0  # not by the package
+        run_attack(nn.Linear(3, 2), PGD(eps=0.1, steps=1), x, torch.tensor([0, 1]))
+    assert any(place.startswith("attacks/pgd.py:") for place in counter.places)
+    for act in (mask.any().item, mask.nonzero, lambda: x[mask], x.tolist, x.cpu, lambda: bool(mask.all())):
+        with Synchronisations() as counter:
+            counter.note = lambda counter=counter: counter.places.update(["here"])
+            act()
+        assert counter.total == 1
+
+
+@pytest.mark.parametrize("all_steps", [False, True])
+def test_pgd_waits_once_a_step(batch, digits_network, all_steps):
+    totals = []
+    for steps in (8, 15):  # gradients that are looked at are the first, second, fourth and eighth
+        with Synchronisations() as counter:
+            run_attack(digits_network, PGD(eps=0.01, steps=steps, all_steps=all_steps), *batch)
+        totals.append(counter.total)
+    assert totals[1] - totals[0] == (0 if all_steps else 7)
 
 
 # Where devices lack something
