@@ -1,7 +1,6 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.head import HeadCall
+from lightning_robustness._numbers import read_clock
 from lightning_robustness._processes import Processes
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
 from lightning_robustness.metrics._base import Storage
@@ -88,11 +88,11 @@ class FeaturePass:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Count the time that the block takes as that of the features."""
-        start = perf_counter()
+        start = read_clock(self._accuracy.device)
         try:
             yield
         finally:
-            self._seconds += perf_counter() - start
+            self._seconds += read_clock(self._accuracy.device) - start
 
 
 def _margins(logits: Tensor, y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from lightning_robustness._measurement.plan import WORST, Plan
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness.attacks import Budget, MaskingSign
 from lightning_robustness.attacks.attack import budgets_of
-from lightning_robustness.attacks.masking import find_signs
+from lightning_robustness.attacks.masking import find_signs, nonfinite_sign
 from lightning_robustness.functional.attack_success_rate import success_rates
 
 _ROUNDING = 1.0001
@@ -75,6 +75,9 @@ def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows]) ->
         rates[WORST] = _rates(worst, worst)
     columns = [own.columns for own in attacks.values()]
     signs = find_signs([plan.attacks[name] for name in attacks], columns, plan.input_space)
+    for meter in plan.meters():
+        if meter.name in measured and "nonfinite_gradients" in measured[meter.name].columns:
+            signs += nonfinite_sign(meter.title, measured[meter.name]["nonfinite_gradients"])
     values |= _attack_values(rates)
     sizes = [own["l2_budget"] for own in found.values()]
     limits = [size for size in (torch.cat(sizes).unique().tolist() if sizes else []) if size < math.inf]

@@ -63,7 +63,7 @@ class Cascade(Attack):
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
         x_adv, queries, draws = x.clone(), torch.zeros_like(y), model.draws
-        survivors = torch.arange(len(x), device=x.device)
+        survivors, nonfinite = torch.arange(len(x), device=x.device), torch.zeros_like(y, dtype=torch.bool)
         for number, attack in enumerate(self.attacks):
             model.draws = draws.stream(number)  # a second attack must not try what the first has tried
             found = perturb(attack, model, x, y, survivors)
@@ -72,10 +72,12 @@ class Cascade(Attack):
             with torch.no_grad():
                 reached = self.reached(model(found.x_adv), y[survivors])
             queries[survivors] += found.queries + 1
+            if found.nonfinite_gradients is not None:
+                nonfinite[survivors] |= found.nonfinite_gradients
             survivors = survivors[~reached]
             if len(survivors) == 0:
                 break
-        return Perturbation(x_adv, queries)
+        return Perturbation(x_adv, queries, nonfinite_gradients=nonfinite)
 
 
 # The strongest verdict that 16 gradients buy

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lightning_robustness._model.access import check_finite, compute_logits
-from lightning_robustness._numbers import accumulation_dtype
+from lightning_robustness._numbers import accumulation_dtype, decompose
 from lightning_robustness.functional._jacobian import InputJacobian
 from lightning_robustness.input_space import InputSpace
 
@@ -80,6 +80,7 @@ class FisherComponents(NamedTuple):
     jacobian_norm: Tensor | None = None
     lipschitz: Tensor | None = None
     boundary: Tensor | None = None
+    nonfinite_gradients: Tensor | None = None
 
 
 def exact(jacobian: InputJacobian) -> FisherComponents:
@@ -88,10 +89,10 @@ def exact(jacobian: InputJacobian) -> FisherComponents:
     gram = operator.gram()
     squared_norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0)  # p_k ||grad log p_k||^2
     return FisherComponents(
-        spectral_norm=torch.linalg.eigvalsh(gram)[:, -1].clamp(min=0),
+        spectral_norm=decompose(torch.linalg.eigvalsh, gram)[:, -1].clamp(min=0),
         products=torch.full_like(operator.preds[:, 0], rows.shape[1]),
         trace=squared_norms.sum(dim=1),
-        jacobian_norm=torch.linalg.eigvalsh((rows @ rows.mT).to(gram.dtype))[:, -1].clamp(min=0).sqrt(),
+        jacobian_norm=decompose(torch.linalg.eigvalsh, (rows @ rows.mT).to(gram.dtype))[:, -1].clamp(min=0).sqrt(),
         lipschitz=(operator.sqrt_p * squared_norms.sqrt()).amax(dim=1),
     )
 
@@ -120,12 +121,12 @@ def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor
     (M C)^T (M C). So the image M C gives a Ritz value half a step ahead of the one on C itself.
     """
     gram = basis.mT @ image
-    lengths, axes = torch.linalg.eigh((gram + gram.mT) / 2)
+    lengths, axes = decompose(torch.linalg.eigh, (gram + gram.mT) / 2)
     # Shorter vectors consist of rounding errors, which dividing by their length would amplify
     enough = lengths > 10 * rounding * lengths[:, -1:]
     axes = axes * torch.where(enough, lengths, 1.0).rsqrt().mul(enough).unsqueeze(1)
     mapped = image @ axes
-    values, vectors = torch.linalg.eigh(mapped.mT @ mapped)
+    values, vectors = decompose(torch.linalg.eigh, mapped.mT @ mapped)
     value, vector = values[:, -1].clamp(min=0), vectors[:, :, -1:]
     # The residual of y = J^T L^T C s is J^T L^T (M - value) C s, and that matrix has norm sqrt(||G||)
     residual = torch.linalg.vector_norm((mapped - value[:, None, None] * (basis @ axes)) @ vector, dim=(1, 2))
@@ -227,8 +228,8 @@ def blackbox(
     value = form.diagonal(dim1=1, dim2=2).amax(dim=1)
     if rayleigh_ritz:
         # Largest eigenvalue of the form relative to V^T V, which is singular for more directions than dimensions
-        lengths, axes = torch.linalg.eigh(directions @ directions.T)
+        lengths, axes = decompose(torch.linalg.eigh, directions @ directions.T)
         axes = axes[:, lengths > 1e-4] / lengths[lengths > 1e-4].sqrt()
-        value = torch.maximum(value, torch.linalg.eigvalsh(axes.mT @ form @ axes)[:, -1])
+        value = torch.maximum(value, decompose(torch.linalg.eigvalsh, axes.mT @ form @ axes)[:, -1])
     queries = torch.full((len(x),), 2 * num_directions + 1, device=x.device)
     return FisherComponents(value, queries)

@@ -182,7 +182,7 @@ def fisher_and_boundary(
         if method == "blackbox":
             return blackbox(model, x, space, num_directions, rayleigh_ritz, seed)
         jacobian = InputJacobian(model, x, space, twice=method in ("lanczos", "power"))
-        components = estimators[method](jacobian)
+        components = estimators[method](jacobian)._replace(nonfinite_gradients=jacobian.nonfinite)
         if boundary is None:
             return components
         return components._replace(boundary=nearest_boundary(jacobian, y, boundary, num_rivals))

@@ -4,7 +4,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from time import perf_counter
 from typing import Any, cast
 
 import torch
@@ -16,6 +15,7 @@ from lightning_robustness._measurement.plan import AttackLike, list_attacks, nam
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.access import check_finite
 from lightning_robustness._model.batch import Batch
+from lightning_robustness._numbers import read_clock
 from lightning_robustness.attacks import PGD, Attack, Budget, Cascade, budget_of
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
 from lightning_robustness.attacks._steps import as_column
@@ -118,11 +118,11 @@ class SweepMeter(Meter):
     def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
         firsts, qualities, seconds = list[Tensor](), list[Tensor](), list[float]()
         for name in self.plan[0]:
-            start = perf_counter()
+            start = read_clock(subject.device)
             first, quality = _attack_batch(subject, [attacks[name] for attacks in self.plan], batch)
             firsts.append(first)
             qualities.append(quality)
-            seconds.append((perf_counter() - start) / len(batch.x))
+            seconds.append((read_clock(subject.device) - start) / len(batch.x))
         return {
             "y": batch.labels(),
             "first": torch.stack(firsts, dim=1),
