@@ -52,7 +52,12 @@ class History:
             self._entries, self._outcomes = [], {}
 
     def add(
-        self, batch: int, epoch: int, step: int, values: dict[str, float], outcomes: Mapping[str, Assisted]
+        self,
+        batch: int,
+        epoch: int,
+        step: int,
+        values: dict[str, float],
+        outcomes: Mapping[str, Assisted] | None = None,
     ) -> None:
         """Add values; those of attacks that run again at the end of training join the last evaluation."""
         if self.entries and batch == self._last_batch:
@@ -62,7 +67,7 @@ class History:
         else:
             self.entries.append({"epoch": epoch, "step": step, **values})
         self._last_batch = batch
-        self._outcomes.setdefault(int(self.entries[-1]["step"]), {}).update(outcomes)
+        self._outcomes.setdefault(int(self.entries[-1]["step"]), {}).update(outcomes or {})
 
     def send(self) -> None:
         """Leave everything for the main process, at the end of a spawned one."""

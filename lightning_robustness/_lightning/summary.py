@@ -165,8 +165,9 @@ class RunSummary:
         if not known:
             return "not measured"
         if all(choice.trust is None for choice in known.values()):
-            return f"too few evaluations to say ({MIN_EVALUATIONS} are needed, or values did not change)"
-        return "; ".join(f"{label} {_agreement(choice)}" for label, choice in known.items())
+            return f"too few evaluations with attacks to judge them: {MIN_EVALUATIONS} are needed"
+        words = [f"{label} {_agreement(choice)}" for label, choice in known.items()]
+        return "; ".join(words + ([f"median distance to the boundary {self.boundary}"] if self.boundary else []))
 
     def _masking(self) -> str:
         if self.masked_epochs:
@@ -233,11 +234,7 @@ def run_verdict(summary: RunSummary, history: Sequence[Evaluation], budget: str)
     if epochs:
         masking = f"signs of masked gradients in epochs {epochs}, so the true value may be lower"
     else:
-        masking = (
-            "no sign of masked gradients among those looked for"
-            if summary.tried
-            else "masked gradients were not checked"
-        )
+        masking = "no signs of masked gradients" if summary.tried else "masked gradients were not checked"
     kept = summary.kept
     corrected = f", {CORRECTED}" if kept is not None and kept.is_corrected else ""
     role = "was kept" if kept is not None and kept.is_checkpoint else "is the most robust"

@@ -129,9 +129,9 @@ def interval_of(entry: Evaluation, name: str) -> tuple[float, float]:
     """Return the interval of an accuracy, as it was logged or, in older runs, of the plain share."""
     family, _, member = name.partition("/")
     ends = [entry.get(f"{family}_{end}/{member}", math.nan) for end in ("low", "high")]
-    if any(map(math.isnan, ends)):
-        return accuracy_interval(entry[name], entry["samples_attacks"])
-    return ends[0], ends[1]
+    if not any(map(math.isnan, ends)):
+        return ends[0], ends[1]
+    return accuracy_interval(entry[name], entry["samples_attacks"]) if "samples_attacks" in entry else (0.0, 1.0)
 
 
 def _corrected(entries: Sequence[Evaluation], reference: str, known: Mapping[int, Assisted]) -> float:

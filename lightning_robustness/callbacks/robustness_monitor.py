@@ -306,8 +306,7 @@ class RobustnessMonitor(Callback):
         if not (missing or run.settings.final) or not run.has_sample:
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
-        found = run.attack_at_the_end(missing)
-        if not found[0]:
+        if not (found := run.attack_at_the_end(missing))[0]:
             return
         values = self._add(run, trainer, found, missing)
         logged = {tag(run.prefix, key): value for key, value in values.items()}

@@ -185,7 +185,8 @@ def evaluate(
             rank_zero_warn(
                 f"The evaluation was interrupted while it measured {interrupted}: its report has what was finished."
             )
-        _warn_of_outputs(type(model).__name__, passed)
+        if passed.features is not None and passed.features.outputs in OUTPUT_WARNINGS:
+            rank_zero_warn(f"{type(model).__name__}: {OUTPUT_WARNINGS[passed.features.outputs]}")
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
         report = _report(findings, plan, passed, settings)
         report.interrupted, report.adversarial_examples = interrupted, pictures
@@ -297,12 +298,6 @@ def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[st
         classes=[] if findings.worst is None else class_accuracies(findings.worst),
         outcomes={name: own.to_plain() for name, own in findings.estimates.items()},
     )
-
-
-def _warn_of_outputs(name: str, passed: Passed) -> None:
-    """Warn of outputs for which RDI says something else, or nothing."""
-    if passed.features is not None and passed.features.outputs in OUTPUT_WARNINGS:
-        rank_zero_warn(f"{name}: {OUTPUT_WARNINGS[passed.features.outputs]}")
 
 
 def _add_extra(

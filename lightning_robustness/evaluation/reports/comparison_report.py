@@ -192,10 +192,7 @@ class ComparisonReport(Report):
 
     @cached_property
     def differences(self) -> dict[str, list[float]]:
-        """Robust accuracy of each other model less that of the best at ``budget``, with its 95 % interval.
-
-        By pairs where the samples are the same; empty if a report is too old to have the outcome of each sample.
-        """
+        """Robust accuracy at ``budget`` less that of the best model, with its 95 % interval; by pairs if possible."""
         outcomes, (best, *others) = self._outcomes(), self._order()
         return {name: list(rival(outcomes[best], outcomes[name])[:3]) for name in others if outcomes}
 
@@ -244,19 +241,11 @@ class ComparisonReport(Report):
     @override
     def tables(self) -> list[Table]:
         models, metrics = self._order(), self._metrics()
+        clean = {name: sweep.clean_accuracy for name, sweep in self._sweeps.items()}
+        columns = {"mean over budgets": self.adversarial_accuracy, "clean": clean, "CMMR": self.scores}
+        shares = {name: self._robust(name) for name in models}
         tables = [
-            model_table(
-                {model: self._robust(model) for model in models},
-                self._budget_text,
-                {model: self.differences.get(model, []) for model in models},
-                self.ties,
-                {
-                    "mean over budgets": self.adversarial_accuracy,
-                    "clean": {name: sweep.clean_accuracy for name, sweep in self._sweeps.items()},
-                    "CMMR": self.scores,
-                },
-                explain_weights(self.weights),
-            ),
+            model_table(shares, self._budget_text, self.differences, self.ties, columns, explain_weights(self.weights)),
             value_table(list(self.correlations), {model: self.reports[model] for model in models}),
             Table(
                 "Ranks, 1 is most robust",
@@ -354,11 +343,7 @@ class ComparisonReport(Report):
         return {name: key for name, key in known.items() if not any(map(math.isnan, self._values(name).values()))}
 
     def _values(self, key: str) -> dict[str, float]:
-        computed = {
-            "robust_acc": self.robust_accuracy,
-            "cmmr": self.scores,
-            "adv_acc": self.adversarial_accuracy,
-        }
+        computed = {"robust_acc": self.robust_accuracy, "cmmr": self.scores, "adv_acc": self.adversarial_accuracy}
         if key in computed:
             return computed[key]
         return {name: report.metrics.get(key, math.nan) for name, report in self.reports.items()}

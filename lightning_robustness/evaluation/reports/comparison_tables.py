@@ -58,13 +58,13 @@ def model_table(
     header = ["model", f"robust at {budget}", "95 % from", "to", "less the best", "from", "to", "", *columns]
     rows: list[list[Cell]] = [
         [
-            *(name, *share[:3], *(differences[name] or [math.nan] * 3), "tied" if name in ties else ""),
+            *(name, *share[:3], *differences.get(name, [math.nan] * 3), "tied" if name in ties else ""),
             *(column[name] for column in columns.values()),
         ]
         for name, share in shares.items()
     ]
     pairs = "Differences to the best have the 95 % interval of the paired test; tied: not distinguishable from it."
-    return Table("Models, the most robust first", header, rows, note=f"{pairs} {note}")
+    return Table("Models, the most robust first", header, rows, note=f"{note} {pairs}")
 
 
 def value_table(names: Sequence[str], reports: Mapping[str, RobustnessReport]) -> Table:

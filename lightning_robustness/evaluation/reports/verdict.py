@@ -55,7 +55,7 @@ def model_verdict(report: "RobustnessReport") -> str:
         names = ", ".join(sign.name for sign in report.signs)
         parts.append(f"signs of masked gradients ({names}), so the true value is lower")
     elif report.metrics.get("masking") == 0:
-        parts.append("no sign of masked gradients among those looked for")
+        parts.append("no signs of masked gradients")
     elif report.rates or report.sweep is not None:
         parts.append("masked gradients were not checked")
     if report.interrupted is not None:
@@ -63,19 +63,17 @@ def model_verdict(report: "RobustnessReport") -> str:
     return f"{'; '.join(parts)}."
 
 
-def comparison_verdict(
-    order: Sequence[str], shares: Mapping[str, Share], ties: Sequence[str], budget: str, clean: float
-) -> str:
+def comparison_verdict(shares: Mapping[str, Share], ties: Sequence[str], budget: str, clean: float) -> str:
     """Say which of several models is the most robust, or that the best ones cannot be told apart."""
-    first, *others = order
+    first, *others = shares
     share = shares[first]
     number = f"{write_share(share.value)} robust accuracy {share}, {write_share(clean)} clean"
     if ties:
         return (
-            f"{first} and {list_names(ties)} are not distinguishable at n = {share.samples}, of {len(order)} models at "
+            f"{first} and {list_names(ties)} are not distinguishable at n = {share.samples}, of {len(shares)} models at "
             f"{budget}: {first} has {number}, {ties[0]} {write_share(shares[ties[0]].value)} {shares[ties[0]]}"
         )
-    place = f"the most robust of {len(order)} models" if others else "the only model"
+    place = f"the most robust of {len(shares)} models" if others else "the only model"
     text = f"{first} is {place} at {budget}: {number}"
     if others:
         second = shares[others[0]]
