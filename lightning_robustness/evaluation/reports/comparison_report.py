@@ -183,11 +183,9 @@ class ComparisonReport(Report):
     @property
     @override
     def verdict(self) -> str:
-        order = self._order()
-        clean = self._sweeps[order[0]].clean_accuracy
-        text = comparison_verdict(
-            order, {name: self._robust(name) for name in order}, self.ties, self._budget_text, clean
-        )
+        shares = {name: self._robust(name) for name in self._order()}
+        clean = self._sweeps[next(iter(shares))].clean_accuracy
+        text = comparison_verdict(shares, self.ties, self._budget_text, clean)
         return f"{text}; interrupted, without {', '.join(self.missing)}." if self.missing else f"{text}."
 
     @cached_property

@@ -70,8 +70,8 @@ def comparison_verdict(shares: Mapping[str, Share], ties: Sequence[str], budget:
     number = f"{write_share(share.value)} robust accuracy {share}, {write_share(clean)} clean"
     if ties:
         return (
-            f"{first} and {list_names(ties)} are not distinguishable at n = {share.samples}, of {len(shares)} models at "
-            f"{budget}: {first} has {number}, {ties[0]} {write_share(shares[ties[0]].value)} {shares[ties[0]]}"
+            f"{first} and {list_names(ties)} are not distinguishable at n = {share.samples}, of {len(shares)} models "
+            f"at {budget}: {first} has {number}, {ties[0]} {write_share(shares[ties[0]].value)} {shares[ties[0]]}"
         )
     place = f"the most robust of {len(shares)} models" if others else "the only model"
     text = f"{first} is {place} at {budget}: {number}"
