@@ -22,9 +22,9 @@ from lightning_robustness._lightning.trainer import (
     is_spawned,
     log_to_all,
 )
+from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_final_attack
-from lightning_robustness._measurement.statistics import interval_values
 from lightning_robustness._model.access import Access
 from lightning_robustness.attacks import Attack
 from lightning_robustness.attacks.attack import Norm
@@ -36,6 +36,8 @@ from lightning_robustness.metrics._base import Storage
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Values of an evaluation, and outcomes of its attacks
+_Found = tuple[Mapping[str, float], Mapping[str, Assisted]]
 # Shown in the progress bar
 _HEADLINES = ("rdi", "fim", "adv_acc/worst")
 
@@ -123,7 +125,7 @@ class RobustnessMonitor(Callback):
         fim_method: FisherMethod = "auto",
         clever_samples: int = 0,
         clever_radius: float = 2.0,
-        attack_samples: int = 512,
+        attack_samples: int = 256,
         batch_size: int = 128,
         dataloader_idx: int = 0,
         seed: int = 0,
@@ -190,7 +192,7 @@ class RobustnessMonitor(Callback):
 
     def plot(self) -> "Figure":
         """Draw the curves of ``history``, with matplotlib, which the extra ``plot`` brings."""
-        return history_figure(self.history, self.settings.prefix)
+        return history_figure(self.history, self.settings.prefix, kept=self._record.history.kept())
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return ``history`` as a self-contained page, and write it to a file if a path is given.
@@ -199,14 +201,15 @@ class RobustnessMonitor(Callback):
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
         """
-        page = run_page(self.history, self.settings, self.plot()).to_html()
+        page = run_page(self.history, self.settings, self.plot(), self.summary()).to_html()
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
 
     def summary(self) -> RunSummary:
-        """Summarise ``history``: the most robust epoch, and those that the attack-free values would have picked."""
-        return RunSummary.of(self.history, self.settings.plan.input_space)
+        """Summarise ``history`` in five lines; its ``table()`` has the epochs that attack-free values would pick."""
+        record, space = self._record, self.settings.plan.input_space
+        return RunSummary.of(self.history, space, record.history.kept(), record.notes)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -265,7 +268,7 @@ class RobustnessMonitor(Callback):
             return
         self._run.epoch = trainer.current_epoch
         values, collisions = self._evaluate(self._run, trainer), self._run.find_collisions()
-        for name, value in (values | interval_values(values)).items():
+        for name, value in values.items():
             key = tag(self._run.prefix, name)
             if key in collisions:
                 continue
@@ -286,7 +289,7 @@ class RobustnessMonitor(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attack once more where training ended between two attacks, as early stopping does, and sum up."""
+        """Attack once more where training ended between two attacks, as early stopping does."""
         run = self._run
         if run is None:
             return
@@ -294,22 +297,25 @@ class RobustnessMonitor(Callback):
             run.faults.warn("there was no validation epoch to watch in this run.", key="validation")
         self._attack_at_the_end(run, trainer)
         if self.history:
-            summary = self.summary()
-            rank_zero_info(f"RobustnessMonitor:\n{summary}")
-            run.board.show_summary(summary.lines())
             with run.faults.skipping("the HParams tab lacks the values", is_raised_early=True):
                 close_table(trainer, run.settings)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._run is not None and self.history:  # checkpoints have judged what came last
+            self._record.close(trainer, self._run.prefix, self._run.faults.left_out)
+            rank_zero_info(f"RobustnessMonitor:\n{self.summary()}")
+            self._run.board.show_summary(self.summary().lines(), self.history, self._record.history.kept())
 
     def _attack_at_the_end(self, run: Run, trainer: Trainer) -> None:
         missing = [name for name in self._record.schedule.missing(trainer) if name in run.settings.plan.attacks]
         if not (missing or run.settings.final) or not run.has_sample:
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
-        values = run.attack_at_the_end(missing)
-        if not values:
+        if not (found := run.attack_at_the_end(missing))[0]:
             return
-        values = self._add(run, trainer, values, missing)
-        logged = {tag(run.prefix, key): value for key, value in (values | interval_values(values)).items()}
+        values = self._add(run, trainer, found, missing)
+        logged = {tag(run.prefix, key): value for key, value in values.items()}
         with run.faults.skipping("the last values could not be logged", is_raised_early=True):
             log_to_all(trainer, logged)
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
@@ -336,15 +342,15 @@ class RobustnessMonitor(Callback):
         findings = run.end_epoch(due, is_at_the_end(trainer))
         if findings is None:
             return {"skipped": 1.0}
-        return self._add(run, trainer, {**findings.values, "skipped": 0.0}, due)
+        return self._add(run, trainer, ({**findings.values, "skipped": 0.0}, findings.estimates), due)
 
-    def _add(self, run: Run, trainer: Trainer, values: Mapping[str, float], attacks: list[str]) -> dict[str, float]:
+    def _add(self, run: Run, trainer: Trainer, found: _Found, attacks: list[str]) -> dict[str, float]:
         """Add the values of an evaluation to the record, and show the run so far."""
-        added = self._record.add(trainer, run.epoch, values, attacks)
+        added = self._record.add(trainer, run.epoch, *found, attacks)
         if trainer.state.fn != "fit":
             return added
         for key, message in find_distrust(trainer, run.prefix, self._record.trust) if attacks else ():
             run.faults.warn(message, key)
-        taken = run.board.show_history(self.history)
+        taken = run.board.show_history(self.history, self._record.history.kept())
         self._record.add_seconds(taken)
         return added | {"seconds/figures": added.get("seconds/figures", 0.0) + taken}

@@ -49,7 +49,7 @@ def compare(
     rank_budget: float | None = None,
     prior: Mapping[str, float] | None = None,
     balance: float = 0.0,
-    attack_samples: int = 512,
+    attack_samples: int = 256,
     fim_samples: int = 256,
     fim_method: FisherMethod = "auto",
     clever_samples: int = 0,

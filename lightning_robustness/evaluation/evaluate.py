@@ -9,6 +9,7 @@ from torch import nn
 from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.pictures import AdversarialExample, make_examples
 from lightning_robustness._display.provenance import describe_data, describe_run
+from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
 from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude
 from lightning_robustness._measurement.inspection import Found, inspect, warn_of_unused_layers
 from lightning_robustness._measurement.measure import Interrupted, measure
@@ -50,7 +51,7 @@ def evaluate(
     batch_fn: Callable[..., Any] | None = None,
     fim_samples: int = 256,
     fim_method: FisherMethod = "auto",
-    attack_samples: int = 512,
+    attack_samples: int = 256,
     clever_samples: int = 0,
     clever_radius: float = 2.0,
     sweep_budgets: Sequence[float] = (),
@@ -190,6 +191,8 @@ def evaluate(
             rank_zero_warn(
                 f"The evaluation was interrupted while it measured {interrupted}: its report has what was finished."
             )
+        if passed.features is not None and passed.features.outputs in OUTPUT_WARNINGS:
+            rank_zero_warn(f"{type(model).__name__}: {OUTPUT_WARNINGS[passed.features.outputs]}")
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
         report = _report(findings, plan, passed, settings)
         report.interrupted, report.adversarial_examples = interrupted, pictures
@@ -290,6 +293,7 @@ def _threat_model(findings: Findings, plan: Plan, passed: Passed) -> ThreatModel
 def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[str, str]) -> RobustnessReport:
     found = passed.found
     head = {} if found is None else {"head": found.route.head or "none"}
+    head |= {} if passed.features is None else {"outputs": passed.features.outputs}
     return RobustnessReport(
         model=type(passed.subject.model).__name__,
         num_classes=0 if found is None else found.route.num_classes,
@@ -300,6 +304,7 @@ def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[st
         boundary=findings.curve,
         threat_model=_threat_model(findings, plan, passed),
         classes=[] if findings.worst is None else class_accuracies(findings.worst),
+        outcomes={name: own.to_plain() for name, own in findings.estimates.items()},
     )
 
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.provenance import describe_data, describe_run
+from lightning_robustness._measurement.assisted import assist
+from lightning_robustness._measurement.boundary_curve import falling
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters.sweep import (
     SWEEP_ATTACKS,
@@ -18,7 +20,7 @@ from lightning_robustness._measurement.meters.sweep import (
     describe_sweep,
     plan_sweep,
 )
-from lightning_robustness._measurement.plan import AttackLike
+from lightning_robustness._measurement.plan import WORST, AttackLike
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel, is_image
@@ -42,7 +44,7 @@ def sweep(
     *,
     strength: Strength = "paper",
     norm: Norm = "linf",
-    attack_samples: int | None = 512,
+    attack_samples: int | None = 256,
     input_space: InputSpace | None = None,
     forward_fn: Callable[..., Any] | None = None,
     embed_fn: Callable[..., Any] | None = None,
@@ -163,7 +165,8 @@ def sweep_report(
     has_images = len(samples.positions) > 0 and is_image(samples.x[:1]) and subject.access.embed_fn is None
     are_images = any(processes.gather(has_images))
     rows = rows if len(rows) else _no_rows(len(meter.plan[0]), len(eps))
-    report = _report(list(meter.plan[0]), rows, eps, is_interrupted)
+    margins = None if passed.features is None else passed.features.margins
+    report = _report(list(meter.plan[0]), rows, eps, is_interrupted, margins, subject.seed)
     settings = describe_sweep(meter.plan, eps, rows["y"], subject.input_space, subject.seed)
     threat = ThreatModel.of(meter.plan[0], subject.input_space, len(rows), are_images)
     return replace(report, settings=settings, threat_model=threat)
@@ -190,8 +193,21 @@ def _survivors(first: Tensor, num_budgets: int) -> Tensor:
     return (first.unsqueeze(-1) > torch.arange(num_budgets)).double().mean(dim=0)
 
 
-def _report(names: list[str], rows: Rows, eps: Sequence[float], is_interrupted: bool) -> SweepReport:
+def _report(
+    names: list[str], rows: Rows, eps: Sequence[float], is_interrupted: bool, margins: Rows | None, seed: int
+) -> SweepReport:
     first, quality = rows["first"], rows["quality"]
+    clean = (first[:, 0] >= 0).double().mean().item()
+    if margins is not None and len(margins):
+        clean = margins["right"].double().mean().item()
+    firsts = dict(zip([*names, WORST], [*first.T, first.amin(dim=1)], strict=True))
+    known = {
+        name: [assist(margins, seed, rows, own > number) for number in range(len(eps))]
+        for name, own in (firsts if len(first) else {}).items()
+    }
+    shares = {name: falling([own.estimate() for own in row]) for name, row in known.items()}
+    if shares:  # the worst case is never above an attack
+        shares[WORST] = [falling(list(column))[-1] for column in zip(*shares.values(), strict=True)]
     # Shape: attacks, budgets, metrics
     values = torch.cat([_survivors(first, len(eps)).unsqueeze(2), quality.mean(dim=0)], dim=2)
     budgets = torch.tensor([0.0, *eps, math.inf], dtype=torch.float64)
@@ -201,11 +217,13 @@ def _report(names: list[str], rows: Rows, eps: Sequence[float], is_interrupted: 
         attacks=names,
         eps=list(eps),
         values={name: values[..., number].tolist() for number, name in enumerate(SWEEP_METRICS)},
-        worst=_survivors(first.amin(dim=1), len(eps)).tolist(),
-        clean_accuracy=(first[:, 0] >= 0).double().mean().item(),
+        worst=[share.value for share in shares.get(WORST, ())] or [math.nan] * len(eps),
+        clean_accuracy=clean,
         samples=len(first),
         seconds=dict(zip(names, (share * seconds).tolist(), strict=True)),
         interrupted=is_interrupted,
         breaking_eps={name: budgets[column + 1].tolist() for name, column in zip(names, first.T, strict=True)},
         index=rows.positions.tolist(),
+        shares=shares,
+        outcomes=[own.to_plain() for own in known.get(WORST, ())],
     )
