@@ -322,7 +322,7 @@ def test_validation_in_mid_epoch(tmp_path):
 
 
 def test_a_key_that_never_comes_gets_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match=r"never saw 'score', so it kept no checkpoint. Logged were: .*val_acc"):
+    with pytest.warns(UserWarning, match=r"never saw 'score'.*val_acc"):
         assert fit(tmp_path, unguarded(tmp_path), {}, max_epochs=2) == set()
 
 
