@@ -204,27 +204,27 @@ def confirmed(tmp_path, rdi, robust, monitor=None, **options):
     return trainer.current_epoch - 1, stopping
 
 
-FALLING = {epoch: -float(epoch) for epoch in range(12)}
+DESCENDING = {epoch: -float(epoch) for epoch in range(12)}
 RISING_UNTIL_5 = {epoch: float(min(epoch, 5)) for epoch in range(12)}
 
 
 def test_an_attack_free_value_stops_only_with_robust_accuracy(tmp_path, caplog):
     monitor = Attacking(attacks=["pgd", "square"])
-    assert confirmed(tmp_path, FALLING, RISING_UNTIL_5, monitor)[0] == 7
+    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor)[0] == 7
     assert "until robustness/adv_acc/pgd has too" in caplog.text
-    assert confirmed(tmp_path, RISING_UNTIL_5, FALLING, monitor)[0] == 7
+    assert confirmed(tmp_path, RISING_UNTIL_5, DESCENDING, monitor)[0] == 7
     assert "until robustness/rdi has too" in caplog.text
 
 
 def test_robust_accuracy_counts_at_its_own_evaluations(tmp_path):
     rare = {epoch: 0.5 for epoch in range(0, 12, 3)}  # not better at 3 and 6
-    assert confirmed(tmp_path, FALLING, rare, Attacking(attacks=["pgd", "square"]))[0] == 6
+    assert confirmed(tmp_path, DESCENDING, rare, Attacking(attacks=["pgd", "square"]))[0] == 6
 
 
 @pytest.mark.parametrize(("monitor", "options"), [(None, {}), (Attacking(), {"confirm": None}), (Attacking([]), {})])
 def test_a_value_without_confirmation_gets_a_warning(tmp_path, monitor, options):
     with pytest.warns(UserWarning, match=r"goes by 'robustness/rdi' alone"):
-        assert confirmed(tmp_path, FALLING, RISING_UNTIL_5, monitor, **options)[0] == 2
+        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor, **options)[0] == 2
 
 
 @pytest.mark.parametrize(

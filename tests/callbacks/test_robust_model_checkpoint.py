@@ -1,4 +1,5 @@
 import math
+from datetime import timedelta
 from pathlib import Path
 
 import lightning as L
@@ -451,3 +452,33 @@ def test_lightning_cli_knows_the_arguments_of_both_classes():
     checkpoint = getattr(parser, "instantiate", parser.instantiate_classes)(config).checkpoint
     assert (checkpoint.monitor, checkpoint.save_top_k, checkpoint.mode) == ("robustness/rdi", 2, "max")
     assert checkpoint.tie_margin == 0.01
+
+
+@pytest.mark.parametrize("options", [{"every_n_train_steps": 4}, {"train_time_interval": timedelta(microseconds=1)}])
+def test_a_trigger_between_validations_takes_the_value_of_the_next(tmp_path, options):
+    checkpoint = unguarded(tmp_path, **options)
+    trainer = make_trainer(
+        tmp_path, Scripted(score=[0.1, 0.2, 0.9, 0.3]), checkpoint, max_epochs=4, enable_checkpointing=True
+    )
+    trainer.fit(Classifier(), train_loader(size=320), val_loader(size=16))
+    assert kept(tmp_path) == {2}
+    assert checkpoint.best_model_score == pytest.approx(0.9)
+
+
+def test_the_trainer_of_the_other_package_is_refused(tmp_path):
+    other = pytest.importorskip("pytorch_lightning")
+    trainer = other.Trainer(
+        max_epochs=1,
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[unguarded(tmp_path)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+    class Module(Classifier, other.LightningModule):
+        pass
+
+    with pytest.raises(MisconfigurationException, match=r"lightning\.pytorch"):
+        trainer.fit(Module(), train_loader(size=32), val_loader(size=16))
