@@ -3,9 +3,10 @@
 Reads epoch series of adversarial training, one CSV file per run with the columns ``epoch``, ``lr``, ``clean_accuracy``
 and ``robust_accuracy``, such as those in the logs of Rice, Wong and Kolter (2020, locuslab/robust_overfitting). A
 module logs each series in a Trainer, with its learning rates, and ``RobustModelCheckpoint`` chooses as it would in
-training; ``RobustEarlyStopping`` stops more of them. Prints a table, and writes the epoch that each rule keeps of each run to a JSON file. Takes about five minutes
-for 44 runs, on one core: ``python benchmarks/selection_replay.py DIRECTORY``. ``--only mixup`` takes the runs with this
-in their names, ``--table`` prints the table of the file alone.
+training; ``RobustEarlyStopping`` then stops further runs of them. Prints a table, and writes the epoch that each rule
+keeps of each run to a JSON file. Takes about three minutes for 44 runs, on one core:
+``python benchmarks/selection_replay.py DIRECTORY``. ``--only mixup`` takes the runs with this in their names,
+``--table`` prints the table of the file alone.
 """
 
 import argparse
@@ -146,7 +147,8 @@ def print_table(runs: Runs) -> None:
     """Print points lost against the best epoch, and points of clean accuracy won, as Markdown."""
     print(f"\n{len(runs)} runs; points against the epoch with the highest robust accuracy\n")
     print(
-        "| rule | points lost, mean | worst | runs above 1 point | clean accuracy | epochs trained |\n|---|---|---|---|---|---|"
+        "| rule | points lost, mean | worst | runs above 1 point | clean accuracy | epochs trained |\n"
+        "|---|---|---|---|---|---|"
     )
     for rule in (LAST, *RULES, *STOPS):
         lost, won = (np.array([run[rule][name] for run in runs.values()]) for name in ("lost", "clean"))

@@ -217,7 +217,7 @@ def test_an_attack_free_value_stops_only_with_robust_accuracy(tmp_path, caplog):
 
 
 def test_robust_accuracy_counts_at_its_own_evaluations(tmp_path):
-    rare = {epoch: 0.5 for epoch in range(0, 12, 3)}  # not better at 3 and 6
+    rare = dict.fromkeys(range(0, 12, 3), 0.5)  # not better at 3 and 6
     assert confirmed(tmp_path, DESCENDING, rare, Attacking(attacks=["pgd", "square"]))[0] == 6
 
 

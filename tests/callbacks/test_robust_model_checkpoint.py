@@ -477,8 +477,16 @@ def test_the_trainer_of_the_other_package_is_refused(tmp_path):
         enable_model_summary=False,
     )
 
-    class Module(Classifier, other.LightningModule):
-        pass
+    class Module(other.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer.weight.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
 
     with pytest.raises(MisconfigurationException, match=r"lightning\.pytorch"):
-        trainer.fit(Module(), train_loader(size=32), val_loader(size=16))
+        trainer.fit(Module(), train_loader(size=32))
