@@ -1,6 +1,6 @@
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from lightning_robustness._arguments import check_integer
 from lightning_robustness._lightning.trainer import kinds_of, log_step, num_training_batches
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.keys import find_key, tag
+from lightning_robustness._measurement.plan import WORST
 from lightning_robustness._measurement.statistics import Evaluation, Trust, measure_trust
 from lightning_robustness._measurement.verdict import Kept, kept_epoch
 
@@ -143,6 +144,13 @@ class AttackSchedule:
         }
         self._last_epoch: dict[str, int] = {}
         self._last_batch: dict[str, int] = {}
+
+    def most_frequent(self, names: Collection[str]) -> str | None:
+        """Return the one of some attacks that runs most often, or ``worst`` if all run together; None without any."""
+        numbers = {name: number for name, number in self.every_n_epochs.items() if name in names}
+        if len(numbers) > 1 and len(set(numbers.values())) == 1:
+            return WORST
+        return min(numbers, key=lambda name: numbers[name], default=None)
 
     def due(self, trainer: Trainer) -> list[str]:
         """Return the names of the attacks that run in this validation epoch."""

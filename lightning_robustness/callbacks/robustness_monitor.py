@@ -190,6 +190,11 @@ class RobustnessMonitor(Callback):
         """Return those of the ``keys`` that are logged with the strategy of a Trainer."""
         return self._settings_for(trainer).keys
 
+    def reference_under(self, trainer: Trainer) -> str | None:
+        """Return the key of the robust accuracy that is logged most often, by which others can be confirmed."""
+        name = self._record.schedule.most_frequent(self._settings_for(trainer).plan.attacks)
+        return None if name is None else tag(self.settings.prefix, f"adv_acc/{name}")
+
     def plot(self) -> "Figure":
         """Draw the curves of ``history``, with matplotlib, which the extra ``plot`` brings."""
         return history_figure(self.history, self.settings.prefix, kept=self._record.history.kept())
