@@ -1,5 +1,5 @@
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -14,6 +14,9 @@ from lightning_robustness._model.head import HeadCall
 from lightning_robustness._processes import Processes
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
 from lightning_robustness.metrics._base import Storage
+
+OUTPUT = "logsumexp"
+_MARGINS = ("y", "right", "margin")
 
 
 class Features(NamedTuple):
@@ -43,7 +46,7 @@ class FeaturePass:
         # Both have the same state, which is kept once
         self._embedding = MetricCollection({"rdi": rdi, "roby": roby}, compute_groups=[["rdi", "roby"]]).to(device)
         self._accuracy = MeanMetric().to(device)
-        self._margins: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._outputs: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._seconds = 0.0
 
     def add(self, batch: Batch, call: HeadCall) -> None:
@@ -51,10 +54,11 @@ class FeaturePass:
         with self.timed():
             embedding, logits = call
             preds = logits.argmax(dim=1)
+            columns = {OUTPUT: logits.logsumexp(dim=1), "pred": preds}
             if batch.y is not None:
                 check_label_range(batch.y, self._num_classes)
-                columns = {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
-                self._margins.append((batch.positions, columns))
+                columns |= {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
+            self._outputs.append((batch.positions, columns))
             self._rdi.update(logits, preds)
             if self._has_embedding and embedding is not None:
                 self._embedding.update(embedding, preds)
@@ -78,12 +82,18 @@ class FeaturePass:
             accuracy = self._accuracy.compute()  # always: other processes may have labels, and wait for this one
             if not accuracy.isnan():
                 values["acc"] = accuracy
-            own = [
-                Rows(positions, {name: column.cpu() for name, column in columns.items()})
-                for positions, columns in self._margins
-            ]
-            margins = Rows.join(processes.gather(own))
+            margins = Rows.join(processes.gather([own for own in self._rows(_MARGINS) if own.columns]))
         return Features({name: value.item() for name, value in values.items()}, distances, margins, self._seconds)
+
+    def outputs(self) -> Rows:
+        """Return the prediction of each sample of this process, and the log-sum-exp of its logits."""
+        return Rows.join([self._rows((OUTPUT, "pred"))])
+
+    def _rows(self, names: Sequence[str]) -> list[Rows]:
+        return [
+            Rows(positions, {name: columns[name].cpu() for name in names if name in columns})
+            for positions, columns in self._outputs
+        ]
 
     @contextmanager
     def timed(self) -> Iterator[None]:

@@ -16,7 +16,6 @@ from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.sinks import announce_values, close_table
 from lightning_robustness._lightning.summary import RunSummary, run_page
 from lightning_robustness._lightning.trainer import (
-    check_order,
     check_validation,
     is_sharded,
     is_spawned,
@@ -216,7 +215,6 @@ class RobustnessMonitor(Callback):
         self._is_fitting, self.late_keys = stage == "fit", set()
         if self._is_fitting:
             check_validation(trainer)
-            check_order(trainer, self)
             self._record.begin(trainer)
         warn_of_sharding(trainer, self.settings)
         settings = self._settings_for(trainer)
