@@ -25,6 +25,7 @@ from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_final_attack
 from lightning_robustness._measurement.statistics import interval_values
 from lightning_robustness._model.access import Access
+from lightning_robustness._processes import write_file
 from lightning_robustness.attacks import Attack
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
@@ -194,7 +195,7 @@ class RobustnessMonitor(Callback):
         """
         page = run_page(self.history, self.settings, self.plot()).to_html()
         if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
+            write_file(path, page.encode())
         return page
 
     def summary(self) -> RunSummary:

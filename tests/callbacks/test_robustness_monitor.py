@@ -799,7 +799,7 @@ def test_weights_that_are_swapped_out_before_the_monitor_measures(tmp_path):
 
 
 def test_inputs_that_validation_changes_in_place_are_refused_or_prepared_alike(tmp_path):
-    with pytest.raises(MisconfigurationException, match="in place.*forward_fn="):
+    with pytest.raises(MisconfigurationException, match=r"in place.*forward_fn="):
         make_trainer(tmp_path, small_monitor()).fit(NormalizesInPlace(), train_loader(), val_loader())
     monitor = small_monitor(forward_fn=lambda module, x: module((x - 0.3) / 0.2))
     with warnings.catch_warnings(record=True) as record:
