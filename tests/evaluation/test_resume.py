@@ -157,9 +157,8 @@ def test_damaged_files_are_measured_again(tmp_path):
 
 def test_samples_that_were_written_twice_count_once(tmp_path):
     expected = without_times(evaluate_some(tmp_path, batch_size=5))
-    rows = torch.load(min(tmp_path.glob("attack*.pt")), weights_only=True)
-    name = min(tmp_path.glob("attack*.pt")).name.replace(".0000", ".9999")
-    torch.save(rows, tmp_path / name)
+    path = min(tmp_path.glob("attack*.pt"))
+    shutil.copy(path, tmp_path / path.name.replace(".0000", ".9999"))
     assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
 
 
