@@ -1,7 +1,9 @@
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -149,3 +151,27 @@ class Processes:
     @property
     def _key(self) -> str:
         return f"{_PREFIX}/{self._call}/{self._num_steps}"
+
+
+UNFINISHED = ".unfinished"
+
+
+def write_file(path: str | Path, content: bytes) -> None:
+    """Write a file completely or not at all: a full disk leaves the one before as it is."""
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():  # a device, such as /dev/stdout
+        path.write_bytes(content)
+        return
+    mode = path.stat().st_mode if path.exists() else None
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}{UNFINISHED}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            temporary.chmod(mode)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

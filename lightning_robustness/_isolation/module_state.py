@@ -1,6 +1,8 @@
 """Save the state of modules that a forward pass can change, and restore it bit for bit."""
 
+import inspect
 import random
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -31,6 +33,9 @@ _TRAITS: WeakKeyDictionary[type[nn.Module], tuple[bool, bool, bool]] = WeakKeyDi
 _MAX_BYTES = 2**28
 _MAX_KEPT = 10_000
 _MAX_ENTERED = 128
+# Objects of these packages are not entered: a Trainer, for instance, refers to everything
+CLOSED_PACKAGES = sys.stdlib_module_names | {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fabric"}
+_MAX_SEARCHED = 1_000
 
 
 class ModuleState:
@@ -231,6 +236,46 @@ def walk(roots: Iterable[nn.Module]) -> list[nn.Module]:
             found[module] = None
             rest.extend(vars(module)["_modules"].values())
     return list(found)
+
+
+def find_modules(model: Any) -> list[nn.Module]:
+    """Find the modules that a callable uses: itself, what it is bound to or wraps, or what it refers to by name.
+
+    They may be in lists and dictionaries, and in attributes of objects that are no modules.
+    """
+    found: dict[nn.Module, None] = {}
+    rest, seen = [model], dict[int, Any]()
+    while rest and len(seen) < _MAX_SEARCHED:
+        value = rest.pop(0)
+        if issubclass(type(value), nn.Module):
+            found[value] = None
+        elif id(value) not in seen:
+            seen[id(value)] = value
+            rest.extend(_behind(value))
+    return list(found)
+
+
+def _behind(value: Any) -> list[Any]:
+    """Return what a callable or a container refers to; nothing of objects of other packages."""
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if inspect.ismethod(value):
+        return [value.__self__]
+    if inspect.isfunction(value):
+        variables = inspect.getclosurevars(value)
+        # A decorator, such as `torch.compile`, keeps the function that it wraps
+        wrapped = [value.__wrapped__] if hasattr(value, "__wrapped__") else []
+        named = [*variables.nonlocals.values(), *variables.globals.values(), *(value.__defaults__ or ())]
+        return wrapped + [other for other in named if not inspect.isfunction(other) or _is_users(other)]
+    if type(value) in (list, tuple, set, dict):
+        return list(value.values() if isinstance(value, dict) else value) if len(value) <= _MAX_ENTERED else []
+    return list(getattr(value, "__dict__", {}).values()) if not isinstance(value, type) and _is_users(value) else []
+
+
+def _is_users(value: Any) -> bool:
+    """Return whether a function, or the class of an object, is of no package that is known to hold no modules."""
+    module = getattr(value if inspect.isfunction(value) else type(value), "__module__", None) or ""
+    return module.partition(".")[0] not in CLOSED_PACKAGES
 
 
 def is_lazy(module: nn.Module) -> bool:

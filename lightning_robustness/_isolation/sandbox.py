@@ -1,7 +1,5 @@
 """The one place of the package that touches global state: everything that differentiates goes through it."""
 
-import functools
-import inspect
 import os
 import random
 import sys
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_robustness._arguments import check_flag, check_integer, check_model
-from lightning_robustness._isolation.module_state import ModuleState, walk
+from lightning_robustness._isolation.module_state import ModuleState, find_modules, walk
 
 _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
 
@@ -75,7 +73,7 @@ def sandbox(
 
     Args:
         model: The module to use inside, or a callable. The modules of a bound method, in a ``functools.partial``, or
-            that a function refers to by name are found.
+            that a function refers to by name are found, also in lists, dictionaries and attributes.
         tensors: Inputs. The copies of them are detached, and support gradients even if the inputs were created in
             inference mode.
         seed: Non-negative seed of the random state inside.
@@ -151,26 +149,6 @@ def is_sandboxed() -> bool:
 
     """
     return _IS_SANDBOXED.get()
-
-
-def find_modules(model: Any) -> list[nn.Module]:
-    """Find the modules that a callable uses: itself, what it is bound to or wraps, or what it refers to by name."""
-    if isinstance(model, nn.Module):
-        return [model]
-    if isinstance(model, functools.partial):
-        candidates: list[Any] = [model.func, *model.args, *model.keywords.values()]
-        found = [find_modules(value) for value in candidates if callable(value)]
-        return [module for modules in found for module in modules]
-    if inspect.ismethod(model):
-        return find_modules(model.__self__)
-    if inspect.isfunction(model):
-        variables = inspect.getclosurevars(model)
-        values = [*variables.nonlocals.values(), *variables.globals.values()]
-        # A decorator, such as `torch.compile`, keeps the function that it wraps
-        values += find_modules(model.__wrapped__) if hasattr(model, "__wrapped__") else []
-    else:
-        values = list(getattr(model, "__dict__", {}).values())
-    return [value for value in values if isinstance(value, nn.Module)]
 
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:

@@ -28,7 +28,14 @@ from lightning_robustness._lightning.watch import Watch
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS, FeaturePass
 from lightning_robustness._measurement.findings import Findings, conclude
-from lightning_robustness._measurement.inspection import Found, agree, check_route, inspect, rehearse
+from lightning_robustness._measurement.inspection import (
+    Found,
+    agree,
+    check_route,
+    inspect,
+    largest_difference,
+    rehearse,
+)
 from lightning_robustness._measurement.keys import is_tag
 from lightning_robustness._measurement.measure import measure
 from lightning_robustness._measurement.meters import Meter
@@ -41,6 +48,9 @@ from lightning_robustness._model.batch import Batch, require_labels
 from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
 
+_NUM_COMPARED = 64  # samples whose outputs are compared with those of validation
+# Largest difference, relative to their size, in float32, TF32 included, and in lower precision
+_TOLERANCE, _MIXED_TOLERANCE = 0.005, 0.05
 _NUM_EXAMPLES = 4  # pictures of adversarial inputs, per attack
 
 
@@ -118,6 +128,11 @@ class Run:
         """End the epoch without measuring anything."""
         if self._watch is None:
             self._check_loader()
+        elif isinstance(self._watch, Watch) and self._watch.sample is not None and self._known is not None:
+            difference, subject = 0.0, self._subject_for(self._known[1])
+            with self.faults.guard():
+                difference = self._difference(subject, self._watch.sample, self._watch.features)
+            self._check_sample(difference)
         self.close_epoch()
 
     def find_collisions(self) -> set[str]:
@@ -160,6 +175,11 @@ class Run:
             self._keep(watch.sample if isinstance(watch, Watch) else None)
         subject = self._subject_for(found)
         plan = self.settings.plan
+        difference = 0.0
+        with self.faults.skipping("the sample is not compared with validation"), self._processes.step():
+            difference = 0.0 if self._sample is None else self._difference(subject, self._sample, own)
+        if not self._check_sample(max(self._processes.gather(difference))):
+            features = features._replace(margins=Rows.join([]))  # they are not of the sample's positions
         rows = {} if found.is_discrete else self._measure([*plan.meters(), *plan.attack_meters(due)], subject)
         findings = conclude(plan, features, rows)
         if findings.is_shuffled:
@@ -226,8 +246,9 @@ class Run:
         if share.num_replicas == 1 and self._processes.number > 1:  # no process knows what the others see
             share = LoaderShare(None, self._processes.number, self._processes.rank)
         sample = None
-        if self._sample is None and not trainer.sanity_checking:
-            sample = FixedSample(settings.sample_size, share.total, settings.plan.seed)
+        if self._sample is None:
+            size = _NUM_COMPARED if trainer.sanity_checking else settings.sample_size
+            sample = FixedSample(size, share.total, settings.plan.seed)
         # Of processes that see the same samples, one counts
         is_counted = trainer.global_rank % group_size(trainer) == 0
         has_passes = not is_sharded(trainer)
@@ -246,6 +267,29 @@ class Run:
         if self._processes.number > 1 and any(needs_sharing for needs_sharing, _ in positions):
             sample.share_with(np.concatenate([own for _, own in positions]))
         self._sample = sample
+
+    def _difference(self, subject: Subject, sample: FixedSample, features: FeaturePass) -> float:
+        """Compare some of the sample's outputs with those that validation computed at its positions."""
+        if not self.settings.needs_gradients or self._known is None or self._known[1].is_discrete:
+            return 0.0
+        samples = sample.take(_NUM_COMPARED, subject.extra_names)
+        return largest_difference(subject, samples, features.outputs())
+
+    def _check_sample(self, difference: float) -> bool:
+        """Refuse a network that has other outputs than in validation; later, warn. Return whether they agree."""
+        is_exact = str(self._trainer.precision) in ("32-true", "64-true")
+        if difference <= (_TOLERANCE if is_exact else _MIXED_TOLERANCE):
+            return True
+        self.faults.refuse(
+            "expected the outputs that validation computed for the fixed sample but the network now gives others, so "
+            "attacks and Fisher information would be of another network, or of other inputs, than RDI, ROBY and "
+            "accuracy. Likely causes: weights that a callback swaps in for validation and out at its end, as averaging "
+            "does (put RobustnessMonitor first); a validation loader that shuffles or augments; a `validation_step` "
+            "that changes inputs in place (let it work on a copy, and pass a `forward_fn=` that prepares inputs in the "
+            "same way), or that leaves layers in train mode.",
+            consequence="Attacks and Fisher information are of the network and the sample as they are now.",
+        )
+        return False
 
     def _measure(self, meters: Sequence[Meter], subject: Subject) -> dict[str, Rows]:
         """Measure one part after the other; leave out what fails."""

@@ -51,18 +51,6 @@ def check_validation(trainer: Trainer) -> None:
         )
 
 
-def check_order(trainer: Trainer, monitor: Callback) -> None:
-    """Warn of callbacks that validate with averaged weights and swap them out before the monitor measures."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    before = callbacks[: callbacks.index(monitor)]
-    names = [type(c).__name__ for c in before if "WeightAveraging" in kinds_of(c)]
-    if names:
-        rank_zero_warn(
-            f"RobustnessMonitor comes after {names[0]}, which swaps the averaged weights out before Fisher "
-            "information and attacks are measured, so these describe other weights. Put RobustnessMonitor first."
-        )
-
-
 def has_trained(trainer: Trainer) -> bool:
     """Return whether an error would lose a training run."""
     is_training = trainer.state.fn == "fit" and not trainer.sanity_checking and num_training_batches(trainer) > 0

@@ -1,5 +1,5 @@
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ OUTPUT_WARNINGS = {
 }
 # Spread of logits, relative to the largest, below which they are constant; sum of probabilities around 1
 _COLLAPSED, _NORMALIZED = 1e-6, 1e-3
+OUTPUT = "logsumexp"
+_MARGINS = ("y", "right", "margin")
 
 
 class Features(NamedTuple):
@@ -56,7 +58,7 @@ class FeaturePass:
         # Both have the same state, which is kept once
         self._embedding = MetricCollection({"rdi": rdi, "roby": roby}, compute_groups=[["rdi", "roby"]]).to(device)
         self._accuracy = MeanMetric().to(device)
-        self._margins: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._outputs: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._extent: Tensor | None = None  # smallest and largest value of each logit, and of the log of their sum
         self._seconds = 0.0
 
@@ -65,10 +67,11 @@ class FeaturePass:
         with self.timed():
             embedding, logits = call
             preds = logits.argmax(dim=1)
+            columns = {OUTPUT: logits.logsumexp(dim=1), "pred": preds}
             if batch.y is not None:
                 check_label_range(batch.y, self._num_classes)
-                columns = {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
-                self._margins.append((batch.positions, columns))
+                columns |= {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
+            self._outputs.append((batch.positions, columns))
             if len(logits):
                 known = [] if self._extent is None else [self._extent]
                 self._extent = _join([*known, _extent(logits)])
@@ -95,16 +98,22 @@ class FeaturePass:
             accuracy = self._accuracy.compute()  # always: other processes may have labels, and wait for this one
             if not accuracy.isnan():
                 values["acc"] = accuracy
-            own = [
-                Rows(positions, {name: column.cpu() for name, column in columns.items()})
-                for positions, columns in self._margins
-            ]
-            margins = Rows.join(processes.gather(own))
-            outputs = _kind(processes.gather(None if self._extent is None else self._extent.cpu()))
-        if outputs == CONSTANT:
+            margins = Rows.join(processes.gather([own for own in self._rows(_MARGINS) if own.columns]))
+            kind = _kind(processes.gather(None if self._extent is None else self._extent.cpu()))
+        if kind == CONSTANT:
             values = {name: value for name, value in values.items() if not name.startswith("rdi")}
         numbers = {name: value.item() for name, value in values.items()}
-        return Features(numbers, distances, margins, self._seconds, outputs)
+        return Features(numbers, distances, margins, self._seconds, kind)
+
+    def outputs(self) -> Rows:
+        """Return the prediction of each sample of this process, and the log-sum-exp of its logits."""
+        return Rows.join([self._rows((OUTPUT, "pred"))])
+
+    def _rows(self, names: Sequence[str]) -> list[Rows]:
+        return [
+            Rows(positions, {name: columns[name].cpu() for name in names if name in columns})
+            for positions, columns in self._outputs
+        ]
 
     @contextmanager
     def timed(self) -> Iterator[None]:

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._measurement.feature_pass import OUTPUT
 from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import is_image
 from lightning_robustness._model.access import are_probabilities, compute_logits, pick_entry, try_forward
@@ -108,6 +111,34 @@ def rehearse(
             preds = compute_logits(forward, copies).argmax(dim=1)
         for attack in foreign:
             run_attack(forward, attack, few.x, preds, input_space=subject.input_space, seed=subject.seed)
+
+
+def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> float:
+    """Return how much the network's outputs for samples differ from those that a pass computed at their positions.
+
+    It is relative to the size of the outputs, and 0 where two passes of our own differ as much: what a network that is
+    random, or depends on the batch, computes cannot be compared.
+    """
+    samples = samples.at(outputs.positions)
+    own = _outputs(subject, samples, subject.batch_size)
+    expected = outputs[OUTPUT][torch.isin(outputs.positions, own.positions)].double() if len(own) else own.positions
+    if len(expected) != len(own) or not len(own):
+        return 0.0
+    size = expected.abs().max().clamp(min=1.0)
+    difference = ((own[OUTPUT] - expected).abs().max() / size).item()
+    again = _outputs(subject, samples, max(1, subject.batch_size // 2), seed=subject.seed + 1) if difference else own
+    noise = ((own[OUTPUT] - again[OUTPUT]).abs().max() / size).item()
+    return difference if difference > 10 * noise else 0.0
+
+
+def _outputs(subject: Subject, samples: Samples, batch_size: int, seed: int = 0) -> Rows:
+    parts = []
+    for batch in replace(subject, progress=False).batches(samples, "outputs", batch_size):
+        forward = subject.logits_of(batch)
+        with sandbox(forward, batch.x, seed=seed) as (copies,), torch.no_grad():
+            columns = {OUTPUT: compute_logits(forward, copies).logsumexp(dim=1).double().cpu()}
+        parts.append(Rows(batch.positions.cpu(), columns))
+    return Rows.join([parts])
 
 
 def _can_be_perturbed(subject: Subject, batch: Batch) -> bool:

@@ -16,7 +16,6 @@ from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.sinks import announce_values, close_table
 from lightning_robustness._lightning.summary import RunSummary, run_page
 from lightning_robustness._lightning.trainer import (
-    check_order,
     check_validation,
     is_sharded,
     is_spawned,
@@ -26,6 +25,7 @@ from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_final_attack
 from lightning_robustness._model.access import Access
+from lightning_robustness._processes import write_file
 from lightning_robustness.attacks import Attack
 from lightning_robustness.attacks.attack import Norm
 from lightning_robustness.attacks.registry import Strength
@@ -208,7 +208,7 @@ class RobustnessMonitor(Callback):
         """
         page = run_page(self.history, self.settings, self.plot(), self.summary()).to_html()
         if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
+            write_file(path, page.encode())
         return page
 
     def summary(self) -> RunSummary:
@@ -230,7 +230,6 @@ class RobustnessMonitor(Callback):
         self._is_fitting, self.late_keys = stage == "fit", set()
         if self._is_fitting:
             check_validation(trainer)
-            check_order(trainer, self)
             self._record.begin(trainer)
         warn_of_sharding(trainer, self.settings)
         settings = self._settings_for(trainer)

@@ -1,15 +1,14 @@
 """Results in a folder, from which an interrupted evaluation resumes, and fingerprints of what they depend on."""
 
 import hashlib
+import io
 import json
-import os
 import re
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from lightning_robustness._measurement.feature_pass import Features
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._model.batch import Batch
-from lightning_robustness._processes import Processes, rank_zero_warn
+from lightning_robustness._processes import UNFINISHED, Processes, rank_zero_warn, write_file
 
 _SIZE = 8  # bytes
 
@@ -80,7 +79,6 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-_UNFINISHED = ".unfinished"
 _VALUES = ".values.json"
 _FEATURES, _MARGINS = "features", "margins"
 # Layout of the files, which changes with what rows hold
@@ -113,7 +111,7 @@ class ResumeFolder:
         with self._processes.step():
             self._folder.mkdir(parents=True, exist_ok=True)  # in each process: machines may not share it
             if self._processes.rank == 0:
-                for path in self._folder.glob(f"*{_UNFINISHED}"):
+                for path in self._folder.glob(f"*{UNFINISHED}"):
                     path.unlink()
                 _compare(self._folder, "settings", facts)
                 self._read(self._folder)
@@ -141,7 +139,7 @@ class ResumeFolder:
                 if len(features.margins):
                     self.save(_MARGINS, features.margins)
                 text = json.dumps({name: getattr(features, name) for name in ("values", "seconds", "outputs")})
-                _write(self._folder / f"{_FEATURES}{_VALUES}", lambda file: file.write(text.encode()))
+                write_file(self._folder / f"{_FEATURES}{_VALUES}", _seal(text.encode()))
 
     def positions(self, name: str) -> Tensor:
         """Return the positions of the samples that a meter has finished."""
@@ -155,15 +153,19 @@ class ResumeFolder:
         """Keep rows of a meter."""
         if self._folder is not None:
             path = self._folder / f"{_slug(name)}.{int(rows.positions.min()):012d}.pt"
-            _write(path, lambda file: torch.save(asdict(rows), file))
+            content = io.BytesIO()
+            torch.save(asdict(rows), content)
+            write_file(path, _seal(content.getvalue()))
 
     def _read(self, folder: Path) -> None:
         for path in sorted(folder.glob(f"*{_VALUES}")) + sorted(folder.glob("*.pt")):
             try:
                 if path.suffix == ".pt":
-                    self._add(path.name.rsplit(".", 2)[0], Rows(**torch.load(path, weights_only=True)))
+                    self._add(
+                        path.name.rsplit(".", 2)[0], Rows(**torch.load(io.BytesIO(_unseal(path)), weights_only=True))
+                    )
                 else:
-                    self._values[path.name.removesuffix(_VALUES)] = json.loads(path.read_text(encoding="utf-8"))
+                    self._values[path.name.removesuffix(_VALUES)] = json.loads(_unseal(path))
             except Exception as error:  # a damaged file can fail in any way
                 rank_zero_warn(f"{path} cannot be read, so its results are computed again: {error}")
 
@@ -194,7 +196,7 @@ def _compare(folder: Path, name: str, facts: Mapping[str, str]) -> None:
     path = folder / f"{name}.json"
     if not path.exists():
         text = json.dumps(dict(facts), indent=2)
-        _write(path, lambda file: file.write(text.encode()))
+        write_file(path, text.encode())
         return
     try:
         before = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -216,18 +218,17 @@ def _slug(name: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:60]}-{zlib.crc32(name.encode()):08x}"
 
 
-def _write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file completely or not at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=_UNFINISHED)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _seal(content: bytes) -> bytes:
+    """Add a checksum to the content of a file."""
+    return content + f"\n{_hash(content):016x}".encode()
+
+
+def _unseal(path: Path) -> bytes:
+    """Read a file and check its checksum."""
+    content = path.read_bytes()
+    if _seal(content[:-17]) != content:
+        raise ValueError("its checksum is wrong, so it is damaged")
+    return content[:-17]
 
 
 # By name: importing them takes long

@@ -426,3 +426,26 @@ def test_a_forked_process_does_not_wait_for_threads_that_it_does_not_have():
     may_leave.set()
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_modules_behind_a_callable_are_the_models():
+    class Ensemble:
+        def __init__(self, nets):
+            self.nets = {"all": nets}
+
+        def __call__(self, x):
+            return sum(net(x) for net in self.nets["all"])
+
+    nets = [torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)) for _ in range(2)]
+    x = torch.rand(5, 2)
+    for model in (
+        lambda x: sum(net(x) for net in nets),
+        Ensemble(nets),
+        functools.partial(lambda nets, x: nets[0](x), nets),
+    ):
+        before = nets[0][1].running_mean.clone()
+        with sandbox(model, x) as (copy,):
+            assert not nets[0].training
+            model(copy)
+        assert nets[0].training
+        assert torch.equal(nets[0][1].running_mean, before)

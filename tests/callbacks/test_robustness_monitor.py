@@ -782,13 +782,56 @@ def test_a_run_without_validation_epoch_gets_a_warning(tmp_path):
         trainer.fit(Classifier(), train_loader(), val_loader())
 
 
-def test_weights_that_are_averaged_before_the_monitor(tmp_path):
-    class WeightAveraging(L.Callback):  # as in Lightning since 2.6
-        pass
+class Averaged(L.Callback):
+    """Other weights during validation, as a user's own averaging has them."""
 
-    trainer = make_trainer(tmp_path, WeightAveraging(), small_monitor())
-    with pytest.warns(UserWarning, match="comes after WeightAveraging.*Put RobustnessMonitor first"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
+    def on_validation_epoch_start(self, trainer, pl_module):
+        self.scale = 1.0 if trainer.sanity_checking else 0.5
+        pl_module.net[-1].weight.data.mul_(self.scale)
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module.net[-1].weight.data.div_(self.scale)
+
+
+class NormalizesInPlace(Classifier):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self(batch[0].sub_(0.3).div_(0.2))
+
+
+class Smoothed(Classifier):
+    def forward(self, x):
+        return self.net(x + 0.3 * torch.rand_like(x))
+
+
+def sample_warnings(record):
+    return [str(w.message) for w in record if "outputs that validation computed" in str(w.message)]
+
+
+def test_weights_that_are_swapped_out_before_the_monitor_measures(tmp_path):
+    counts = {}
+    for name, callbacks in {"after": (Averaged(), small_monitor()), "before": (small_monitor(), Averaged())}.items():
+        with warnings.catch_warnings(record=True) as record:
+            warnings.simplefilter("always")
+            make_trainer(tmp_path, *callbacks, max_epochs=2).fit(Classifier(), train_loader(), val_loader())
+        counts[name] = len(sample_warnings(record))
+    assert counts == {"after": 1, "before": 0}
+
+
+def test_inputs_that_validation_changes_in_place_are_refused_or_prepared_alike(tmp_path):
+    with pytest.raises(MisconfigurationException, match=r"in place.*forward_fn="):
+        make_trainer(tmp_path, small_monitor()).fit(NormalizesInPlace(), train_loader(), val_loader())
+    monitor = small_monitor(forward_fn=lambda module, x: module((x - 0.3) / 0.2))
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        make_trainer(tmp_path, monitor).fit(NormalizesInPlace(), train_loader(), val_loader())
+    assert not sample_warnings(record)
+
+
+def test_a_random_network_cannot_be_compared(tmp_path):
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        make_trainer(tmp_path, small_monitor()).fit(Smoothed(), train_loader(), val_loader())
+    assert not sample_warnings(record)
 
 
 @pytest.mark.filterwarnings("ignore:Zeros has no last layer")

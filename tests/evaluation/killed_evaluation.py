@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from lightning_robustness.evaluation import resume
 from tests.evaluation.distributed_evaluation import evaluate_all
 
 
@@ -19,7 +18,7 @@ def kill_in_the_sweep():
             os.kill(os.getpid(), signal.SIGKILL)
         replace(source, target)
 
-    resume.os.replace = replace_or_die
+    os.replace = replace_or_die
 
 
 def evaluate_and_die(folder):

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._model.batch import Batch
+from lightning_robustness._processes import Processes, write_file
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import compare, evaluate, sweep
-from lightning_robustness.evaluation.resume import DataFingerprint, fingerprint_weights
+from lightning_robustness.evaluation.resume import DataFingerprint, ResumeFolder, fingerprint_weights
 from tests.evaluation.distributed_evaluation import EPS, evaluate_all, make_data, make_network, without_times
 from tests.evaluation.killed_evaluation import evaluate_and_die
 from tests.evaluation.test_several_processes import assert_same
@@ -149,9 +151,8 @@ def test_damaged_files_are_measured_again(tmp_path):
 
 def test_samples_that_were_written_twice_count_once(tmp_path):
     expected = without_times(evaluate_some(tmp_path, batch_size=5))
-    rows = torch.load(min(tmp_path.glob("attack*.pt")), weights_only=True)
-    name = min(tmp_path.glob("attack*.pt")).name.replace(".0000", ".9999")
-    torch.save(rows, tmp_path / name)
+    path = min(tmp_path.glob("attack*.pt"))
+    shutil.copy(path, tmp_path / path.name.replace(".0000", ".9999"))
     assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
 
 
@@ -238,3 +239,33 @@ def test_fingerprint_of_data(dtype):
     other = describe([[[0, 1, 2], [3, 4, 5]]], x[[0, 1, 2, 4, 3, 5]], y)
     assert {name for name in expected if other[name] != expected[name]} == {"inputs"}
     assert int(describe([[[0, 1, 2]]], x, None)["labels"], 16) == 0
+
+
+def test_a_report_survives_a_write_that_fails(tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    write_file(path, b"before")
+
+    def fail(descriptor):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_file(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_every_flipped_bit_is_found(tmp_path):
+    folder = ResumeFolder(tmp_path, Processes())
+    folder.save("pgd", Rows(torch.arange(4), {"l2": torch.rand(4)}))
+    (path,) = tmp_path.glob("*.pt")
+    content = path.read_bytes()
+    for place in range(0, len(content), 97):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        again = ResumeFolder(tmp_path, Processes())
+        with pytest.warns(UserWarning, match="computed again.*damaged"):
+            again.open({})
+        assert not again.rows("pgd")
+    path.write_bytes(content)
+    again.open({})
+    assert len(again.rows("pgd")[0]) == 4

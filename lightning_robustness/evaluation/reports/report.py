@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from lightning_robustness._display.page import Page, Picture
 from lightning_robustness._display.table import Table, glossary
+from lightning_robustness._processes import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -177,7 +178,7 @@ class Report:
         """Return the report as JSON, NaN and infinity as null, and write it to a file if a path is given."""
         text = json.dumps(_without_nan(self.to_dict()), indent=2)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_file(path, f"{text}\n".encode())
         return text
 
     @classmethod
@@ -212,7 +213,7 @@ class Report:
             provenance=self.provenance,
         ).to_html()
         if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
+            write_file(path, page.encode())
         return page
 
     def to_frame(self) -> Any:
