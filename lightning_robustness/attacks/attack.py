@@ -75,6 +75,25 @@ def is_minimum_norm(attack: Callable[..., Any], input_space: InputSpace | None =
     return getattr(attack, "norm", None) == "l2" and budgets_of(attack, input_space) == [None]
 
 
+def most_passes(attack: Callable[..., Any]) -> int:
+    """Return the largest number of passes that an attack takes for a sample; 0 if it does not say.
+
+    Example:
+        >>> from lightning_robustness.attacks import PGD, Square
+        >>> from lightning_robustness.attacks.attack import most_passes
+        >>> most_passes(PGD(steps=20, restarts=2)), most_passes(Square()), most_passes(lambda model, x, y: x)
+        (40, 5000, 0)
+
+    """
+    members = getattr(attack, "attacks", None)
+    if isinstance(members, tuple):
+        return sum(most_passes(member) for member in members)
+    numbers = [getattr(attack, name, None) for name in ("num_queries", "steps")]
+    number = next((number for number in numbers if isinstance(number, int)), 0)
+    restarts = getattr(attack, "num_restarts", getattr(attack, "binary_search_steps", 1))
+    return number * (restarts if isinstance(restarts, int) else 1)
+
+
 def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace | None) -> None:
     """Check that the budgets of attacks are in the units of the range of inputs.
 

@@ -41,8 +41,8 @@ class PGD(Attack):
 
     Its settings give other attacks, which ``get_attack`` knows by name: FGSM is one step of ``eps`` from the clean
     image, BIM is PGD from there, MIFGSM is BIM with momentum 1, RFGSM starts with a step in a random direction. The
-    default is PGD as published, which is weak on robust networks: ``"strong_pgd"`` by name finds more with 16
-    gradients than any number of constant steps.
+    default is PGD as published, which is weak on robust networks: ``get_attack("pgd", strength="fast")`` finds more
+    with 16 gradients than any number of constant steps.
 
     The direction of the gradient of cross-entropy is computed such that it does not underflow on confident samples.
 

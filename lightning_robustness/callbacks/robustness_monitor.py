@@ -27,6 +27,8 @@ from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_f
 from lightning_robustness._measurement.statistics import interval_values
 from lightning_robustness._model.access import Access
 from lightning_robustness.attacks import Attack
+from lightning_robustness.attacks.attack import Norm
+from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics._base import Storage
@@ -54,18 +56,18 @@ class RobustnessMonitor(Callback):
 
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
-            Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. ``"cw"`` by name is ``MinimumNormCW(initial_steps=16, steps=2)`` and ``"square"`` takes
-            100 queries; pass ``CW()`` or ``Square()`` for the published attacks. Success of an attack without a budget
-            that looks for the smallest l2 perturbation counts within an l2 budget: that of the other attacks, or
-            ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if theirs is in l-infinity.
+            Empty for none. Success of an attack without a budget that looks for the smallest l2 perturbation counts
+            within an l2 budget: that of the other attacks, or ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if
+            theirs is in l-infinity. With ``strength="paper"`` it counts regardless of its size, as in the papers.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
-            the l2 norm keep in any case.
+            the l2 norm keep unless ``norm`` is ``"l2"``.
+        norm: Norm of that budget, and of attacks that are given by name and know both: ``"linf"`` or ``"l2"``.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
             passed, and at the end of training. A mapping has a number for each attack. By default the attack called
             ``pgd`` runs in every validation epoch, the others in every fifth.
-        final_attack: Attack for one strong verdict at the end of training, logged as ``adv_acc/final``: ``"worst"``,
-            ``"autoattack"``, or an attack.
+        final_attack: Attack for one strong verdict at the end of training, logged as ``adv_acc/final``: ``"cascade"``,
+            ``"ensemble"``, another name, with ``strength="strong"``, or an attack.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
@@ -107,6 +109,8 @@ class RobustnessMonitor(Callback):
         | Mapping[str, str | Attack | Callable[..., Any]] = DEFAULT_ATTACKS,
         eps: float | None = 8 / 255,
         *,
+        norm: Norm = "linf",
+        strength: Strength = "fast",
         attack_every_n_epochs: int | Mapping[str, int] | None = None,
         final_attack: str | Attack | Callable[..., Any] | None = None,
         input_space: InputSpace | None = None,
@@ -135,6 +139,8 @@ class RobustnessMonitor(Callback):
             eps,
             access.input_space,
             attack_samples,
+            strength,
+            norm,
             fim_samples=fim_samples,
             fim_method=fim_method,
             clever_samples=clever_samples,
@@ -143,7 +149,7 @@ class RobustnessMonitor(Callback):
             batch_size=batch_size,
             seed=seed,
         )
-        final = {} if final_attack is None or not attack_samples else name_final_attack(final_attack, eps)
+        final = {} if final_attack is None or not attack_samples else name_final_attack(final_attack, eps, norm)
         self.settings = MonitorSettings(
             access, plan, final, dataloader_idx, prefix, log_figures, log_embeddings, progress
         )

@@ -25,6 +25,8 @@ from lightning_robustness._measurement.threat_model import ThreatModel, is_image
 from lightning_robustness._model.access import Access
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import Processes, rank_zero_warn
+from lightning_robustness.attacks.attack import Norm
+from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.loading import Passed, check_loader, on_device, pass_over
 from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
 from lightning_robustness.evaluation.resume import check_folder, open_folder, unwrap
@@ -38,6 +40,8 @@ def sweep(
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = SWEEP_ATTACKS,
     budgets: Sequence[float] = SWEEP_BUDGETS,
     *,
+    strength: Strength = "paper",
+    norm: Norm = "linf",
     attack_samples: int | None = 512,
     input_space: InputSpace | None = None,
     forward_fn: Callable[..., Any] | None = None,
@@ -71,6 +75,8 @@ def sweep(
         dataloader: Batches with inputs and labels.
         attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
         budgets: Budgets in un-normalised units, increasing.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
+        norm: Norm of the budgets of attacks that are given by name, ``"linf"`` or ``"l2"``.
         attack_samples: Number of samples, spread over the loader; None for all, which are then held in memory.
         input_space: Input range, and the normalisation the loader applies; by default [0, 1] and none.
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
@@ -118,7 +124,7 @@ def sweep(
         check_integer("attack_samples", attack_samples, minimum=1)
     access = Access(input_space, forward_fn=forward_fn, embed_fn=embed_fn, batch_fn=batch_fn)
     budgets = read_budgets("budgets", budgets)
-    plan = plan_sweep(attacks, budgets, access.input_space)
+    plan = plan_sweep(attacks, budgets, access.input_space, strength=strength, norm=norm)
     processes, model = Processes(), unwrap(model)
     facts: dict[str, Any] = {
         "function": "sweep",
