@@ -64,7 +64,8 @@ def batch(digits):
 
 
 ATTACKS = {
-    **{name: get_attack(name, eps=0.1) for name in ("fgsm", "bim", "mifgsm", "pgd", "strong_pgd")},
+    **{name: get_attack(name, eps=0.1) for name in ("fgsm", "bim", "mifgsm", "pgd")},
+    "two losses": PGD(eps=0.1, steps=8, loss=("cross_entropy", "margin"), schedule="shrinking"),
     "l2": PGD(eps=0.5, norm="l2", start="clean"),
     "adaptive": PGD(eps=0.1, steps=20, schedule="adaptive", start="clean"),
     "cw": CW(steps=20),

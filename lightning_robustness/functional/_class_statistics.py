@@ -50,6 +50,8 @@ def sum_by_class(features: Tensor, index: Tensor, num_classes: int) -> Tensor:
 def sum_distances_by_class(features: Tensor, index: Tensor, centers: Tensor, p: float) -> Tensor:
     """Sum the distances of the samples of each class to its centre, shape ``(num_classes,)``."""
     sums = centers.new_zeros(len(centers))
+    if not centers.shape[1]:  # before any data; the largest of no coordinates has no value
+        return sums
     for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
         distances = torch.linalg.vector_norm(rows.to(centers.dtype) - centers[labels], ord=p, dim=1)
         sums.index_add_(0, labels, distances)
@@ -63,6 +65,8 @@ def expand_distances_by_class(features: Tensor, index: Tensor, centers: Tensor, 
     centre c' is r + u.c - u.c' to first order, a lower bound since a norm is convex.
     """
     offsets, slopes = centers.new_zeros(len(centers)), torch.zeros_like(centers)
+    if not centers.shape[1]:
+        return offsets, slopes
     for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
         c = centers[labels]
         difference = rows.to(centers.dtype) - c

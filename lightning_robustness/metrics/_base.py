@@ -1,3 +1,4 @@
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -78,6 +79,11 @@ class SampleMetric(RobustnessMetric):
         # Named after the class: a MetricCollection shares states of one name that are equal after a batch
         self._state = f"{type(self).__name__}_rows"
         self.add_state(self._state, default=[], dist_reduce_fx="cat")
+
+    def _keep_apart(self, *settings: Any) -> None:
+        """Add a state of what rows depend on, so that a MetricCollection shares them between equal metrics only."""
+        checksum = torch.tensor(zlib.crc32(repr(settings).encode()))
+        self.add_state("settings", default=checksum, dist_reduce_fx="max")
 
     def compute(self) -> Tensor:
         """Compute the metric over all batches."""

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchmetrics import MetricCollection
 
 from lightning_robustness import InputSpace
 from lightning_robustness.functional import boundary_distance
-from lightning_robustness.metrics import BoundaryDistance
+from lightning_robustness.metrics import BoundaryDistance, CleverScore
 from tests.metrics.tester import check_metric_contract
 
 
@@ -137,3 +138,21 @@ def test_two_processes_equal_one(two_processes, sizes, dtype):
     metric.update(network(dtype), *data(dtype))
     for parts in two_processes(evaluate_share, sizes, dtype):
         torch.testing.assert_close(parts, metric.compute_components(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_collection_shares_nothing_between_metrics_with_other_settings():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    settings = {
+        "all": BoundaryDistance(),
+        "one": BoundaryDistance(num_rivals=1),
+        "far": CleverScore(0.5, num_batches=4, points_per_batch=8),
+        "near": CleverScore(0.4, num_batches=4, points_per_batch=8),
+    }
+    collection = MetricCollection({name: metric.clone() for name, metric in settings.items()})
+    for _ in range(3):
+        x = torch.rand(1, 4)
+        for metric in (collection, *settings.values()):
+            metric.update(network, x)
+    assert collection.compute() == {name: metric.compute() for name, metric in settings.items()}
+    assert all(len(group) == 1 for group in collection.compute_groups.values())

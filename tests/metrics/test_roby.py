@@ -30,3 +30,9 @@ def test_plot(normalization):
     assert axis.lines[0].get_ydata()[0] == pytest.approx(metric.compute().item())
     bounded = axis.get_ylim() == pytest.approx((-0.1, 1.1))  # the bounds, and a tenth of their distance
     assert bounded == (normalization == "pairs")
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, float("inf")])
+def test_without_data(p):
+    with pytest.warns(UserWarning, match="compute"):
+        assert ROBY(3, p=p).compute() == 1.0
