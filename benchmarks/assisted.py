@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.feature_pass import _margins
@@ -23,7 +23,7 @@ from lightning_robustness._measurement.statistics import accuracy_interval
 from lightning_robustness.attacks import PGD, run_attack
 
 
-def train(x, y, eps, epochs=30):
+def train(x: Tensor, y: Tensor, eps: float, epochs: int = 30) -> nn.Module:
     """Train a small network, with PGD if there is a budget."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -37,7 +37,7 @@ def train(x, y, eps, epochs=30):
     return network.eval()
 
 
-def population(network, x, y, eps, total):
+def population(network: nn.Module, x: Tensor, y: Tensor, eps: float, total: int) -> tuple[Rows, Tensor]:
     """Return margins of ``total`` samples, drawn with a little noise if there are fewer, and which are robust."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(len(x), (total,), generator=generator) if total > len(x) else torch.randperm(len(x))[:total]
@@ -50,7 +50,7 @@ def population(network, x, y, eps, total):
     return Rows(torch.arange(total), columns), adv_preds == labels
 
 
-def resample(margins, robust, number, draws):
+def resample(margins: Rows, robust: Tensor, number: int, draws: int) -> dict[str, float]:
     """Estimate from samples; return bias in points, coverage of both intervals, and how much smaller the variance is."""
     generator, truth = np.random.default_rng(0), robust.double().mean().item()
     found = []
@@ -70,7 +70,7 @@ def resample(margins, robust, number, draws):
     }
 
 
-def main():
+def main() -> None:
     """Run everything, print a table, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=400)
