@@ -46,12 +46,14 @@ FEATURES = {
 }
 FISHER = {
     *("fim", "fim_inverse", "fim_geometric", "lipschitz", "boundary", "boundary_acc", "samples_fim", "seconds/fim"),
+    *("boundary_acc_low", "boundary_acc_high", "boundary_acc_plain"),
 }
 ALWAYS = {"skipped", "seconds/figures"}
 
 
 def attack_keys(*names):
-    kinds = [f"{kind}/{name}" for kind in ("asr", "adv_acc", "distortion") for name in (*names, "worst")]
+    kinds = ("asr", "adv_acc", "distortion", "adv_acc_low", "adv_acc_high", "adv_acc_plain")
+    kinds = [f"{kind}/{name}" for kind in kinds for name in (*names, "worst")]
     return {*kinds, *(f"seconds/{name}" for name in names), "masking", "samples_attacks"}
 
 
@@ -147,7 +149,8 @@ def test_logged_values_are_those_computed_by_hand(tmp_path):
     for key, value in values.items():
         if key in expected:
             assert value == pytest.approx(float(expected[key]), rel=2e-5), key
-    assert {key for key in values if key not in expected} == {"masking", *(k for k in values if "seconds" in k)}
+    ends = {key for key in values if key.startswith(("adv_acc_", "boundary_acc_"))}
+    assert {key for key in values if key not in expected} == {"masking", *(k for k in values if "seconds" in k)} | ends
     assert all(values[key] > 0 for key in values if key.startswith("seconds/") and key != "seconds/figures")
     assert monitor.history[-1].keys() - {"epoch", "step"} == values.keys()
     assert [entry["epoch"] for entry in monitor.history] == [0, 1]
@@ -165,7 +168,7 @@ def test_a_final_verdict(tmp_path):
     result = run_attack(module.eval(), attack, x, y)
     assert last["adv_acc/final"] == pytest.approx((result.adv_preds == y).float().mean().item())
     assert last["asr/final"] == pytest.approx(result.success_rate)
-    assert logged(trainer)["adv_acc/final"] == last["adv_acc/final"]
+    assert logged(trainer)["adv_acc/final"] == pytest.approx(last["adv_acc/final"])
     assert last["adv_acc/worst"] == last["adv_acc/fgsm"], "the worst of those that run on the way"
 
 
@@ -665,7 +668,9 @@ def test_memory_does_not_grow(tmp_path):
 
     trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
     trainer.fit(Classifier(), train_loader(), val_loader())
-    assert counts[5] == counts[6] == counts[7]  # trust is logged from the fifth evaluation on
+    # Trust is logged from the fifth evaluation on; outcomes of the attack and of the worst case are four tensors each
+    numbers = [number for number, _ in counts]
+    assert numbers[7] - numbers[6] == numbers[6] - numbers[5] <= 2 * 4
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):
@@ -1136,8 +1141,8 @@ def test_trust_is_logged_from_the_fifth_evaluation_on(tmp_path):
         assert shown == pytest.approx([entry[f"trust/{name}"] for entry in monitor.history[4:]])
     assert logged(trainer)["trust/rdi"] == pytest.approx(monitor.history[-1]["trust/rdi"])
     text = events.Tensors("robustness/summary/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert "- **most robust epoch**:" in text
-    assert f"trust {monitor.history[-1]['trust/rdi']:+.2f}" in text
+    assert "- **kept epoch**:" in text
+    assert f"tau {monitor.history[-1]['trust/rdi']:+.2f}" in text
 
 
 def test_trust_is_kept_over_a_resume(tmp_path):
@@ -1185,7 +1190,7 @@ def test_the_summary_is_logged_at_the_end(tmp_path, caplog):
     with caplog.at_level("INFO"):
         make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
     [entry] = monitor.history
-    [message] = [record.getMessage() for record in caplog.records if "most robust epoch" in record.getMessage()]
+    [message] = [record.getMessage() for record in caplog.records if "kept epoch" in record.getMessage()]
     assert message == f"RobustnessMonitor:\n{monitor.summary()}"
     assert monitor.summary().accuracy == entry["adv_acc/worst"]
     assert monitor.summary().seconds["fgsm"] == entry["seconds/fgsm"]
@@ -1194,6 +1199,6 @@ def test_the_summary_is_logged_at_the_end(tmp_path, caplog):
 def test_representation():
     shown = repr(RobustnessMonitor(attacks=["pgd", "square"], fim_samples=16, prefix="mine"))
     assert shown == (
-        "RobustnessMonitor(attacks=['pgd', 'square'], attack_samples=512, fim_samples=16, "
+        "RobustnessMonitor(attacks=['pgd', 'square'], attack_samples=256, fim_samples=16, "
         "input_space=InputSpace(low=0.0, high=1.0, mean=None, std=None), prefix='mine', 0 evaluations)"
     )
