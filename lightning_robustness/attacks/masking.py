@@ -255,7 +255,7 @@ def nonfinite_sign(name: str, nonfinite: Tensor) -> Iterator[MaskingSign]:
 
 def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
     for one in tallies:
-        rivals = [t for t in tallies if t.is_rival(one) and getattr(t.attack, "steps", 1) > 1]
+        rivals = [t for t in tallies if t.is_rival(one) and (getattr(t.attack, "steps", None) or 1) > 1]
         if not one.has(white_box=True, steps=1) or not rivals:
             continue
         many = max(rivals, key=lambda t: t.rate)
