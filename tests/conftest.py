@@ -1,4 +1,8 @@
+import logging
 import os
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start
 # The same examples in every run, however slow the machine is
 settings.register_profile("reproducible", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("reproducible")
+# Scripts silence these
+LOGGERS = "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +49,25 @@ def digits_network(digits):
 @pytest.fixture(scope="session")
 def robust_digits_network(digits):
     return train_network(digits[0][:1200], digits[1][:1200], eps=0.15, epochs=15)
+
+
+@pytest.fixture
+def run_script(monkeypatch, capsys):
+    """Callable that runs a script of this repository as the command line does; returns its names and its output."""
+    modules = dict(sys.modules)
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
+
+    def run(path, *arguments):
+        script = Path(__file__).parents[1] / path
+        monkeypatch.syspath_prepend(str(script.parent))
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
+        names = runpy.run_path(str(script), run_name="__main__")
+        return names, capsys.readouterr().out
+
+    yield run
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    scripts = str(Path(__file__).parents[1] / "benchmarks")
+    for name in sys.modules.keys() - modules:  # scripts of other folders have modules of the same names
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(scripts):
+            del sys.modules[name]

@@ -1,9 +1,6 @@
 import gzip
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +13,14 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "benchmarks" / "paper_tables"
 
 
-def run_script(name, *arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPTS / name), *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-
-
 @pytest.fixture
 def scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPTS))
 
 
-def test_the_tables_in_the_docs_are_those_of_the_results():
-    printed = dict(re.findall(r"^## (.*?)\n\n(.*?)\n$", run_script("tables.py"), flags=re.M | re.S))
+def test_the_tables_in_the_docs_are_those_of_the_results(run_script):
+    _, output = run_script(SCRIPTS / "tables.py")
+    printed = dict(re.findall(r"^## (.*?)\n\n(.*?)\n$", output, flags=re.M | re.S))
     text = (ROOT / "docs" / "evidence.md").read_text()
     written = dict(re.findall(r"<!-- (.*?) -->\n\n(.*?)\n\n<!-- end -->", text, flags=re.S))
     assert sorted(written) == sorted(printed)
@@ -49,17 +41,17 @@ def write_idx(directory, images, labels, name):
         (directory / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
 
 
-def test_the_pipeline_trains_measures_and_resumes(tmp_path):
+def test_the_pipeline_trains_measures_and_resumes(tmp_path, run_script):
     digits = load_digits()
     pixels = np.pad(digits.images.repeat(3, axis=1).repeat(3, axis=2), ((0, 0), (2, 2), (2, 2))) * 15 // 1
     write_idx(tmp_path, pixels[:1200], digits.target[:1200], "train")
     write_idx(tmp_path, pixels[1200:], digits.target[1200:], "t10k")
     places = ["mnist", "--data", tmp_path, "--work", tmp_path]
-    run_script("train.py", *places, "--only", "fc-2x100.natural.0", "--samples", 1200)
+    run_script(SCRIPTS / "train.py", *places, "--only", "fc-2x100.natural.0", "--samples", 1200)
     sizes = {"features": 300, "fisher": 8, "attacks": 6, "adversarial": 40, "sweep": 4, "clever": 2}
     options = [part for name, size in sizes.items() for part in (f"--{name}", size)]
     output = tmp_path / "results.json"
-    run_script("measure.py", *places, *options, "--output", output, "--only", "fc-2x100.natural.0/")
+    run_script(SCRIPTS / "measure.py", *places, *options, "--output", output, "--only", "fc-2x100.natural.0/")
 
     results = json.loads(output.read_text())
     entry = results["networks"]["fc-2x100.natural.0"]
@@ -80,7 +72,15 @@ def test_the_pipeline_trains_measures_and_resumes(tmp_path):
     # A part that is there is left alone, unless it is asked for
     entry["clever"]["clever"], entry["fisher"]["fim"] = -1.0, -1.0
     output.write_text(json.dumps(results))
-    run_script("measure.py", *places, *options, "--output", output, "--only", "fc-2x100.natural.0/clever")
+    run_script(
+        SCRIPTS / "measure.py",
+        *places,
+        *options,
+        "--output",
+        output,
+        "--only",
+        "fc-2x100.natural.0/clever",
+    )
     again = json.loads(output.read_text())["networks"]["fc-2x100.natural.0"]
     assert again["clever"]["clever"] > 0
     assert again["fisher"]["fim"] == -1.0

@@ -1,25 +1,29 @@
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
 
-def table(*arguments):
-    """Rows of the table that the script prints."""
-    command = [sys.executable, "benchmarks/selection_replay.py", *map(str, arguments)]
-    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return [line for line in output.splitlines() if line.startswith("|")][2:]
+@pytest.fixture
+def table(run_script):
+    """Callable that returns the rows of the table that the script prints."""
+
+    def run(*arguments):
+        _, output = run_script("benchmarks/selection_replay.py", *arguments)
+        return [line for line in output.splitlines() if line.startswith("|")][2:]
+
+    return run
 
 
-def test_the_table_in_the_docs_is_that_of_the_results():
+def test_the_table_in_the_docs_is_that_of_the_results(table):
     rows = table("--table")
     assert len(rows) == 7
     docs = (ROOT / "docs" / "stopping.md").read_text()
     assert [row for row in rows if row not in docs] == []
 
 
-def test_a_run_that_overfits_is_replayed(tmp_path):
+def test_a_run_that_overfits_is_replayed(tmp_path, table):
     """The peak is in epoch 2; 3 is tied with it; a guard refuses both in favour of 4."""
     series = [(0.60, 0.30), (0.70, 0.40), (0.80, 0.530), (0.81, 0.527), (0.83, 0.50), (0.85, 0.48), (0.84, 0.45)]
     rows = [f"{epoch},0.1,{clean},{robust}" for epoch, (clean, robust) in enumerate(series)]

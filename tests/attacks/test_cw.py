@@ -57,7 +57,7 @@ def test_published_attack_equals_torchattacks_and_the_formulas(digits, request, 
 
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
 def test_binary_search_as_in_foolbox(digits, request, network):
-    network, x, y = request.getfixturevalue(network), digits[0][:250], digits[1][:250]
+    network, x, y = request.getfixturevalue(network), digits[0][:120], digits[1][:120]
     expected = distances(network, x, y, foolbox_images(network, x, y))
     found = found_by(network, CW(c=0.1, steps=40, lr=0.02, binary_search_steps=4), x, y)
     assert_agree(found, expected)
@@ -65,7 +65,7 @@ def test_binary_search_as_in_foolbox(digits, request, network):
 
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
 def test_from_a_ddn_start_at_least_torchattacks_and_foolbox(digits, request, network):
-    network, x, y = request.getfixturevalue(network), digits[0][:250], digits[1][:250]
+    network, x, y = request.getfixturevalue(network), digits[0][:120], digits[1][:120]
     with sandbox(network, x):
         theirs = torchattacks.CW(network, c=3, steps=30, lr=0.02)(x, y)
     plain = MinimumNormCW(c=3.0, steps=30, lr=0.02, initial_steps=10)
@@ -86,7 +86,7 @@ def foolbox_images(network, x, y):
 @pytest.mark.parametrize("attack", [CW(c=10.0, steps=20, lr=0.05), MinimumNormCW(steps=20, lr=0.05)], ids=repr)
 @pytest.mark.parametrize("tail", [nn.LogSoftmax(dim=1), lambda z: z + 30.0, lambda z: z - 30.0])
 def test_a_constant_in_the_logits_changes_nothing(digits, digits_network, attack, tail):
-    x, y = digits[0][:200], digits[1][:200]
+    x, y = digits[0][:100], digits[1][:100]
     plain = run_attack(digits_network, attack, x, y)
     shifted = run_attack(lambda images: tail(digits_network(images)), attack, x, y)
     assert plain.success_rate > 0.9
@@ -128,7 +128,7 @@ def test_finds_the_boundary_of_a_linear_model(seed):
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
 def test_breaks_all_samples_and_comes_closer_than_its_start(digits, request, network):
     """A short search leaves something to find: about 4 % of the distance."""
-    network, x, y = request.getfixturevalue(network), digits[0][:300], digits[1][:300]
+    network, x, y = request.getfixturevalue(network), digits[0][:150], digits[1][:150]
     attacks = MinimumNormCW(steps=50, lr=0.02, initial_steps=5), DDN(steps=5)
     result, start = (run_attack(network, attack, x, y) for attack in attacks)
     assert torch.equal(result.success, result.eligible)

@@ -15,7 +15,7 @@ NETWORKS = ["digits_network", "robust_digits_network"]
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_breaks_all_samples_at_less_distance_than_foolbox(digits, request, network):
-    network, x, y = request.getfixturevalue(network), digits[0][:300], digits[1][:300]
+    network, x, y = request.getfixturevalue(network), digits[0][:150], digits[1][:150]
     result = run_attack(network, "ddn", x, y)
     assert torch.equal(result.success, result.eligible)
     assert (result.queries[result.eligible] == 106).all()
@@ -23,7 +23,7 @@ def test_breaks_all_samples_at_less_distance_than_foolbox(digits, request, netwo
         with sandbox(network, x):
             x_adv = reference(foolbox.PyTorchModel(network, bounds=(0, 1), device="cpu"), x, y, epsilons=None)[1]
         broken = result.eligible & (network(x_adv).argmax(1) != y) & (x_adv.flatten(1).amax(1) > 0)
-        assert broken.sum() > 200
+        assert broken.sum() > 100
         assert result.l2[broken].mean() <= 1.005 * (x_adv - x).flatten(1).norm(dim=1)[broken].mean()
 
 
@@ -32,7 +32,7 @@ def test_breaks_all_samples_at_less_distance_than_foolbox(digits, request, netwo
 def test_the_scale_of_the_logits_changes_nothing(digits, request, network, attack):
     network, x, y = request.getfixturevalue(network), digits[0][:100], digits[1][:100]
     plain = run_attack(network, attack, x, y)
-    for scale in (0.01, 0.3, 30.0, 1000.0):
+    for scale in (0.01, 1000.0):
         scaled = run_attack(lambda images, scale=scale: scale * network(images), attack, x, y)
         assert torch.equal(scaled.success, plain.success)
         assert scaled.l2.mean().item() == pytest.approx(plain.l2.mean().item(), rel=0.02)

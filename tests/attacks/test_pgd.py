@@ -107,7 +107,7 @@ def test_l2_success_rate_of_torchattacks_at_least(digits, robust_digits_network)
 
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
 def test_success_is_monotone_in_eps_steps_and_restarts(digits, request, network):
-    network, x, y = request.getfixturevalue(network), digits[0][:1000], digits[1][:1000]
+    network, x, y = request.getfixturevalue(network), digits[0][:400], digits[1][:400]
 
     def rate(**options):
         return run_attack(network, PGD(**{"eps": 0.12, "alpha": 0.02, "steps": 8} | options), x, y).success_rate
@@ -306,7 +306,7 @@ def test_rivals_are_attacked_one_by_one():
 
 
 def test_fast_pgd_breaks_more_than_ten_times_the_gradients(digits, robust_digits_network):
-    x, y = digits
+    x, y = digits[0][:700], digits[1][:700]
     plain = run_attack(robust_digits_network, PGD(eps=0.2, steps=200), x, y)
     strong = run_attack(robust_digits_network, get_attack("pgd", eps=0.2, strength="fast"), x, y)
     assert strong.success.sum() > plain.success.sum()
@@ -316,12 +316,12 @@ def test_fast_pgd_breaks_more_than_ten_times_the_gradients(digits, robust_digits
 @pytest.mark.parametrize(("norm", "eps"), [("linf", 0.2), ("l2", 1.2)])
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
 def test_adaptive_steps_break_what_those_of_torchattacks_do(digits, request, network, norm, eps):
-    network, x, y = request.getfixturevalue(network), digits[0][:600], digits[1][:600]
-    theirs = [torchattacks.APGD(network, norm.capitalize(), eps, steps=40, seed=seed) for seed in range(3)]
+    network, x, y = request.getfixturevalue(network), digits[0][:400], digits[1][:400]
+    theirs = [torchattacks.APGD(network, norm.capitalize(), eps, steps=40, seed=seed) for seed in range(2)]
     expected = [success_rate(network, x, y, reference_attack(x, y).detach()) for reference_attack in theirs]
     attack = PGD(eps=eps, norm=norm, steps=40, schedule="adaptive")
-    rates = [run_attack(network, attack, x, y, seed=seed).success_rate for seed in range(3)]
-    assert sum(rates) >= sum(expected) - 3 * 0.005
+    rates = [run_attack(network, attack, x, y, seed=seed).success_rate for seed in range(2)]
+    assert sum(rates) >= sum(expected) - 2 * 0.005
 
 
 @pytest.mark.parametrize(

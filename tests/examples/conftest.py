@@ -1,27 +1,13 @@
-import runpy
-import sys
-from pathlib import Path
-
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 @pytest.fixture
-def run_example(tmp_path, monkeypatch, capsys):
-    """Callable that runs a script as the command line does, in a new directory; returns its names and its output."""
+def run_example(tmp_path, monkeypatch, run_script):
+    """Callable that runs an example in a new directory; returns its names and its output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end: the scripts set it
-
-    def run(name, *arguments):
-        script = EXAMPLES / name
-        monkeypatch.syspath_prepend(str(script.parent))
-        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
-        names = runpy.run_path(str(script), run_name="__main__")
-        return names, capsys.readouterr().out
-
-    return run
+    return lambda name, *arguments: run_script(f"examples/{name}", *arguments)
 
 
 @pytest.fixture

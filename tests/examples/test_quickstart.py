@@ -1,5 +1,6 @@
 import re
 import runpy
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -7,8 +8,9 @@ import torch
 from matplotlib.image import imread
 
 from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
-from tests.examples.conftest import EXAMPLES
 from tests.references import rdi, roby
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 ATTACKED = ["adv_acc/pgd", "adv_acc/square", "adv_acc/cw", "adv_acc/worst", "distortion/cw"]
 COLUMNS = ["acc", "rdi", "roby", "fim", *ATTACKED]
