@@ -51,7 +51,7 @@ def population(network: nn.Module, x: Tensor, y: Tensor, eps: float, total: int)
 
 
 def resample(margins: Rows, robust: Tensor, number: int, draws: int) -> dict[str, float]:
-    """Estimate from samples; return bias in points, coverage of both intervals, and how much smaller the variance is."""
+    """Estimate from samples: bias in points, coverage of both intervals, and how much smaller the variance is."""
     generator, truth = np.random.default_rng(0), robust.double().mean().item()
     found = []
     for seed in range(draws):

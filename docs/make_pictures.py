@@ -70,7 +70,15 @@ def _screenshot(address: str, file: Path, size: tuple[int, int]) -> Image.Image:
     )
     if browser is None:
         raise FileNotFoundError("Expected Chromium or Chrome, which takes screenshots, but neither is installed.")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=20000"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--use-gl=angle",
+        "--use-angle=swiftshader",
+        "--enable-unsafe-swiftshader",
+        "--hide-scrollbars",
+        "--virtual-time-budget=20000",
+    ]
     options += [f"--window-size={size[0]},{size[1]}", f"--user-data-dir={file.parent / 'browser'}"]
     subprocess.run([browser, *options, f"--screenshot={file}", address], check=True, capture_output=True)
     return Image.open(file)

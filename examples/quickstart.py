@@ -89,7 +89,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", ".*does not have many workers.*")  # the data is in memory
     L.seed_everything(0)
 
-    monitor = RobustnessMonitor(eps=0.1)  # this line, and `callbacks=[monitor]` below, are all it takes
+    # This line, and `callbacks=[monitor]` below, are all it takes
+    monitor = RobustnessMonitor(eps=0.1, log_combined=True)
 
     trainer = L.Trainer(max_epochs=epochs, callbacks=[monitor], enable_model_summary=False, log_every_n_steps=10)
     trainer.fit(DigitsClassifier(), *digits_loaders())

@@ -231,7 +231,7 @@ def test_monitor_and_its_page(registered, tmp_path):
         log_every_n_steps=1,
     )
     trainer.fit(module, make_loader(), make_loader())
-    assert {"robustness/gradient_norm", "robustness/trust/gradient_norm"} <= set(monitor.keys)
+    assert {"robustness/gradient_norm", "robustness_trust/gradient_norm"} <= set(monitor.keys)
     values = [entry["gradient_norm"] for entry in monitor.history]
     assert len(set(values)) == NUM_EPOCHS
     assert all(entry["samples_gradient"] == NUM_MEASURED for entry in monitor.history)
@@ -242,8 +242,8 @@ def test_monitor_and_its_page(registered, tmp_path):
     assert values[-1] == pytest.approx(report.metrics["gradient_norm"], rel=1e-12)
     events = read_events(tmp_path)
     assert [value for _, value in events["scalars"]["robustness/gradient_norm"]] == pytest.approx(values, rel=1e-6)
-    assert "robustness/debug/samples_gradient" in events["scalars"]
-    assert "robustness/debug/seconds/gradient" in events["scalars"]
+    assert "robustness_details/samples_gradient" in events["scalars"]
+    assert "robustness_details/seconds/gradient" in events["scalars"]
     assert "robustness/gradient_norms" in events["others"]
     page = monitor.to_html()
     assert "gradient_norm" in page

@@ -205,7 +205,7 @@ CASES = {
 def monitored(path, module, loader, **options):
     trainer = make_trainer(path, RobustnessMonitor(log_figures=False, **options))
     (logged,) = trainer.validate(module, loader, verbose=False)
-    return {key.removeprefix("robustness/").removeprefix("debug/"): value for key, value in logged.items()}
+    return {key.removeprefix("robustness/").removeprefix("robustness_details/"): value for key, value in logged.items()}
 
 
 def settings(**options):

@@ -186,7 +186,9 @@ def monitored(path, module, data, labelled=True, **kwargs):
     monitor = RobustnessMonitor(**{**data.options(module, labelled), **kwargs}, log_figures=False)
     trainer = make_trainer(path, monitor)
     (logged,) = trainer.validate(module, data.loader(labelled), verbose=False)
-    values = {key.removeprefix("robustness/").removeprefix("debug/"): value for key, value in logged.items()}
+    values = {
+        key.removeprefix("robustness/").removeprefix("robustness_details/"): value for key, value in logged.items()
+    }
     return values, logged.get("val_acc")
 
 

@@ -20,7 +20,7 @@ from lightning_robustness._lightning.sinks import Sink, sinks_of
 from lightning_robustness._lightning.trainer import find_class_names, log_step
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
 from lightning_robustness._measurement.findings import Findings
-from lightning_robustness._measurement.keys import KEYS, charts, get_key, logged_keys
+from lightning_robustness._measurement.keys import KEYS, charts, combined_charts, get_key, logged_keys, tag
 from lightning_robustness._measurement.meters.attack import Examples
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import FixedSample, Samples
@@ -99,9 +99,16 @@ class Board:
         except Exception as error:
             self._faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
 
-    def show_history(self, history: Sequence[Mapping[str, float]], kept: Kept | None) -> float:
-        """Show the picture of the run so far, and return the seconds that it took."""
+    def show_history(
+        self, history: Sequence[Mapping[str, float]], values: Mapping[str, float], kept: Kept | None
+    ) -> float:
+        """Show the picture of the run so far, with the values of this evaluation, and return the seconds it took."""
         start = perf_counter()
+        if self._settings.log_combined:
+            with self._faults.skipping("charts of several values could not be logged", is_raised_early=True):
+                for sink in self._sinks or ():
+                    for title, names in combined_charts(values).items():
+                        sink.lines(title, {line: values[name] for line, name in names.items()}, log_step(self._trainer))
 
         def draw() -> "Figure":
             self._history_figure = history_figure(history, self._prefix, self._history_figure, kept)
@@ -131,8 +138,9 @@ class Board:
         threat = ThreatModel.of(plan.attacks, plan.input_space, plan.attack_samples, l2_budget=l2_budget)
         unbounded = [name for name, facts in threat.attacks.items() if not facts.budgets]
         for sink in self._sinks:
-            sink.open(charts(settings.parts, list(plan.attacks), unbounded))
-        self._show_text("glossary", ("key", "meaning"), _glossary(threat.attacks, settings.parts))
+            combined = combined_charts(settings.names) if settings.log_combined else ()
+            sink.open(charts(settings.parts, list(plan.attacks), unbounded, settings.log_details), combined)
+        self._show_text("glossary", ("key", "meaning"), _glossary(self._prefix, threat.attacks, settings.parts))
         head = f"{route.head!r} of {type(subject.model).__name__}, {route.num_classes} classes"
         self._show_text("settings", ("setting", "value"), (settings.describe() | {"head": head}).items())
 
@@ -223,12 +231,12 @@ class Board:
             sink.image(name, picture, log_step(self._trainer))
 
 
-def _glossary(attacks: Mapping[str, AttackFacts], parts: Collection[str]) -> list[tuple[str, str]]:
+def _glossary(prefix: str, attacks: Mapping[str, AttackFacts], parts: Collection[str]) -> list[tuple[str, str]]:
     """Explain the attacks and every key that will be logged, one line each, families as a whole."""
     explained = [(f"attack {name}", _describe_attack(facts)) for name, facts in attacks.items()]
     logged = {get_key(name).glossary for name in logged_keys(parts, list(attacks))}
     keys = [key for key in KEYS if key.glossary in logged or (key.role == "warning" and attacks)]
-    return [*explained, *((key.logged_name, _describe_key(key.glossary, key.direction)) for key in keys)]
+    return [*explained, *((tag(prefix, key.name), _describe_key(key.glossary, key.direction)) for key in keys)]
 
 
 def _describe_attack(facts: AttackFacts) -> str:

@@ -1,4 +1,5 @@
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ _log = logging.getLogger(__name__)
 class Faults:
     """Errors and warnings of a callback that must not end the run it watches.
 
-    Before training has begun, errors are raised, while they cost little. Afterwards they become warnings, one per text,
+    Before training has begun, errors are raised, while they cost little. Afterwards they become warnings, one per kind,
     and the part that failed is left out. ``error`` is that of this process in the epoch under way, ``left_out`` says
     what was given up.
     """
@@ -66,10 +67,11 @@ class Faults:
         self.warn(f"{message} {consequence}", key=message)
 
     def report(self, consequence: str, error: str) -> None:
-        """Warn of an error in the process where it occurred, once per text."""
+        """Warn of an error in the process where it occurred, once per consequence, of whatever epoch, and kind."""
         self.left_out.append(consequence)
-        if error not in self._reported:
-            self._reported.add(error)
+        key = re.sub(r"\d+", "", f"{consequence}: {error.partition(':')[0]}")
+        if key not in self._reported:
+            self._reported.add(key)
             self._emit(lambda text: warnings.warn(text, stacklevel=4), f"{consequence}: {error}")
 
     def _emit(self, warn: Callable[[str], None], message: str) -> None:

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, Trainer
@@ -6,7 +7,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness._arguments import check_name, check_number, check_option
 from lightning_robustness._lightning.trainer import is_sharded, logged_in_this_epoch, num_training_batches
-from lightning_robustness._measurement.keys import Key, find_key
+from lightning_robustness._measurement.keys import Key, find_key, name_of, new_tag
 from lightning_robustness._processes import rank_zero_warn
 
 ExtremeMode = Literal["min", "max"]
@@ -24,11 +25,13 @@ def split_key(key: str) -> tuple[str, Key | None]:
         ('robustness', None)
 
     """
+    key = new_tag(key) or key
     parts = key.split("/")
     for start in range(1, len(parts)):  # prefixes may have several parts
-        entry = find_key("/".join(parts[start:]).removeprefix("debug/"))
-        if entry is not None:
-            return "/".join(parts[:start]), entry
+        prefix = "/".join(parts[:start]).removesuffix("_details").removesuffix("_trust")
+        name = name_of(prefix, key)
+        if name is not None:
+            return prefix, find_key(name)
     return "robustness", None
 
 
@@ -57,6 +60,7 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
 
 def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
     """Check, where the callbacks of a Trainer tell, that a key will be logged."""
+    check_renamed(owner, key, _promised(trainer))
     keys = _promised(trainer)
     prefixes = tuple({f"{promised.split('/')[0]}/" for promised in keys})
     names = {promised.split("/")[-1] for promised in keys} - {"acc"}
@@ -77,6 +81,15 @@ def check_package(trainer: Trainer, owner: Callback) -> None:
             f"`{type(trainer).__module__.split('.')[0]}`, which does not know it as a checkpoint callback: "
             '`test(ckpt_path="best")` would load another epoch. Import `lightning.pytorch` instead of '
             "`pytorch_lightning`; the two are the same code."
+        )
+
+
+def check_renamed(owner: Callback, key: str | None, keys: Sequence[str]) -> None:
+    """Check that a callback does not wait for a former name of a value; ``keys`` are logged."""
+    renamed = new_tag(key or "")
+    if renamed is not None and key not in keys and split_key(renamed)[0] in {split_key(known)[0] for known in keys}:
+        raise MisconfigurationException(
+            f"{type(owner).__name__} waits for {key!r}, which is logged as {renamed!r}. Pass that name."
         )
 
 

@@ -1,6 +1,6 @@
 """One run of a Trainer as the monitor sees it, from ``setup`` to ``teardown``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from time import perf_counter
@@ -21,6 +21,7 @@ from lightning_robustness._lightning.trainer import (
     group_size,
     has_trained,
     is_sharded,
+    log_step,
     logged_in_this_epoch,
     num_training_batches,
 )
@@ -36,7 +37,7 @@ from lightning_robustness._measurement.inspection import (
     largest_difference,
     rehearse,
 )
-from lightning_robustness._measurement.keys import is_tag
+from lightning_robustness._measurement.keys import name_of
 from lightning_robustness._measurement.measure import measure
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import Examples, attack_again
@@ -85,6 +86,15 @@ class Run:
     def has_sample(self) -> bool:
         """Whether there are samples to attack."""
         return self._sample is not None
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Hand values to loggers by ourselves, so that one that rejects a key does not end the run."""
+        has_details = self.settings.log_details
+        chosen = {key: value for key, value in values.items() if has_details or key.startswith(f"{self.prefix}/")}
+        for logger in self._trainer.loggers:
+            with self.faults.skipping(f"values could not be logged by {type(logger).__name__}"):
+                logger.log_metrics(chosen | {"epoch": float(self.epoch)}, step=log_step(self._trainer))
+                logger.save()
 
     def close_epoch(self) -> None:
         """Stop watching validation, and remove all hooks."""
@@ -137,7 +147,7 @@ class Run:
 
     def find_collisions(self) -> set[str]:
         """Return our keys that someone else has logged in this validation epoch; refuse them before training."""
-        collisions = {key for key in logged_in_this_epoch(self._trainer) if is_tag(self.prefix, key)}
+        collisions = {key for key in logged_in_this_epoch(self._trainer) if name_of(self.prefix, key)}
         if collisions:
             self.faults.refuse(
                 f"expected to be alone in logging {', '.join(sorted(collisions))} but the module or another callback "

@@ -23,15 +23,19 @@ class MonitorSettings:
     final: Mapping[str, Callable[..., Any]]
     dataloader_idx: int
     prefix: str
+    log_details: bool
     log_figures: bool
+    log_combined: bool
     log_embeddings: bool
     progress: bool | None
 
     def __post_init__(self) -> None:
         check_integer("dataloader_idx", self.dataloader_idx, minimum=0)
         check_name("prefix", self.prefix)
-        for name in ("log_figures", "log_embeddings", *(["progress"] if self.progress is not None else [])):
+        for name in ("log_details", "log_figures", "log_combined", "log_embeddings"):
             check_flag(name, getattr(self, name))
+        if self.progress is not None:
+            check_flag("progress", self.progress)
         check_budgets(self.final.values(), self.plan.input_space)
 
     @property
@@ -61,9 +65,14 @@ class MonitorSettings:
         return [*self.plan.parts, *(["trust"] if self.plan.attacks else [])]
 
     @property
+    def names(self) -> list[str]:
+        """Names of the values that say how robust the network is."""
+        return logged_keys(self.parts, list(self.plan.attacks))
+
+    @property
     def keys(self) -> list[str]:
         """Keys of the values that say how robust the network is, as they are logged."""
-        return [tag(self.prefix, name) for name in logged_keys(self.parts, list(self.plan.attacks))]
+        return [tag(self.prefix, name) for name in self.names]
 
     def without_gradients(self) -> "MonitorSettings":
         """Leave out everything that needs passes or gradients of its own."""

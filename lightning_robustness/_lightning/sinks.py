@@ -2,8 +2,9 @@
 
 import html
 import inspect
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,8 @@ from lightning_robustness.attacks import budget_of
 
 # TensorBoard shows only the last layout of a run, so each writer's layout is kept and extended
 _LAYOUTS: WeakKeyDictionary[Any, dict[str, dict[str, list[Any]]]] = WeakKeyDictionary()
+_PICTURE = "4 the run"  # title of the picture of the run, after the charts of several values
+_HINT = " (Smoothing 0 shows what was measured; untick Ignore outliers if a point is cut off)"
 # Columns of the HParams tab, where they are measured
 _COLUMNS = ("acc", "adv_acc/worst", "adv_acc/pgd", "boundary_acc", "rdi", "roby", "fim")
 
@@ -36,8 +39,11 @@ class Sink:
         self._start = f"{start}-" if start else ""
         self._prefix = prefix
 
-    def open(self, charts: Sequence[Chart]) -> None:
+    def open(self, charts: Sequence[Chart], combined: Iterable[str] = ()) -> None:
         """Prepare the logger, once per run."""
+
+    def lines(self, title: str, values: Mapping[str, float], step: int) -> None:
+        """Show values as labelled lines of one chart."""
 
     def image(self, name: str, picture: np.ndarray, step: int) -> None:
         """Show a picture of shape ``(H, W, 3)`` with values from 0 to 255."""
@@ -72,12 +78,30 @@ class TensorBoardSink(Sink):
         return self._logger.experiment
 
     @override
-    def open(self, charts: Sequence[Chart]) -> None:
+    def open(self, charts: Sequence[Chart], combined: Iterable[str] = ()) -> None:
         layout, prefix = _LAYOUTS.setdefault(self._writer, {}), f"{self._start}{self._prefix}"
+        if combined:
+            tags = {title: f"{re.escape(self._overview(title))}$" for title in combined}
+            layout[f"{prefix}: overview{_HINT}"] = {title: ["Multiline", [tag]] for title, tag in tags.items()}
         for title in dict.fromkeys(chart.group for chart in charts):
             chosen = [chart for chart in charts if chart.group == title]
-            layout[f"{prefix}: {title}"] = {chart.title: _lay_out(prefix, chart) for chart in chosen}
+            # Lines instead of bands, which are cut off at the outermost values
+            layout[f"{prefix}: {title}{_HINT}"] = {chart.title: _lay_out(prefix, chart) for chart in chosen}
         self._writer.add_custom_scalars(layout)
+
+    @override
+    def lines(self, title: str, values: Mapping[str, float], step: int) -> None:
+        from torch.utils.tensorboard import FileWriter
+        from torch.utils.tensorboard.summary import scalar
+
+        # As `add_scalars`, whose runs have longer names; the logger flushes and closes what is in this dictionary
+        self._writer._get_file_writer()
+        writers = self._writer.all_writers
+        for label, value in values.items():
+            folder = os.path.join(self._writer.log_dir, re.sub(r"[^\w\-. ]", "_", label))
+            if folder not in writers:
+                writers[folder] = FileWriter(folder)
+            writers[folder].add_summary(scalar(self._overview(title), value), step)
 
     @override
     def image(self, name: str, picture: np.ndarray, step: int) -> None:
@@ -105,7 +129,11 @@ class TensorBoardSink(Sink):
 
     @override
     def _tag(self, name: str) -> str:
-        return self._start + super()._tag(name)  # the writer, unlike the logger, adds no prefix
+        # The writer, unlike the logger, adds no prefix. Capitals sort before `epoch`, which Lightning logs
+        return f"{self._start}{super()._tag(name)}" if name else self._overview(_PICTURE)
+
+    def _overview(self, title: str) -> str:
+        return f"Overview of {self._start}{self._prefix}/{title}"
 
 
 class TableSink(Sink):
@@ -117,7 +145,7 @@ class TableSink(Sink):
         return _takes(self._logger, "log_image", "images")
 
     @override
-    def open(self, charts: Sequence[Chart]) -> None:
+    def open(self, charts: Sequence[Chart], combined: Iterable[str] = ()) -> None:
         # Values are shown over epochs, not over steps, where the logger has a choice
         define = getattr(getattr(self._logger, "experiment", None), "define_metric", None)
         if define is not None:
@@ -172,8 +200,13 @@ def markdown_list(rows: Iterable[Sequence[str]]) -> str:
         - **attacks**: &lt;lambda&gt;
 
     """
-    escaped = ([html.escape(text, quote=False).replace("\n", "<br>") for text in row] for row in rows)
+    escaped = ([_escape(text) for text in row] for row in rows)
     return "\n".join(f"- **{name}**: {' '.join(texts)}" for name, *texts in escaped)
+
+
+def _escape(text: str) -> str:
+    """Write a text so that Markdown shows it as it is."""
+    return re.sub(r"([\\`*_\[\]#])", r"\\\1", html.escape(text, quote=False)).replace("\n", "<br>")
 
 
 def _takes(logger: Any, method: str, argument: str) -> bool:
@@ -184,8 +217,8 @@ def _takes(logger: Any, method: str, argument: str) -> bool:
 
 def _lay_out(prefix: str, chart: Chart) -> list[Any]:
     tags = [tag(prefix, name) for name in chart.names]
-    # Tags of lines are regular expressions for how tags start, those of a margin are plain
-    return ["Margin", tags] if chart.has_interval else ["Multiline", [f"{re.escape(name)}$" for name in tags]]
+    # Tags are regular expressions for how tags start
+    return ["Multiline", [f"{re.escape(name)}$" for name in tags]]
 
 
 def announce_values(trainer: Trainer, pl_module: LightningModule, settings: MonitorSettings) -> None:

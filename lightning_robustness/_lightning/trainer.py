@@ -11,6 +11,8 @@ from lightning_robustness._processes import rank_zero_warn
 
 # Their parameters are sharded, so no process can differentiate the network by itself
 _SHARDED = {"FSDPStrategy", "ModelParallelStrategy"}
+# Loggers that take any key; others may reject one, as MLflow does
+_LENIENT = {"TensorBoardLogger", "CSVLogger", "WandbLogger"}
 # Default dtypes that Lightning sets within steps, by precision
 _DEFAULT_DTYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
@@ -115,11 +117,9 @@ def log_step(trainer: Trainer) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
-def log_to_all(trainer: Trainer, values: dict[str, float]) -> None:
-    """Hand values to all loggers, outside of the hooks in which a module may log."""
-    for logger in trainer.loggers:
-        logger.log_metrics(values, step=log_step(trainer))
-        logger.save()
+def takes_any_key(trainer: Trainer) -> bool:
+    """Return whether loggers are of kinds that reject no key, so that Lightning can log without ending the run."""
+    return all(kinds_of(logger) & _LENIENT for logger in trainer.loggers)
 
 
 def find_class_names(trainer: Trainer, dataloader_idx: int, num_classes: int) -> list[str] | None:

@@ -1,6 +1,5 @@
 """The one table of all values that the monitor and ``evaluate`` produce; reports, charts and docs are made from it."""
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -11,6 +10,15 @@ PARTS = {
     "features": "RDI, ROBY and accuracy, by epoch",
     "fim": "Fisher information and distance to the boundary, by epoch",
     "clever": "CLEVER, by epoch",
+}
+# Ends of the groups in which values are logged, and what names of values in them start with
+_GROUPS = {"": "", "_details": "", "_trust": "trust/"}
+# Charts that a board opens with, by the family of a value, and the name of the line unless it is that of the attack
+_COMBINED: dict[str, tuple[str, str | None]] = {
+    "acc": ("1 accuracy", "clean"),
+    "adv_acc": ("1 accuracy", None),
+    "asr": ("2 success rate", None),
+    **{name: ("3 RDI, ROBY, Fisher", name) for name in ("rdi", "roby", "fim")},
 }
 Role = Literal["metric", "context", "warning", "bookkeeping"]
 
@@ -27,6 +35,7 @@ class Key:
     chart: str | None
     glossary: str
     role: Role = "metric"
+    is_detail: bool = False
 
     @property
     def direction(self) -> str:
@@ -39,10 +48,11 @@ class Key:
         return f"{self.label} ({self.direction} is more robust)" if self.direction else self.label
 
     @property
-    def logged_name(self) -> str:
-        """Name in loggers: ``debug/`` and the name for bookkeeping and for metrics that do not rank models."""
-        is_detail = self.role == "bookkeeping" or (self.role == "metric" and self.higher_is_better is None)
-        return f"debug/{self.name}" if is_detail else self.name
+    def group(self) -> str:
+        """End of the group that it is logged in: none for what ranks or warns; other groups sort after it."""
+        if self.part == "trust":
+            return "_trust"
+        return "_details" if self.is_detail or self.role == "bookkeeping" else ""
 
 
 class Chart(NamedTuple):
@@ -50,7 +60,6 @@ class Chart(NamedTuple):
 
     title: str
     names: list[str]
-    has_interval: bool = False
     group: str = "other values"
 
 
@@ -60,27 +69,27 @@ KEYS: tuple[Key, ...] = (
     Key("rdi", "features", "RDI", "", True, "RDI",
         "RDI of the logits: distance between the classes compared with their spread, from -1 to 1"),
     Key("rdi_intra", "features", "RDI, spread", "logits", None, None,
-        "spread of the classes in `rdi`", "context"),
+        "spread of the classes in `rdi`", "context", is_detail=True),
     Key("rdi_inter", "features", "RDI, distance", "logits", None, None,
-        "distance between the classes in `rdi`", "context"),
+        "distance between the classes in `rdi`", "context", is_detail=True),
     Key("rdi_embedding", "features", "RDI of the embedding", "", True, None,
-        "RDI of what enters the head; `rdi` follows robustness more closely"),
+        "RDI of what enters the head; `rdi` follows robustness more closely", is_detail=True),
     Key("roby", "features", "ROBY", "", False, "ROBY",
         "ROBY: overlap of the classes in the embedding, from 0 to 1"),
     Key("fsa", "features", "FSA", "", True, None,
-        "compactness of the classes in ROBY"),
+        "compactness of the classes in ROBY", is_detail=True),
     Key("fsd", "features", "FSD", "", True, None,
-        "distance between the classes in ROBY"),
+        "distance between the classes in ROBY", is_detail=True),
     Key("acc", "features", "accuracy", "share", None, "Clean accuracy",
         "clean accuracy, if there are labels", "context"),
     Key("fim", "fim", "Fisher information", "1/input²", False, "Fisher information",
         "mean spectral norm of the Fisher information of the input"),
     Key("fim_geometric", "fim", "Fisher, geometric mean", "1/input²", None, None,
-        "geometric mean of these norms; depends on confidence, so it does not rank models"),
+        "geometric mean of these norms; depends on confidence, so it does not rank models", is_detail=True),
     Key("fim_inverse", "fim", "Fisher, inverse", "input²", None, None,
         "mean inverse of these norms; saturated samples dominate it, so it does not rank models"),
     Key("lipschitz", "fim", "Lipschitz constant", "1/input", False, None,
-        "mean local Lipschitz constant of the probabilities, if the Jacobian is exact (few classes)"),
+        "mean local Lipschitz constant of the probabilities, if the Jacobian is exact (few classes)", is_detail=True),
     Key("boundary", "fim", "distance to the boundary", "input", True, "Distance to the boundary",
         "median distance to the decision boundary, to first order; too high if gradients are masked"),
     Key("boundary_acc", "fim", "robust accuracy to first order", "share", True, "Robust accuracy to first order",
@@ -187,28 +196,49 @@ def tag(prefix: str, name: str) -> str:
 
     Example:
         >>> from lightning_robustness._measurement.keys import tag
-        >>> tag("robustness", "rdi"), tag("robustness", "seconds/fim")
-        ('robustness/rdi', 'robustness/debug/seconds/fim')
+        >>> tag("robustness", "rdi"), tag("robustness", "seconds/fim"), tag("robustness", "trust/rdi")
+        ('robustness/rdi', 'robustness_details/seconds/fim', 'robustness_trust/rdi')
 
     """
-    return f"{prefix}/{get_key(name).logged_name}"
+    return f"{prefix}{get_key(name).group}/{name.removeprefix('trust/')}"
 
 
-def is_tag(prefix: str, text: str) -> bool:
-    """Return whether a value of the table is logged under this tag.
+def name_of(prefix: str, text: str) -> str | None:
+    """Return the name of the value of the table that is logged under this tag; None if there is none.
 
     Example:
-        >>> from lightning_robustness._measurement.keys import is_tag
-        >>> is_tag("val", "val/acc"), is_tag("val", "val/debug/samples"), is_tag("val", "val/loss")
-        (True, True, False)
+        >>> from lightning_robustness._measurement.keys import name_of
+        >>> [name_of("val", text) for text in ("val/acc", "val_trust/rdi", "val_details/acc", "val/loss")]
+        ['acc', 'trust/rdi', None, None]
 
     """
-    name = text.removeprefix(f"{prefix}/")
-    return name != text and any(re.fullmatch(re.sub("<.*>", ".+", key.logged_name), name) for key in KEYS)
+    names = {text.removeprefix(f"{prefix}{group}/"): start for group, start in _GROUPS.items()}
+    found = (f"{start}{name}" for name, start in names.items() if name != text)
+    return next((name for name in found if find_key(name) and tag(prefix, name) == text), None)
 
 
-def charts(parts: Collection[str], attacks: Sequence[str], unbounded: Collection[str] = ()) -> list[Chart]:
-    """Return the charts of a measurement, those of attacks first.
+def new_tag(text: str) -> str | None:
+    """Return the tag of a value that was once logged under this one; None if there is none, or it still is.
+
+    Example:
+        >>> from lightning_robustness._measurement.keys import new_tag
+        >>> new_tag("robustness/debug/samples"), new_tag("r/trust/rdi"), new_tag("r/fsa"), new_tag("r/rdi")
+        ('robustness_details/samples', 'r_trust/rdi', 'r_details/fsa', None)
+
+    """
+    parts = text.split("/")
+    for start in range(1, len(parts)):  # prefixes may have several parts
+        name, prefix = "/".join(parts[start:]).removeprefix("debug/"), "/".join(parts[:start])
+        key = find_key(name)
+        if key is not None and not prefix.endswith(("_details", "_trust")):
+            return None if tag(prefix, name) == text else tag(prefix, name)
+    return None
+
+
+def charts(
+    parts: Collection[str], attacks: Sequence[str], unbounded: Collection[str] = (), has_details: bool = True
+) -> list[Chart]:
+    """Return the charts of a measurement, those of attacks first; without details, there are no intervals and no trust.
 
     Example:
         >>> from lightning_robustness._measurement.keys import charts
@@ -219,13 +249,32 @@ def charts(parts: Collection[str], attacks: Sequence[str], unbounded: Collection
     accuracies = ["worst", *attacks] if len(attacks) > 1 else ["worst"] if attacks else []
     successes = [f"asr/{name}" for name in attacks]
     shown = [Chart(f"Success rate: {', '.join(attacks)}", successes, group="success of attacks")] if attacks else []
+    ends = ("", "_low", "_high") if has_details else ("",)
     for name in accuracies:
-        shown.append(_chart([f"adv_acc{end}/{name}" for end in ("", "_low", "_high")], True, "accuracy under attack"))
+        shown.append(_chart([f"adv_acc{end}/{name}" for end in ends], "accuracy under attack"))
     shown += [_chart([key.name]) for key in _produced(parts, ()) if key.chart and "<" not in key.name]
     shown += [_chart([f"distortion/{name}"]) for name in attacks if name in unbounded]
-    trusted = {f"trust/{name}" for name in ("rdi", "boundary_acc")}
+    trusted = {f"trust/{name}" for name in ("rdi", "boundary_acc") if has_details}
     names = [name for name in logged_keys(parts, attacks) if name in trusted]
     return [*shown, _chart(names)] if names else shown
+
+
+def combined_charts(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return the charts that a board opens with: by title, and then the name of each line, the name of its value.
+
+    Example:
+        >>> from lightning_robustness._measurement.keys import combined_charts
+        >>> combined_charts(["acc", "rdi", "adv_acc/pgd"])
+        {'1 accuracy': {'clean': 'acc', 'pgd': 'adv_acc/pgd'}, '3 RDI, ROBY, Fisher': {'rdi': 'rdi'}}
+
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        family, _, member = name.partition("/")
+        title, line = _COMBINED.get(family, ("", None))
+        if title:
+            found.setdefault(title, {})[line or member] = name
+    return dict(sorted(found.items()))
 
 
 def markdown_table(keys: Iterable[Key] | None = None) -> str:
@@ -236,10 +285,11 @@ def markdown_table(keys: Iterable[Key] | None = None) -> str:
         >>> print(markdown_table([get_key("acc")]))
         | key | value | unit | more robust | part |
         |---|---|---|---|---|
-        | `acc` | clean accuracy, if there are labels | share |  | features |
+        | `robustness/acc` | clean accuracy, if there are labels | share |  | features |
 
     """
-    rows = [(f"`{k.logged_name}`", k.glossary, k.unit, k.direction, k.part) for k in (KEYS if keys is None else keys)]
+    shown = KEYS if keys is None else keys
+    rows = [(f"`{tag('robustness', k.name)}`", k.glossary, k.unit, k.direction, k.part) for k in shown]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(["| key | value | unit | more robust | part |", "|---|---|---|---|---|", *lines])
 
@@ -250,8 +300,8 @@ def _split(name: str) -> tuple[str, str]:
     return family, placeholder.removesuffix(">")
 
 
-def _chart(names: list[str], has_interval: bool = False, group: str = "other values") -> Chart:
-    return Chart(get_key(names[0]).chart or "", names, has_interval, group)
+def _chart(names: list[str], group: str = "other values") -> Chart:
+    return Chart(get_key(names[0]).chart or "", names, group)
 
 
 def _produced(parts: Collection[str], attacks: Sequence[str]) -> list[Key]:

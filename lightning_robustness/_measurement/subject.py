@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement.samples import Samples
@@ -61,8 +61,8 @@ class Subject:
             return embed(x).clone()
 
     def batches(self, samples: Samples, title: str, size: int | None = None) -> Iterator[Batch]:
-        """Go through samples in batches of inputs of ``forward``, on the device, with a progress bar."""
+        """Go through samples in batches of inputs of ``forward``, on the device, with a progress bar in terminals."""
         batches = samples.batches(size or self.batch_size)
-        for batch in tqdm(batches, desc=title, leave=False, disable=not self.progress):
+        for batch in tqdm(batches, desc=title, leave=False, disable=None if self.progress else True):
             moved = batch.to(self.device)
             yield moved._replace(x=self.embedded(moved.x))

@@ -128,7 +128,7 @@ class RobustEarlyStopping(EarlyStopping):
         self._wait = LearningRateWait(start_from_epoch)
         self._confirm = confirm if confirm is None else check_name("confirm", confirm)
         self._reference: tuple[str, Series] | None = None
-        self._status = ""
+        self._waiting = ""
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
         # Score, value of the guard, whether that was a new best, and whether it counts, of the evaluation under way
         # and of each one before
@@ -136,9 +136,9 @@ class RobustEarlyStopping(EarlyStopping):
         self._evaluations: list[tuple[float, float, bool, Count]] = []
 
     @property
-    def status(self) -> str:
+    def waiting(self) -> str:
         """What stands between the run and a stop; empty if nothing but the patience of the value does."""
-        return self._status
+        return self._waiting
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -255,10 +255,10 @@ class RobustEarlyStopping(EarlyStopping):
             if self.wait_count >= self.patience:
                 waits_for, other = other, waits_for
             status = f"{other} has stopped improving; training goes on until {waits_for} has too"
-        kind, was = status.partition("(")[0], self._status.partition("(")[0]
+        kind, was = status.partition("(")[0], self._waiting.partition("(")[0]
         if status and kind != was:
             rank_zero_info(f"RobustEarlyStopping: {status}.")
-        self._status = status
+        self._waiting = status
 
     def _replay(self, device: torch.device) -> tuple[Tensor, int]:
         """Return the best score and the evaluations since then, as if there had been no others than the candidates."""

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lightning_robustness._display.run_figures import history_figure
 from lightning_robustness._lightning.faults import warn_of_sharding
+from lightning_robustness._lightning.guard import check_renamed
 from lightning_robustness._lightning.record import RunRecord, find_distrust, is_at_the_end
 from lightning_robustness._lightning.run import Run
 from lightning_robustness._lightning.settings import MonitorSettings
@@ -19,10 +20,10 @@ from lightning_robustness._lightning.trainer import (
     check_validation,
     is_sharded,
     is_spawned,
-    log_to_all,
+    takes_any_key,
 )
 from lightning_robustness._measurement.assisted import Assisted
-from lightning_robustness._measurement.keys import tag
+from lightning_robustness._measurement.keys import get_key, tag
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_final_attack
 from lightning_robustness._model.access import Access
 from lightning_robustness._processes import write_file
@@ -91,7 +92,11 @@ class RobustnessMonitor(Callback):
         prefix: What keys start with.
         storage: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
+        log_details: Whether loggers get parts of values, intervals, sample sizes, times and trust too, in groups of
+            their own (``robustness_details/``, ``robustness_trust/``); callbacks find them in any case.
         log_figures: Whether to log pictures and histograms, where a logger takes them.
+        log_combined: Whether TensorBoard opens with all accuracies as lines of one chart, success rates in a second
+            and RDI, ROBY and Fisher information in a third; each line is a run of its own there.
         log_embeddings: Whether to log the embeddings of the sample to TensorBoard's projector.
         progress: Whether to show progress bars; by default, where the Trainer has one.
 
@@ -131,7 +136,9 @@ class RobustnessMonitor(Callback):
         seed: int = 0,
         prefix: str = "robustness",
         storage: Storage = "auto",
+        log_details: bool = True,
         log_figures: bool = True,
+        log_combined: bool = False,
         log_embeddings: bool = False,
         progress: bool | None = None,
     ) -> None:
@@ -152,9 +159,8 @@ class RobustnessMonitor(Callback):
             seed=seed,
         )
         final = {} if final_attack is None or not attack_samples else name_final_attack(final_attack, eps, norm)
-        self.settings = MonitorSettings(
-            access, plan, final, dataloader_idx, prefix, log_figures, log_embeddings, progress
-        )
+        logged = (log_details, log_figures, log_combined, log_embeddings)
+        self.settings = MonitorSettings(access, plan, final, dataloader_idx, prefix, *logged, progress)
         self.late_keys: set[str] = set()
         self._record = RunRecord(plan.attacks, attack_every_n_epochs)
         self._run: Run | None = None
@@ -230,6 +236,8 @@ class RobustnessMonitor(Callback):
         self._is_fitting, self.late_keys = stage == "fit", set()
         if self._is_fitting:
             check_validation(trainer)
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                check_renamed(callback, getattr(callback, "monitor", None), self.keys)
             self._record.begin(trainer)
         warn_of_sharding(trainer, self.settings)
         settings = self._settings_for(trainer)
@@ -272,13 +280,18 @@ class RobustnessMonitor(Callback):
             return
         self._run.epoch = trainer.current_epoch
         values, collisions = self._evaluate(self._run, trainer), self._run.find_collisions()
+        is_safe, details = takes_any_key(trainer), self.settings.log_details
+        logged: dict[str, float] = {}
         for name, value in values.items():
             key = tag(self._run.prefix, name)
             if key in collisions:
                 continue
+            logged[key] = value
+            shown, is_given = name in _HEADLINES, is_safe and (details or not get_key(name).group)
             # All processes have the same values, except for the times
-            shown = name in _HEADLINES
-            pl_module.log(key, value, prog_bar=shown, sync_dist=True, reduce_fx="max", batch_size=1)
+            pl_module.log(key, value, prog_bar=shown, logger=is_given, sync_dist=True, reduce_fx="max", batch_size=1)
+        if not is_safe:
+            self._run.log(logged)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -320,8 +333,7 @@ class RobustnessMonitor(Callback):
             return
         values = self._add(run, trainer, found, missing)
         logged = {tag(run.prefix, key): value for key, value in values.items()}
-        with run.faults.skipping("the last values could not be logged", is_raised_early=True):
-            log_to_all(trainer, logged)
+        run.log(logged)
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
         self.late_keys = set(logged)
 
@@ -355,6 +367,6 @@ class RobustnessMonitor(Callback):
             return added
         for key, message in find_distrust(trainer, run.prefix, self._record.trust) if attacks else ():
             run.faults.warn(message, key)
-        taken = run.board.show_history(self.history, self._record.history.kept())
+        taken = run.board.show_history(self.history, added, self._record.history.kept())
         self._record.add_seconds(taken)
         return added | {"seconds/figures": added.get("seconds/figures", 0.0) + taken}

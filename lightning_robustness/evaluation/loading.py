@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement.feature_pass import FeaturePass, Features
@@ -236,7 +236,7 @@ def _batches(own: OwnShare, subject: Subject) -> Generator[Batch, None, None]:
     number = 0
     # A loader that shuffles gives every model the same order, and the caller's random state is left alone
     with sandbox(subject.model, seed=subject.seed), kept_generators(own.loader):
-        for loaded in tqdm(own.loader, desc="data", leave=False, disable=not subject.progress):
+        for loaded in tqdm(own.loader, desc="data", leave=False, disable=None if subject.progress else True):
             batch = subject.access.read(loaded)
             positions = own.share.positions(number, len(batch.x))
             number += len(batch.x)

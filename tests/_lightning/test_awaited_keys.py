@@ -1,11 +1,12 @@
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness import RobustEarlyStopping, RobustnessMonitor
-from lightning_robustness._lightning.guard import check_awaited, check_default_guard, mode_of
+from lightning_robustness._lightning.guard import check_awaited, check_default_guard, check_renamed, mode_of
 
 OWNER = RobustEarlyStopping("robustness/rdi")
 
@@ -22,7 +23,7 @@ def trainer(*prefixes, strategy=None):
         ("r/b/rdi", "max"),
         ("robustness/fim", "min"),
         ("robustness/roby", "min"),
-        ("robustness/lipschitz", "min"),
+        ("robustness_details/lipschitz", "min"),
     ],
 )
 def test_mode_by_the_table_of_keys(key, expected):
@@ -31,7 +32,7 @@ def test_mode_by_the_table_of_keys(key, expected):
 
 
 @pytest.mark.parametrize(
-    "key", ["val_loss", "val/loss", "robustness/acc", "robustness/trust/rdi", "rdi", "x/seconds/fim"]
+    "key", ["val_loss", "val/loss", "robustness/acc", "robustness_trust/rdi", "rdi", "x/seconds/fim"]
 )
 def test_mode_has_to_be_given_for_keys_without_direction(key):
     with pytest.raises(ValueError, match=f"`mode`.*'{key}'"):
@@ -57,7 +58,7 @@ def test_keys_that_need_gradients_of_sharded_parameters():
 
 
 def test_keys_of_the_module_and_of_nested_prefixes_are_let_through():
-    for key in ("val_acc", "val/acc", "r/b/rdi", "r/trust/rdi"):
+    for key in ("val_acc", "val/acc", "r/b/rdi", "r_trust/rdi"):
         check_awaited(trainer("r", "r/b"), OWNER, key)
 
 
@@ -77,3 +78,20 @@ def test_a_guard_that_is_named_may_be_logged_by_the_module():
             RobustEarlyStopping("score", mode="max", guard=key).setup(trainer("robustness"), None, "fit")
     with pytest.raises(MisconfigurationException, match="guarded by 'robustness/acc'"):
         RobustEarlyStopping("robustness/adv_acc/pgd", guard_tolerance=0.1).setup(trainer(), None, "fit")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("robustness/rdi_intra", "robustness_details/rdi_intra"),
+        ("robustness/debug/seconds/pgd", "robustness_details/seconds/pgd"),
+        ("robustness/trust/rdi", "robustness_trust/rdi"),
+        ("robustness/debug/fim_inverse", "robustness/fim_inverse"),
+    ],
+)
+def test_a_callback_that_waits_for_a_former_name_is_told_the_new_one(old, new):
+    with pytest.raises(MisconfigurationException, match=f"waits for '{old}', which is logged as '{new}'"):
+        check_awaited(trainer("robustness"), OWNER, old)
+    with pytest.raises(MisconfigurationException, match=f"EarlyStopping waits for '{old}', .*'{new}'"):
+        check_renamed(EarlyStopping(old), old, RobustnessMonitor().keys)
+    check_renamed(OWNER, old, RobustnessMonitor(prefix="other").keys)  # the module's own

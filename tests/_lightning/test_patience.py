@@ -158,4 +158,4 @@ def test_waiting_is_seen(tmp_path, caplog):
     assert len(waiting) == 1
     assert "learning rate (1 of its peak)" in waiting[0]
     assert "epoch 30" in waiting[0]
-    assert stopping.status == ""
+    assert stopping.waiting == ""

@@ -77,7 +77,9 @@ def run(rank, path, module, *callbacks, fn="validate", **kwargs):
 def validate(rank, path, kind):
     trainer, messages = run(rank, path, trained(kind), RobustnessMonitor(fim_samples=8, attack_samples=8))
     metrics = trainer.callback_metrics.items()
-    logged = {key.removeprefix("robustness/").removeprefix("debug/"): value.item() for key, value in metrics}
+    logged = {
+        key.removeprefix("robustness/").removeprefix("robustness_details/"): value.item() for key, value in metrics
+    }
     return {key: value for key, value in logged.items() if "seconds" not in key and key != "val_acc"}, messages
 
 

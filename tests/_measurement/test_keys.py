@@ -13,9 +13,10 @@ from lightning_robustness._measurement.keys import (
     attack_free_metrics,
     charts,
     get_key,
-    is_tag,
     logged_keys,
     markdown_table,
+    name_of,
+    new_tag,
     tag,
 )
 from lightning_robustness.evaluation import evaluate
@@ -112,11 +113,11 @@ def test_logged_keys():
 
 
 def test_monitor_has_the_keys_of_its_parts():
-    assert RobustnessMonitor(attacks=(), fim_samples=0, prefix="r").keys == [f"r/{name}" for name in FEATURES]
+    assert RobustnessMonitor(attacks=(), fim_samples=0, prefix="r").keys == [tag("r", name) for name in FEATURES]
     monitor = RobustnessMonitor(attacks=("pgd",))
     assert monitor.keys == [tag("robustness", name) for name in logged_keys(["features", "fim", "trust"], ["pgd"])]
-    assert "robustness/trust/rdi" in monitor.keys
-    assert "robustness/trust/acc" not in monitor.keys
+    assert "robustness_trust/rdi" in monitor.keys
+    assert "robustness_trust/acc" not in monitor.keys
 
 
 def test_one_entry_is_enough_for_a_new_value(monkeypatch):
@@ -138,12 +139,12 @@ def test_one_entry_is_enough_for_a_new_value(monkeypatch):
     assert Chart("Sharpness", ["sharpness"]) in charts(["features", "fim", "trust"], ["pgd"])
     assert get_key("trust/rdi").label == "trust in rdi"
     assert attack_free_metrics()["sharpness"] == NEW
-    assert "| `sharpness` | median sharpness | input | higher | fim |" in markdown_table().splitlines()
+    assert "| `robustness/sharpness` | median sharpness | input | higher | fim |" in markdown_table().splitlines()
 
 
 def interval_chart(name):
     names = [f"adv_acc/{name}", f"adv_acc_low/{name}", f"adv_acc_high/{name}"]
-    return Chart(f"Accuracy under the {name} attack, 95 % interval", names, True, "accuracy under attack")
+    return Chart(f"Accuracy under the {name} attack, 95 % interval", names, "accuracy under attack")
 
 
 def test_charts_have_the_values_of_their_parts():
@@ -167,28 +168,40 @@ def test_one_attack_has_one_accuracy():
     assert charts([], ["pgd"]) == [success, interval_chart("worst")]
 
 
-DEBUG = (
-    *("fim_geometric", "fim_inverse", "skipped", "samples", "samples_fim", "samples_clever", "samples_attacks"),
-    "l2_budget",
-    *("seconds/pgd", "seconds/figures", "adv_acc_low/pgd", "adv_acc_high/worst", "seconds/<part>"),
+DETAILS = (
+    *("rdi_intra", "rdi_inter", "rdi_embedding", "fsa", "fsd", "fim_geometric", "lipschitz", "skipped", "samples"),
+    *("samples_fim", "samples_clever", "samples_attacks", "l2_budget", "seconds/pgd", "seconds/figures"),
+    *("adv_acc_low/pgd", "adv_acc_high/worst", "seconds/<part>"),
 )
+HEADLINES = ("acc", "rdi", "roby", "fim", "fim_inverse", "boundary", "boundary_acc", "clever", "asr/worst")
 
 
-@pytest.mark.parametrize("name", DEBUG)
-def test_bookkeeping_is_logged_apart(name):
-    assert tag("r", name) == f"r/debug/{name}"
-    assert is_tag("r", f"r/debug/{name}")
-    assert not is_tag("r", f"r/{name}")
+@pytest.mark.parametrize("name", DETAILS)
+def test_details_are_logged_apart(name):
+    assert tag("r", name) == f"r_details/{name}"
+    assert name_of("r", f"r_details/{name}") == name
+    assert name_of("r", f"r/{name}") is None
+    assert new_tag(f"r/{name}") == new_tag(f"r/debug/{name}") == f"r_details/{name}"
 
 
-@pytest.mark.parametrize("name", ["rdi", "rdi_intra", "acc", "asr/worst", "adv_acc/pgd", "masking", "trust/rdi"])
-def test_everything_else_has_the_prefix_alone(name):
+@pytest.mark.parametrize("name", [*HEADLINES, "adv_acc/pgd", "distortion/cw", "masking"])
+def test_what_ranks_or_warns_has_the_prefix_alone(name):
     assert tag("r", name) == f"r/{name}"
-    assert is_tag("r", f"r/{name}")
-    assert not is_tag("r", f"r/debug/{name}")
+    assert name_of("r", f"r/{name}") == name
+    assert name_of("r", f"r_details/{name}") is None
+    assert new_tag(f"r/{name}") is None
+
+
+def test_trust_has_a_group_of_its_own():
+    assert tag("a/b", "trust/rdi") == "a/b_trust/rdi"
+    assert name_of("a/b", "a/b_trust/rdi") == "trust/rdi"
+    assert name_of("r", "r/trust/rdi") is None
+    assert new_tag("r/trust/rdi") == "r_trust/rdi"
+    assert new_tag("r_trust/rdi") is None
+    assert new_tag("robustness/debug/fim_inverse") == "robustness/fim_inverse"
 
 
 def test_tags_are_in_the_table():
     with pytest.raises(ValueError, match=r"Expected one of rdi, .* but got 'loss'"):
         tag("r", "loss")
-    assert not is_tag("r", "s/rdi")
+    assert name_of("r", "s/rdi") is None

@@ -27,7 +27,7 @@ def assert_same_values(values, expected):
             number = NUM_SAMPLES * (expected["robustness/acc"] if rate.startswith("asr/") else 1)
             low, high = wilson_interval(torch.tensor(value * number), torch.tensor(number))
             assert low - 1e-6 <= values[key] <= high + 1e-6, key
-        elif not rate.startswith(("distortion/", "masking", "debug/adv_acc_")):
+        elif not rate.startswith(("distortion/", "masking", "adv_acc_")):
             assert values[key] == pytest.approx(value, rel=1e-6, abs=1e-6), key
 
 
@@ -42,9 +42,9 @@ def test_two_processes_log_the_values_of_one(tmp_path, two_processes, storage):
     expected = validate(tmp_path, storage)
     first, second = two_processes(validate_as_one_of_two, tmp_path, storage)
     assert first == second
-    assert expected["robustness/debug/samples"] == first["robustness/debug/samples"] == NUM_SAMPLES
-    assert first["robustness/debug/samples_attacks"] == NUM_SAMPLES
-    assert first["robustness/debug/samples_fim"] == 51
+    assert expected["robustness_details/samples"] == first["robustness_details/samples"] == NUM_SAMPLES
+    assert first["robustness_details/samples_attacks"] == NUM_SAMPLES
+    assert first["robustness_details/samples_fim"] == 51
     assert_same_values(first, expected)
 
 
@@ -78,9 +78,9 @@ def test_streams_of_unequal_length(tmp_path, two_processes):
     expected = validate(tmp_path)
     first, second = two_processes(validate_streams, tmp_path, Share)
     assert first == second
-    for key in ("rdi", "roby", "rdi_embedding", "acc", "debug/samples"):
+    for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
         assert first[f"robustness/{key}"] == pytest.approx(expected[f"robustness/{key}"], rel=1e-6), key
-    assert first["robustness/debug/samples_fim"] == 51  # of both together
+    assert first["robustness_details/samples_fim"] == 51  # of both together
 
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
@@ -89,11 +89,11 @@ def test_a_process_without_samples_counts_as_none(tmp_path, two_processes):
     expected = validate(tmp_path)
     first, second = two_processes(validate_streams, tmp_path, Everything)
     assert first == second
-    for key in ("rdi", "roby", "rdi_embedding", "acc", "debug/samples"):
+    for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
         assert first[f"robustness/{key}"] == pytest.approx(expected[f"robustness/{key}"], rel=1e-6), key
-    assert first["robustness/debug/samples_fim"] == 51  # all from the other one
-    assert first["robustness/debug/samples_attacks"] == NUM_SAMPLES
-    assert first["robustness/debug/skipped"] == 0
+    assert first["robustness_details/samples_fim"] == 51  # all from the other one
+    assert first["robustness_details/samples_attacks"] == NUM_SAMPLES
+    assert first["robustness_details/skipped"] == 0
 
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")

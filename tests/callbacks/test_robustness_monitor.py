@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor, evaluate
-from lightning_robustness._measurement.keys import tag
+from lightning_robustness._measurement.keys import name_of, tag
 from lightning_robustness._measurement.samples import spread_indices
 from lightning_robustness.attacks import PGD, MinimumNormCW, Square, get_attack, run_attack
 from lightning_robustness.functional import (
@@ -65,8 +65,8 @@ def small_monitor(**kwargs):
 
 def logged(trainer, prefix="robustness"):
     """Values by name, without the ends of confidence intervals."""
-    metrics = {key: value.item() for key, value in trainer.callback_metrics.items() if key.startswith(f"{prefix}/")}
-    names = {key: key.removeprefix(f"{prefix}/").removeprefix("debug/") for key in metrics}
+    names = {key: name for key in trainer.callback_metrics if (name := name_of(prefix, key))}
+    metrics = {key: trainer.callback_metrics[key].item() for key in names}
     ends = ("adv_acc_low/", "adv_acc_high/")
     return {names[key]: value for key, value in metrics.items() if not names[key].startswith(ends)}
 
@@ -261,15 +261,15 @@ def test_every_key_is_in_the_event_file_at_its_steps(tmp_path):
             assert [event.step for event in events.Scalars(tag("robustness", key))] == [9, 29, 39], key
     for name in ("fgsm", "worst"):
         low, value, high = (
-            [event.value for event in events.Scalars(f"robustness/{key}/{name}")]
-            for key in ("debug/adv_acc_low", "adv_acc", "debug/adv_acc_high")
+            [event.value for event in events.Scalars(f"robustness{key}/{name}")]
+            for key in ("_details/adv_acc_low", "/adv_acc", "_details/adv_acc_high")
         )
         intervals = [scipy.stats.binomtest(round(16 * v), 16).proportion_ci(method="wilson") for v in value]
         assert low == pytest.approx([interval.low for interval in intervals], abs=1e-6)
         assert high == pytest.approx([interval.high for interval in intervals], abs=1e-6)
     values = [event.value for event in events.Scalars("robustness/rdi")]
     assert values == pytest.approx([entry["rdi"] for entry in monitor.history])
-    ends = {f"robustness/debug/adv_acc_{end}/{name}" for end in ("low", "high") for name in ("fgsm", "worst")}
+    ends = {f"robustness_details/adv_acc_{end}/{name}" for end in ("low", "high") for name in ("fgsm", "worst")}
     keys = {tag("robustness", key) for key in logged(trainer)}
     assert set(events.Tags()["scalars"]) == {"val_acc", "epoch", *keys, *ends}
 
@@ -703,7 +703,7 @@ def test_epochs_with_nan_are_marked_and_left_out(tmp_path):
         trainer.fit(Diverging(), train_loader(), val_loader())
     assert [entry["epoch"] for entry in monitor.history] == [0, 2]
     rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
-    skipped = rows["robustness/debug/skipped"]
+    skipped = rows["robustness_details/skipped"]
     assert skipped[np.isfinite(skipped)].tolist() == [0, 1, 0]
     assert np.isfinite(rows["robustness/rdi"]).sum() == 2
 
@@ -1140,7 +1140,7 @@ def test_trust_is_logged_from_the_fifth_evaluation_on(tmp_path):
                 assert f"trust/{name}" not in entry
             else:
                 assert entry[f"trust/{name}"] == pytest.approx(expected_trust(monitor.history[:end], name))
-        shown = [event.value for event in events.Scalars(f"robustness/trust/{name}")]
+        shown = [event.value for event in events.Scalars(f"robustness_trust/{name}")]
         assert shown == pytest.approx([entry[f"trust/{name}"] for entry in monitor.history[4:]])
     assert logged(trainer)["trust/rdi"] == pytest.approx(monitor.history[-1]["trust/rdi"])
     text = events.Tensors("robustness/summary/text_summary")[0].tensor_proto.string_val[0].decode()
@@ -1175,7 +1175,7 @@ def test_nobody_trusts_in_validate_and_test(tmp_path):
     trainer.validate(Classifier(), val_loader(), verbose=False)
     trainer.test(Classifier(), val_loader(), verbose=False)
     assert monitor.history == history
-    assert "test_robustness/trust/rdi" not in trainer.callback_metrics
+    assert "test_robustness_trust/rdi" not in trainer.callback_metrics
 
 
 def test_a_stop_on_a_value_that_contradicts_the_attacks_gets_a_warning(tmp_path):

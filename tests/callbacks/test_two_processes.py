@@ -37,7 +37,7 @@ def watch(rank, path):
     monitor = RobustnessMonitor(**settings(embed_fn=embed), log_figures=False)
     metrics, _ = run(rank, path, Transformer(), "tokens", monitor, "validate")
     ours = {key: value.item() for key, value in metrics.items() if key.startswith("robustness/")}
-    return {key.removeprefix("robustness/").removeprefix("debug/"): value for key, value in ours.items()}
+    return {key.removeprefix("robustness/").removeprefix("robustness_details/"): value for key, value in ours.items()}
 
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")

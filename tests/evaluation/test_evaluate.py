@@ -82,7 +82,9 @@ def test_agrees_with_the_monitor_key_by_key(digits, digits_network, storage):
     )
     (logged,) = trainer.validate(module, DataLoader(data, batch_size=64), verbose=False)
     report = evaluate(module, DataLoader(data, batch_size=100), progress=False, strength="fast", **settings)
-    logged = {key.removeprefix("robustness/").removeprefix("debug/"): value for key, value in logged.items()}
+    logged = {
+        key.removeprefix("robustness/").removeprefix("robustness_details/"): value for key, value in logged.items()
+    }
     logged = {key: value for key, value in logged.items() if not key.startswith(("adv_acc_low/", "adv_acc_high/"))}
     assert logged.pop("skipped") == 0
     assert {"rdi", "roby", "fim", "asr/worst", "masking"} < report.metrics.keys()

@@ -17,7 +17,7 @@ def test_everything_is_configured_from_yaml(run_example, logged, tmp_path):
     steps = list(logged("robustness/rdi"))
     assert all(list(values) == [steps[0], steps[3]] for values in attacked.values())
     assert all(attacked["worst"][step] <= min(values[step] for values in attacked.values()) for step in attacked["pgd"])
-    assert logged("robustness/debug/skipped") == dict.fromkeys(steps, 0.0)
+    assert logged("robustness_details/skipped") == dict.fromkeys(steps, 0.0)
 
     checkpoint = torch.load(next(tmp_path.rglob("*.ckpt")), weights_only=False)
     accuracy, rdis = logged("robustness/acc"), logged("robustness/rdi")

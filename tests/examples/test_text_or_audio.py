@@ -23,4 +23,4 @@ def test_a_network_that_hears_is_watched(run_example, logged, tmp_path):
     preds = logits.argmax(dim=1)
     assert float(row[0]) == pytest.approx((preds == labels).double().mean().item(), abs=6e-4)
     assert float(row[1]) == pytest.approx(rdi(logits, preds)["rdi"], abs=6e-4)
-    assert list(logged("robustness/debug/samples_attacks").values()) == [100.0]
+    assert list(logged("robustness_details/samples_attacks").values()) == [100.0]
