@@ -1,13 +1,15 @@
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import is_number
+from lightning_robustness._arguments import check_option, is_number
 
 # Values are measured in float32: a spread below its rounding error counts as constant
 _ROUNDING = 1e-6
+
+Weighting = Literal["entropy", "printed", "correlation"]
 
 
 class CompositeScores(NamedTuple):
@@ -22,7 +24,11 @@ class CompositeScores(NamedTuple):
 
 
 def composite_scores(
-    values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float] | None = None, balance: float = 0.0
+    values: Tensor,
+    higher_is_better: Sequence[bool],
+    prior: Sequence[float] | None = None,
+    balance: float = 0.0,
+    weighting: Weighting = "entropy",
 ) -> CompositeScores:
     r"""Compute the composite multidimensional model robustness, CMMR, of several models, higher is more robust.
 
@@ -40,9 +46,23 @@ def composite_scores(
 
     A metric that is constant up to rounding, or missing in any setting, has weight 0.
 
+    Args:
+        values: Tensor of shape ``(models, attacks, budgets, metrics)``, of any metrics, of your own too.
+        higher_is_better: Whether higher is more robust, for each metric.
+        prior: Prior weights of the metrics; by default all are equal.
+        balance: Balancing weight, 0.08 in the paper, in [0, 1).
+        weighting: ``"entropy"`` is the formula above. ``"printed"`` is equation 8 as the paper prints it, with
+            :math:`w_j` in place of :math:`\lambda_j`, so that prior and balance have no effect. ``"correlation"`` gives
+            the weights at which the mean Pearson correlation of M with the metrics, weighted by the prior, is highest,
+            where the paper adjusts them step by step: :math:`\lambda'_j / \sigma_j`, with the standard deviation of
+            the normalised metric.
+
+    Raises:
+        ValueError: If shapes do not fit, a weight is out of range, or no metric varies.
+
     Example:
         >>> import torch
-        >>> from lightning_robustness.evaluation.cmmr import composite_scores
+        >>> from lightning_robustness.evaluation import composite_scores
         >>> accuracy = torch.tensor([[0.9, 0.5], [0.6, 0.1]])  # two models, two budgets
         >>> mse = torch.tensor([[0.01, 0.02], [0.01, 0.02]])
         >>> result = composite_scores(torch.stack([accuracy, mse], dim=-1).unsqueeze(1), (True, False))
@@ -54,11 +74,17 @@ def composite_scores(
     """
     prior = [1.0] * len(higher_is_better) if prior is None else prior
     _check(values, higher_is_better, prior, balance)
+    check_option("weighting", weighting, Weighting)
     flat = values.double().flatten(0, 2)
     informative = _is_informative(flat)
     normalized = _normalize(flat, torch.tensor(higher_is_better), informative)
     entropy_weights = _entropy_weights(normalized, informative)
     weights = entropy_weights * torch.tensor(prior, dtype=torch.float64)
+    if weighting == "correlation":
+        spread = torch.where(informative, normalized.std(dim=0), 1.0)
+        weights = torch.where(informative, torch.tensor(prior, dtype=torch.float64) / spread, 0.0)
+    elif weighting == "printed":
+        weights, balance = entropy_weights, 0.0
     if not weights.sum() > 0:
         raise ValueError(
             "Expected at least one metric with a positive prior weight that differs between models, attacks or budgets "

@@ -161,6 +161,57 @@ def fisher_spectral_norm(
     return components if return_components or return_direction else components.spectral_norm
 
 
+def fisher_step(
+    model: Callable[..., Any],
+    x: Tensor,
+    y: Tensor | None = None,
+    *,
+    eps: float,
+    norm: BoundaryNorm = "l2",
+    method: FisherMethod = "auto",
+) -> Tensor:
+    r"""Attack by one step along the principal eigenvector of the Fisher information, which needs no labels.
+
+    .. math:: x' = x + \epsilon v \quad \text{(l2)} \qquad x' = x + \epsilon \operatorname{sign}(v) \quad \text{(linf)}
+
+    Where :math:`v` is the direction that :func:`~lightning_robustness.functional.fisher_spectral_norm` returns, along
+    which the prediction changes most to second order. FGSM is the same step along the gradient of the loss. With
+    ``functools.partial(fisher_step, eps=...)`` it can be used wherever an attack is expected.
+
+    Args:
+        model: Callable from inputs of shape ``(N, ...)`` to logits; in an attack, it takes un-normalised inputs.
+        x: Floating point tensor of un-normalised inputs; results stay in the model's range where it has one, as the
+            models that attacks get do.
+        y: Labels, which are ignored; attacks are called with them.
+        eps: Length of the step.
+        norm: Norm in which it is measured.
+        method: How the direction is computed.
+
+    Returns:
+        Tensor of the shape of ``x``.
+
+    Raises:
+        ValueError: If an argument is not as described.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.functional import fisher_step
+        >>> model = torch.nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        >>> fisher_step(model, torch.tensor([[0.5, 0.5]]), eps=0.1)
+        tensor([[0.4400, 0.4200]])
+
+    """
+    check_number("eps", eps)
+    check_option("norm", norm, BoundaryNorm)
+    settings = FisherSettings(method, InputSpace(low=None, high=None), direction=True)
+    direction: Any = fisher_and_boundary(model, x, settings).direction
+    step = direction if norm == "l2" else direction.sign()
+    low, high = getattr(model, "low", None), getattr(model, "high", None)
+    x_adv = x + eps * step.to(x.dtype)
+    return x_adv if low is None and high is None else torch.clamp(x_adv, low, high)
+
+
 def fisher_and_boundary(
     model: Callable[..., Any],
     x: Tensor,
