@@ -15,12 +15,13 @@ EXPERIMENTS = {
     "fisher-19": "Fisher, Table 19: error of 200 vectors on the K x K and the d x d side, 1,000 dimensions",
     "fisher-21-22": "Fisher, Tables 21 and 22: spread over five samples of 250 digits",
     "fisher-step": "Fisher, after Theorem 1: accuracy on digits after one step along the principal eigenvector",
+    "fisher-7": "Fisher, Table 7: time on digits, one core",
     "roby-X": "ROBY, Table X: seconds of ROBY, forward pass included, and of PGD with 40 steps",
 }
 HEADER = """# The papers, item by item
 
-Every numbered equation, theorem, algorithm, table and figure of the four papers behind this package: what gives it here,
-and whether it is the same. *Equal* means that a test compares it with independent code, *differs* that we compute
+Every numbered equation, theorem, algorithm, table and figure of the four papers behind this package: what gives it
+here, and whether it is the same. *Equal* means that a test compares it with independent code, *differs* that we compute
 something else and why, *measured* that a benchmark repeats the experiment, with its own outcome on the page that is
 linked, *not reproduced* and *open* that nothing does. *Derivation* is a step of a proof. This page is written by
 [make_papers.py](make_papers.py) from [papers.txt](papers.txt); tests check that all names exist.

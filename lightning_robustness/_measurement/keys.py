@@ -40,8 +40,9 @@ class Key:
 
     @property
     def logged_name(self) -> str:
-        """Name in loggers: ``debug/`` and the name for bookkeeping and for metrics that do not rank models."""
-        is_detail = self.role == "bookkeeping" or (self.role == "metric" and self.higher_is_better is None)
+        """Name in loggers: ``debug/`` and the name for bookkeeping and for metrics that nobody ranks models by."""
+        is_unranked = self.role == "metric" and self.higher_is_better is None
+        is_detail = self.role == "bookkeeping" or (is_unranked and self.name != "fim_inverse")  # a paper's own score
         return f"debug/{self.name}" if is_detail else self.name
 
 
@@ -78,7 +79,7 @@ KEYS: tuple[Key, ...] = (
     Key("fim_geometric", "fim", "Fisher, geometric mean", "1/input²", None, None,
         "geometric mean of these norms; depends on confidence, so it does not rank models"),
     Key("fim_inverse", "fim", "Fisher, inverse", "input²", None, None,
-        "mean inverse of these norms; saturated samples dominate it, so it does not rank models"),
+        "mean inverse of these norms, the Fisher paper's score; saturated samples dominate it"),
     Key("lipschitz", "fim", "Lipschitz constant", "1/input", False, None,
         "mean local Lipschitz constant of the probabilities, if the Jacobian is exact (few classes)"),
     Key("boundary", "fim", "distance to the boundary", "input", True, "Distance to the boundary",
@@ -91,7 +92,8 @@ KEYS: tuple[Key, ...] = (
         "Accuracy under the <attack> attack, 95 % interval",
         "robust accuracy: share of all samples that are correct under the attack"),
     Key("asr/<attack>", "attacks", "success rate of the <attack> attack", "share", False, None,
-        "attack success rate: share of the correctly classified samples that the attack breaks"),
+        "attack success rate: share of the correctly classified samples that the attack breaks; the RDI paper's ASR, "
+        "errors over all samples, is 1 - `adv_acc`"),
     Key("distortion/<attack>", "attacks", "distortion of the <attack> attack", "input, l2", True,
         "Distortion of the <attack> attack",
         "median size of the perturbation over all correct samples, failures counting as infinite; absent if most fail"),

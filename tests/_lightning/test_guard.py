@@ -82,7 +82,7 @@ def test_the_value_is_that_of_the_same_weights():
         ("r/boundary", "auto", None, "r/acc", True),
         ("r/asr/pgd", "auto", None, "r/acc", True),
         ("r/distortion/cw", "auto", None, "r/acc", True),
-        ("r/debug/fim_inverse", "auto", None, "r/acc", True),
+        ("r/debug/fim_geometric", "auto", None, "r/acc", True),
         ("r/rdi", None, None, "r/acc", False),
         ("r/rdi", None, 0.02, "r/acc", False),
         ("val_loss", "auto", None, "robustness/acc", False),

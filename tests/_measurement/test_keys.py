@@ -168,7 +168,7 @@ def test_one_attack_has_one_accuracy():
 
 
 DEBUG = (
-    *("fim_geometric", "fim_inverse", "skipped", "samples", "samples_fim", "samples_clever", "samples_attacks"),
+    *("fim_geometric", "skipped", "samples", "samples_fim", "samples_clever", "samples_attacks"),
     "l2_budget",
     *("seconds/pgd", "seconds/figures", "adv_acc_low/pgd", "adv_acc_high/worst", "seconds/<part>"),
 )
