@@ -151,7 +151,8 @@ def check_head(head: Any) -> None:
 def check_device(device: Any) -> None:
     """Check that torch can use a device, or that none is given."""
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).is_meta:
+            raise ValueError("it holds no values, so that the weights would be lost.")
     except Exception as error:  # of several types, as the device is unknown, absent or not compiled in
         raise ValueError(
             "Expected argument `device` to be a device that torch can use here, such as 'cpu', 'cuda:0' or 'mps', "
@@ -184,7 +185,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 def check_name(name: str, value: Any) -> str:
     """Check that an argument is a string that is not empty and return it."""
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value.strip(" /\t\n"):
         raise ValueError(f"Expected argument `{name}` to be a string that is not empty but got {value!r}.")
     return value
 

@@ -1,13 +1,16 @@
+import os
+
 import pytest
 import torch
 from hypothesis import settings
 from sklearn.datasets import load_digits
 
 from tests.networks import train_network
-from tests.processes import start_two_processes
+from tests.processes import start_processes
 
 # Networks here are so small that threads cost more than they gain
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start
 # The same examples in every run, however slow the machine is
 settings.register_profile("reproducible", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("reproducible")
@@ -21,7 +24,7 @@ def _seed():
 @pytest.fixture(scope="session")
 def two_processes():
     """Callable that runs a function in two gloo processes and returns both results."""
-    with start_two_processes() as run:
+    with start_processes() as run:
         yield run
 
 

@@ -39,9 +39,10 @@ def test_star_import_has_everything_and_plain_import_nothing_heavy():
     code = (
         "import sys, lightning_robustness\n"
         "assert not {'torch', 'lightning'} & sys.modules.keys()\n"
-        "assert lightning_robustness.attacks.PGD.__name__ == 'PGD'\n"
-        "from lightning_robustness import *\n"
-        "assert RobustnessMonitor.__name__ == 'RobustnessMonitor' and InputSpace().high == 1"
+        "assert lightning_robustness.attacks.PGD.__name__ == 'PGD'"
     )
     root = Path(lightning_robustness.__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+    names = {}
+    exec("from lightning_robustness import *", names)
+    assert set(lightning_robustness.__all__) <= set(names)

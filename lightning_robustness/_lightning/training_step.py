@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from lightning_robustness._lightning.settings import AdversarialLoss
 from lightning_robustness._lightning.trainer import check_strategy, forward_of
-from lightning_robustness._model.access import Access, ExtraInputs
+from lightning_robustness._model.access import Access, ExtraInputs, try_forward
 from lightning_robustness._model.batch import Batch
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
@@ -129,9 +129,16 @@ class TrainingStepCallback(Callback):
     def forward(self, pl_module: LightningModule, batch: Batch) -> Callable[..., Any]:
         """Return the callable from the inputs of a batch to outputs, with what else the network takes from it."""
         names = batch.name, tuple(batch.extras)
-        if names not in self._ways:
+        is_new = names not in self._ways
+        if is_new:
             self._ways[names] = self.access.find_extras(pl_module, batch)
-        forward, extra = forward_of(pl_module, self.access.forward_fn), self._ways[names]
+        if is_new and len(batch.x):
+            few = batch.first(3)  # two would pass for inputs and labels in a `forward` that takes a batch
+            try_forward(pl_module, self._bind(pl_module, few), few.x)
+        return self._bind(pl_module, batch)
+
+    def _bind(self, pl_module: LightningModule, batch: Batch) -> Callable[..., Any]:
+        forward, extra = forward_of(pl_module, self.access.forward_fn), self._ways[batch.name, tuple(batch.extras)]
         return forward if extra is None else extra.bind(forward, batch.extras)
 
     def extra_names(self, batch: Batch) -> tuple[str, ...]:

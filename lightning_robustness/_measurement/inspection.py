@@ -11,7 +11,7 @@ from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import is_image
-from lightning_robustness._model.access import are_probabilities, compute_logits, pick_entry
+from lightning_robustness._model.access import are_probabilities, compute_logits, pick_entry, try_forward
 from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.route import Route, find_route
 from lightning_robustness._processes import Processes, rank_zero_warn
@@ -31,17 +31,9 @@ def inspect(subject: Subject, batch: Batch, needs_gradients: bool) -> tuple[Subj
     """Find out how the logits of a model come about, and check that inputs and labels fit."""
     model, access = subject.model, subject.access
     subject = replace(subject, extra=access.find_extras(model, batch))
-    few = batch.first(2)
+    few = batch.first(3)  # two would pass for inputs and labels in a `forward` that takes a batch
     forward = subject.logits_of_loaded(few)
-    try:
-        with sandbox(forward, few.x) as (copies,), torch.no_grad():
-            forward(copies)
-    except Exception as error:
-        raise ValueError(
-            f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {tuple(few.x.shape)} but it "
-            f"failed: {error} Let `forward` return logits, or pass `forward_fn=`, a callable that takes the module and "
-            f"inputs and returns logits{_example(model)}."
-        ) from error
+    try_forward(model, forward, few.x)
     highest_label = -1 if batch.y is None or len(batch.y) == 0 else int(batch.y.max())
     route = find_route(model, few.x, forward, access.head, highest_label)
     with sandbox(forward, few.x) as (copies,), torch.no_grad():
@@ -132,9 +124,3 @@ def _can_be_perturbed(subject: Subject, batch: Batch) -> bool:
     subject.input_space.check(whole)
     check_normalized(subject.input_space, whole)
     return True
-
-
-def _example(model: nn.Module) -> str:
-    """Return a function to pass, where one child of a module without a forward of its own has all parameters."""
-    children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
-    return f": `lambda module, x: module.{children[0]}(x)`" if len(children) == 1 else ""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_robustness._arguments import check_functions, check_head, check_integer, check_model
+from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.batch import Batch, read_batch, read_extras
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.input_space import InputSpace, check_input_space
@@ -38,12 +39,34 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
             f"Expected the model to return logits of shape (N, K), or something that holds them as `logits`, but got "
             f"{type(output).__name__}. {_REMEDY}"
         )
+    if not logits.is_floating_point():
+        raise ValueError(
+            f"Expected logits in floating point but got {logits.dtype}. Return the scores of the classes, not their "
+            f"`argmax`. {_REMEDY}"
+        )
     classes = as_classes(logits, len(x))
     if classes is None:
+        is_column = logits.ndim == 3 and logits.shape[:2] == (len(x), 1)
+        remedy = "Pass `forward_fn=lambda module, x: module(x).squeeze(1)`." if is_column else _REMEDY
         raise ValueError(
-            f"Expected logits of shape ({len(x)}, K), one row per input, but got {tuple(logits.shape)}. {_REMEDY}"
+            f"Expected logits of shape ({len(x)}, K), one row per input, but got {tuple(logits.shape)}. {remedy}"
         )
     return classes
+
+
+def try_forward(model: nn.Module, forward: Callable[..., Any], x: Tensor) -> None:
+    """Run a model on a few inputs, without a trace, and say what to do where it fails."""
+    try:
+        with sandbox(forward, x) as (copies,), torch.no_grad():
+            forward(copies)
+    except Exception as error:
+        children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
+        example = f": `lambda module, x: module.{children[0]}(x)`" if len(children) == 1 else ""
+        raise ValueError(
+            f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {tuple(x.shape)} but it "
+            f"failed: {error} Let `forward` return logits, or pass `forward_fn=`, a callable that takes the module and "
+            f"inputs and returns logits{example}."
+        ) from error
 
 
 def as_classes(logits: Tensor, num_samples: int) -> Tensor | None:

@@ -87,7 +87,13 @@ def read_extras(
     """Find what a batch holds beside inputs and labels, by name: an attention mask, for instance."""
     if batch_fn is not None:
         result = batch_fn(batch)
-        return None, dict(result[2]) if len(result) == 3 else {}
+        extras = result[2] if len(result) == 3 else {}
+        if not isinstance(extras, Mapping) or not all(isinstance(value, Tensor) for value in extras.values()):
+            raise TypeError(
+                "Expected the third value of `batch_fn` to be a dictionary of tensors, which `forward` takes by name, "
+                f"but got {type(extras).__name__}. Leave it out, or return {{'mask': batch[2]}}, for instance."
+            )
+        return None, dict(extras)
     entries = _named_entries(batch)
     name = next((name for name in _INPUT_NAMES if name in entries), None)
     if name is None:
@@ -248,7 +254,9 @@ def check_label_range(y: Tensor, num_classes: int) -> None:
     low, high = torch.stack(y.aminmax()).tolist()  # one transfer from the device
     if low >= 0 and high < num_classes:
         return
-    if low < 0:
+    if low == -1 and bool((y.abs() == 1).all()):
+        reason = "For the two classes -1 and 1, pass `batch_fn=lambda batch: (batch[0], (batch[1] + 1) // 2)`."
+    elif low < 0:
         reason = (
             f"Labels such as {low} mark samples without a class, the `ignore_index` of a loss: leave them out, with "
             "`batch_fn=lambda batch: (batch[0][batch[1] >= 0], batch[1][batch[1] >= 0])`."

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -102,6 +102,10 @@ def check_loader(dataloader: Any) -> None:
         found = f"the data module {type(dataloader).__name__}. Pass one of its loaders, such as `test_dataloader()`."
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
         found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
+    elif isinstance(dataloader, tuple | list) and len(dataloader) == 2 and _are_columns(*dataloader):
+        found = (
+            "inputs and labels. Pass `DataLoader(TensorDataset(x, y), batch_size=128)`, or `[(x, y)]` for one batch."
+        )
     elif isinstance(dataloader, str | Mapping) or not (
         hasattr(dataloader, "__iter__") or hasattr(dataloader, "__getitem__")
     ):
@@ -109,6 +113,12 @@ def check_loader(dataloader: Any) -> None:
     else:
         return
     raise TypeError(f"Expected `dataloader` to be an iterable of batches but got {found}")
+
+
+def _are_columns(x: Any, y: Any) -> bool:
+    """Return whether two entries are inputs and labels, not two batches of inputs."""
+    are_tensors = isinstance(x, Tensor) and isinstance(y, Tensor)
+    return are_tensors and x.is_floating_point() and not y.is_floating_point() and y.shape == x.shape[:1]
 
 
 class Passed(NamedTuple):

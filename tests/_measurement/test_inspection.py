@@ -44,7 +44,7 @@ def test_another_number_of_classes():
 
 
 def test_a_model_that_fails():
-    with pytest.raises(ValueError, match=r"`Linear\(x\)` to return logits.*\(2, 6\) but it failed.*forward_fn="):
+    with pytest.raises(ValueError, match=r"`Linear\(x\)` to return logits.*\(3, 6\) but it failed.*forward_fn="):
         route_of(nn.Linear(5, 3))
 
 

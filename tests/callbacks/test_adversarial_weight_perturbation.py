@@ -115,7 +115,11 @@ def test_dropout_differs_from_batch_to_batch(tmp_path):
     class Watched(Recorder):
         def __init__(self):
             super().__init__()
-            self.net[5].register_forward_hook(lambda layer, args, output: masks.append(output == 0))
+            self.net[5].register_forward_hook(self.watch)
+
+        def watch(self, layer, args, output):
+            if layer.training:  # not the first look at the module
+                masks.append(output == 0)
 
         def training_step(self, batch, batch_idx):
             return None  # so that the passes are those of the perturbation

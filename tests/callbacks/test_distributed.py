@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_robustness import RobustnessMonitor
 from lightning_robustness.functional.attack_success_rate import wilson_interval
 from tests.callbacks.distributed_fit import NUM_SAMPLES, as_torchrun_would, validate
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
+from tests.processes import START_METHOD
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -114,7 +116,7 @@ def test_two_torchrun_nodes_log_the_values_of_one_process(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_the_history_survives_processes_that_lightning_starts(tmp_path):
     monitor = RobustnessMonitor(attacks=["fgsm"], fim_samples=4, attack_samples=8, log_figures=False)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=2, strategy="ddp_spawn", devices=1)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=2, strategy=DDPStrategy(start_method=START_METHOD), devices=1)
     trainer.fit(Classifier(), train_loader(size=32), val_loader(size=32))
     assert [entry["epoch"] for entry in monitor.history] == [0, 1]
     assert monitor.history[-1]["acc"] == pytest.approx(trainer.callback_metrics["robustness/acc"].item())

@@ -961,7 +961,7 @@ class Undifferentiable(Classifier):
             Silent,
             val_loader,
             {},
-            r"`Silent\(x\)` to return logits for inputs of shape \(2, 1, 8, 8\) but it failed.*forward_fn",
+            r"`Silent\(x\)` to return logits for inputs of shape \(3, 1, 8, 8\) but it failed.*forward_fn",
         ),
         (Silent, unlabelled, {}, "Expected batches with labels, for attacks, but got none.*`attacks=\\(\\)`"),
         (Classifier, normalized, {}, r"range \[0.0, 1.0\] but observed \[-2, 2\].*InputSpace\(mean"),

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ def kill_in_the_sweep():
     resume.os.replace = replace_or_die
 
 
-if __name__ == "__main__":
+def evaluate_and_die(folder):
     torch.set_num_threads(1)
     kill_in_the_sweep()
-    evaluate_all(resume=sys.argv[1])
+    evaluate_all(resume=folder)

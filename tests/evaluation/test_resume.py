@@ -1,9 +1,6 @@
 import math
 import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +13,9 @@ from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import compare, evaluate, sweep
 from lightning_robustness.evaluation.resume import DataFingerprint, fingerprint_weights
 from tests.evaluation.distributed_evaluation import EPS, evaluate_all, make_data, make_network, without_times
+from tests.evaluation.killed_evaluation import evaluate_and_die
 from tests.evaluation.test_several_processes import assert_same
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import run_in_a_process
 
 
 def evaluate_again(rank, folder):
@@ -27,10 +24,7 @@ def evaluate_again(rank, folder):
 
 def test_killed_in_the_middle_of_a_sweep(tmp_path, two_processes):
     folder, copy = tmp_path / "results", tmp_path / "copy"
-    killed = subprocess.run(
-        [sys.executable, "-m", "tests.evaluation.killed_evaluation", str(folder)], cwd=ROOT, timeout=300, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
+    assert run_in_a_process(evaluate_and_die, folder) == -signal.SIGKILL
     assert [path.suffix for path in folder.glob("*.unfinished")] == [".unfinished"]
     written = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.suffix != ".unfinished"}
     assert sum(path.name.startswith("sweep") for path in written) == 2

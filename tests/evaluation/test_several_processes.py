@@ -24,6 +24,7 @@ from tests.evaluation.distributed_evaluation import (
     make_reports,
     without_times,
 )
+from tests.processes import start_processes
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:.* could not be measured")
@@ -72,7 +73,15 @@ def test_two_processes(two_processes, expected):
     assert list(expected["comparison"]["failed"]) == ["b"]
 
 
-@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_three_processes(expected):
+    with start_processes(3) as run:
+        results = run(reports_of)
+    assert all(result == results[0] for result in results)
+    assert_same(results[0], expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 3])
 def test_torchrun(tmp_path, expected, number):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
     script = ["-m", "tests.evaluation.distributed_evaluation", str(tmp_path)]

@@ -5,8 +5,6 @@ The processes are forks of this one, since starting anew is what takes time.
 
 import json
 import os
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -44,12 +42,12 @@ def wait(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-if __name__ == "__main__":
-    alone, together = (Path(sys.argv[1], name) for name in ("alone", "together"))
+def evaluate_all_and_die(directory):
+    alone, together = (directory / name for name in ("alone", "together"))
     for folder in (alone, together):
         folder.mkdir()
     codes = {part: [wait(fork(evaluate_and_die, part, alone / part))] for part in PARTS}
     for part in PARTS:
         children = [fork(evaluate_and_die, part, together / part, rank) for rank in range(2)]
         codes[part] += [wait(child) for child in children]
-    Path(sys.argv[1], "codes.json").write_text(json.dumps(codes))
+    (directory / "codes.json").write_text(json.dumps(codes))

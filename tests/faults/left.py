@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,8 +26,7 @@ def fit_and_leave(case, folder, rank):
     return 0
 
 
-if __name__ == "__main__":
-    directory = Path(sys.argv[1])
+def leave_all(directory):
     for name in CASES:
         children = [fork(fit_and_leave, name, directory, number) for number in range(2)]
         if [wait(child) for child in children] != [0, 0]:

@@ -7,16 +7,14 @@ one process against a loop over samples (tests/test_any_batch.py).
 
 import json
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.faults.evaluation_runs import PARTS, describe, evaluate_masked, evaluate_part, run_all
+from tests.faults.killed import evaluate_all_and_die
 from tests.golden.runs import differences
+from tests.processes import run_in_a_process
 
-ROOT = Path(__file__).parents[2]
 LABELS = {
     "features": "the features",
     "fim": "the Fisher information",
@@ -38,7 +36,7 @@ def whole():
 def killed(tmp_path_factory):
     """Folders of evaluations that were killed, and how their processes ended."""
     folder = tmp_path_factory.mktemp("killed")
-    subprocess.run([sys.executable, "-m", "tests.faults.killed", str(folder)], cwd=ROOT, check=True, timeout=300)
+    assert run_in_a_process(evaluate_all_and_die, folder) == 0
     return folder, json.loads((folder / "codes.json").read_text())
 
 

@@ -6,15 +6,13 @@ masks and embeddings in two processes (tests/callbacks/test_two_processes.py).
 
 import json
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.faults.left import leave_all
 from tests.faults.monitor_runs import CASES, IN_TWO, fit, fit_all, run_all, watch_all
+from tests.processes import run_in_a_process
 
-ROOT = Path(__file__).parents[2]
 FIM = {"fim", "fim_inverse", "fim_geometric", "lipschitz", "boundary", "boundary_acc", "samples_fim", "seconds/fim"}
 WORST = {"asr/worst", "adv_acc/worst", "masking"}
 
@@ -154,7 +152,7 @@ def test_one_of_two_processes_after_training_began(together, name):
 
 def test_a_process_that_ends_takes_the_other_with_it(tmp_path):
     """Before training an error is raised in the process that has it; an interrupt is, at any time."""
-    subprocess.run([sys.executable, "-m", "tests.faults.left", str(tmp_path)], cwd=ROOT, check=True, timeout=300)
+    assert run_in_a_process(leave_all, tmp_path) == 0
     for case, error in {"before": "MisconfigurationException: RobustnessMonitor: no batch", "interrupt": ""}.items():
         first, second = (json.loads((tmp_path / f"{case}.{rank}.json").read_text()) for rank in range(2))
         assert second["error"].startswith(error or ("SystemExit", "KeyboardInterrupt"))
