@@ -87,6 +87,7 @@ class RobustnessMonitor(Callback):
         prefix: What keys start with.
         storage: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
+        roby_p: Order of the distance in ROBY, at least 1; ``float("inf")`` is allowed.
         log_figures: Whether to log pictures and histograms, where a logger takes them.
         log_embeddings: Whether to log the embeddings of the sample to TensorBoard's projector.
         progress: Whether to show progress bars; by default, where the Trainer has one.
@@ -125,6 +126,7 @@ class RobustnessMonitor(Callback):
         seed: int = 0,
         prefix: str = "robustness",
         storage: Storage = "auto",
+        roby_p: float = 2.0,
         log_figures: bool = True,
         log_embeddings: bool = False,
         progress: bool | None = None,
@@ -140,6 +142,7 @@ class RobustnessMonitor(Callback):
             clever_samples=clever_samples,
             clever_radius=clever_radius,
             storage=storage,
+            roby_p=roby_p,
             batch_size=batch_size,
             seed=seed,
         )
