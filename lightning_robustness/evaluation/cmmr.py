@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_option, is_number
+from lightning_robustness._arguments import check_option, check_tensor, is_number
 
 # Values are measured in float32: a spread below its rounding error counts as constant
 _ROUNDING = 1e-6
@@ -72,8 +72,8 @@ def composite_scores(
         tensor([0.5808, 0.4394], dtype=torch.float64)
 
     """
-    prior = [1.0] * len(higher_is_better) if prior is None else prior
     _check(values, higher_is_better, prior, balance)
+    prior = [1.0] * len(higher_is_better) if prior is None else prior
     check_option("weighting", weighting, Weighting)
     flat = values.double().flatten(0, 2)
     informative = _is_informative(flat)
@@ -129,14 +129,19 @@ def _entropy_weights(normalized: Tensor, informative: Tensor) -> Tensor:
     return information / information.sum() if informative.any() else information
 
 
-def _check(values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float], balance: float) -> None:
+def _check(values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float] | None, balance: float) -> None:
+    check_tensor("values", values)
     if values.ndim != 4 or values.numel() == 0:
         raise ValueError(
             f"Expected `values` of shape (models, attacks, budgets, metrics) but got {tuple(values.shape)}."
         )
-    for name, given in {"higher_is_better": higher_is_better, "prior": prior}.items():
-        if len(given) != values.shape[3]:
+    prior = [1.0] * values.shape[3] if prior is None else prior
+    given: Sequence[bool] | Sequence[float]
+    for name, given in (("higher_is_better", higher_is_better), ("prior", prior)):
+        kinds = bool if name == "higher_is_better" else (int, float)
+        is_list = isinstance(given, Sequence) and not isinstance(given, str)
+        if not is_list or len(given) != values.shape[3] or not all(isinstance(entry, kinds) for entry in given):
             raise ValueError(
-                f"Expected `{name}` to have one entry for each of {values.shape[3]} metrics but got {len(given)}."
+                f"Expected `{name}` to have one entry for each of {values.shape[3]} metrics but got {given!r}."
             )
     check_weights(prior, balance)

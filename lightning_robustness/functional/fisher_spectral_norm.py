@@ -180,8 +180,8 @@ def fisher_step(
 
     Args:
         model: Callable from inputs of shape ``(N, ...)`` to logits; in an attack, it takes un-normalised inputs.
-        x: Floating point tensor of un-normalised inputs; results stay in the model's range where it has one, as the
-            models that attacks get do.
+        x: Floating point tensor of un-normalised inputs, in [0, 1] or, in an attack, the range of its input space;
+            results stay in it.
         y: Labels, which are ignored; attacks are called with them.
         eps: Length of the step.
         norm: Norm in which it is measured.
@@ -191,6 +191,7 @@ def fisher_step(
         Tensor of the shape of ``x``.
 
     Raises:
+        TypeError: If the inputs are not floating point.
         ValueError: If an argument is not as described.
 
     Example:
@@ -204,12 +205,12 @@ def fisher_step(
     """
     check_number("eps", eps)
     check_option("norm", norm, BoundaryNorm)
-    settings = FisherSettings(method, InputSpace(low=None, high=None), direction=True)
-    direction: Any = fisher_and_boundary(model, x, settings).direction
-    step = direction if norm == "l2" else direction.sign()
-    low, high = getattr(model, "low", None), getattr(model, "high", None)
-    x_adv = x + eps * step.to(x.dtype)
-    return x_adv if low is None and high is None else torch.clamp(x_adv, low, high)
+    if y is not None:
+        check_labels("y", y, len(x))
+    space = InputSpace(getattr(model, "low", 0.0), getattr(model, "high", 1.0))
+    direction: Any = fisher_and_boundary(model, x, FisherSettings(method, space, direction=True)).direction
+    x_adv = x + eps * (direction if norm == "l2" else direction.sign()).to(x.dtype)
+    return x_adv if space.low is None and space.high is None else x_adv.clamp(space.low, space.high)
 
 
 def fisher_and_boundary(

@@ -4,7 +4,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_number, check_tensor
+from lightning_robustness._arguments import check_integer, check_number, check_tensor
 
 
 class SmoothingRadius(NamedTuple):
@@ -57,6 +57,9 @@ def smoothing_radius(probs: Tensor, sigma: float, trace: Tensor | None = None) -
     radius = sigma / 2 * (quantiles[:, 0] - quantiles[:, 1])
     if trace is None:
         return SmoothingRadius(radius, None)
+    check_tensor("trace", trace)
+    if trace.shape != radius.shape or bool((trace < 0).any()):
+        raise ValueError(f"Expected `trace` to hold {len(radius)} non-negative values but got {tuple(trace.shape)}.")
     slopes = ((quantiles.square() / 2).exp() * math.sqrt(2 * math.pi)).sum(dim=1)
     return SmoothingRadius(radius, sigma**2 / 4 * slopes * trace.to(radius).sqrt())
 
@@ -81,6 +84,7 @@ def num_rayleigh_directions(num_classes: int, accuracy: float, confidence: float
         57
 
     """
+    check_integer("num_classes", num_classes, minimum=2)
     for name, value in {"accuracy": accuracy, "confidence": confidence}.items():
         check_number(name, value, exclusive=True)
         if value >= 1:

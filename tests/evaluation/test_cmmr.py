@@ -111,9 +111,9 @@ def test_balance_lowers_all_scores_by_its_share():
         ({"values": torch.rand(0, 3, 4, 2)}, r"but got \(0, 3, 4, 2\)"),
         (
             {"higher_is_better": (True,)},
-            "`higher_is_better`.* 2 metrics .* 1",
+            "`higher_is_better`.* 2 metrics .*True",
         ),
-        ({"prior": (1.0, 1.0, 1.0)}, "`prior`.* 2 metrics .* 3"),
+        ({"prior": (1.0, 1.0, 1.0)}, "`prior`.* 2 metrics .*1.0, 1.0, 1.0"),
         ({"prior": (1.0, -1.0)}, r"`prior`.*\[1.0, -1"),
         ({"balance": 1.0}, "`balance`.* 1.0"),
         ({"values": torch.ones(1, 2, 3, 2)}, "at least one metric"),
