@@ -3,9 +3,10 @@
 Reads epoch series of adversarial training, one CSV file per run with the columns ``epoch``, ``lr``, ``clean_accuracy``
 and ``robust_accuracy``, such as those in the logs of Rice, Wong and Kolter (2020, locuslab/robust_overfitting). A
 module logs each series in a Trainer, with its learning rates, and ``RobustModelCheckpoint`` chooses as it would in
-training. Prints a table, and writes the epoch that each rule keeps of each run to a JSON file. Takes about two minutes
-for 44 runs, on one core: ``python benchmarks/selection_replay.py DIRECTORY``. ``--only mixup`` takes the runs with this
-in their names, ``--table`` prints the table of the file alone.
+training; ``RobustEarlyStopping`` then stops further runs of them. Prints a table, and writes the epoch that each rule
+keeps of each run to a JSON file. Takes about three minutes for 44 runs, on one core:
+``python benchmarks/selection_replay.py DIRECTORY``. ``--only mixup`` takes the runs with this in their names,
+``--table`` prints the table of the file alone.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_robustness import RobustModelCheckpoint
+from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint
 
 RESULTS = Path(__file__).parent / "results" / "selection_replay.json"
 # By name, options of the callback
@@ -32,6 +33,12 @@ RULES = {
     "no guard, `tie_margin=0.005` (default)": {},
 }
 LAST = "last epoch"
+# By name, options of early stopping with the default checkpoint; the epoch that was kept when it stops counts
+STOPS = {
+    "stop, `patience=10`, `start_from_epoch=0`": {"patience": 10, "start_from_epoch": 0},
+    "stop, `patience=10`": {"patience": 10},
+    "stop, `patience=20`": {"patience": 20},
+}
 Row = dict[str, float]
 Runs = dict[str, dict[str, Row]]
 
@@ -74,27 +81,43 @@ def read(path: Path) -> list[Row]:
         return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
 
 
-def replay(series: list[Row]) -> dict[str, int]:
-    """The position in the series that each rule keeps."""
-    loader = DataLoader(TensorDataset(torch.zeros(1, 1)))
+def replay(series: list[Row]) -> dict[str, tuple[int, float]]:
+    """The position in the series that each rule keeps, and the share of the epochs that were trained."""
     with tempfile.TemporaryDirectory() as directory:
         checkpoints = {
             name: RobustModelCheckpoint(key, dirpath=Path(directory, key), save_weights_only=True, **options)
             for key, (name, options) in zip(monitors(), RULES.items(), strict=True)
         }
-        trainer = L.Trainer(
-            max_epochs=len(series),
-            callbacks=list(checkpoints.values()),
-            default_root_dir=directory,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-        )
-        trainer.fit(Replay(series), loader, loader)
-        kept = {name: torch.load(one.best_model_path, weights_only=True)["epoch"] for name, one in checkpoints.items()}
-    return {LAST: len(series) - 1, **kept}
+        train(series, list(checkpoints.values()), directory)
+        kept = {name: (kept_by(checkpoint), 1.0) for name, checkpoint in checkpoints.items()}
+        for number, (name, options) in enumerate(STOPS.items()):
+            folder = Path(directory, f"stop{number}")
+            checkpoint = RobustModelCheckpoint(monitors()[0], dirpath=folder, save_weights_only=True)
+            trained = train(series, [checkpoint, RobustEarlyStopping(monitors()[0], **options)], directory)
+            kept[name] = kept_by(checkpoint), trained / len(series)
+    return {LAST: (len(series) - 1, 1.0), **kept}
+
+
+def train(series: list[Row], callbacks: list[L.Callback], directory: str) -> int:
+    """Log a series in a Trainer, and return the number of epochs that it ran for."""
+    loader = DataLoader(TensorDataset(torch.zeros(1, 1)))
+    trainer = L.Trainer(
+        max_epochs=len(series),
+        callbacks=callbacks,
+        default_root_dir=directory,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(Replay(series), loader, loader)
+    return trainer.current_epoch
+
+
+def kept_by(checkpoint: RobustModelCheckpoint) -> int:
+    """The epoch whose checkpoint was kept."""
+    return int(torch.load(checkpoint.best_model_path, weights_only=True)["epoch"])
 
 
 def replay_all(paths: list[Path]) -> Runs:
@@ -112,8 +135,9 @@ def replay_all(paths: list[Path]) -> Runs:
                 "epoch": int(series[position]["epoch"]),
                 "lost": round(100 * (best["robust_accuracy"] - series[position]["robust_accuracy"]), 4),
                 "clean": round(100 * (series[position]["clean_accuracy"] - best["clean_accuracy"]), 4),
+                "trained": round(trained, 4),
             }
-            for rule, position in replay(series).items()
+            for rule, (position, trained) in replay(series).items()
         }
         print(f"{path.stem}: {len(series)} epochs, {time.perf_counter() - start:.1f} s", flush=True)
     return runs
@@ -122,12 +146,16 @@ def replay_all(paths: list[Path]) -> Runs:
 def print_table(runs: Runs) -> None:
     """Print points lost against the best epoch, and points of clean accuracy won, as Markdown."""
     print(f"\n{len(runs)} runs; points against the epoch with the highest robust accuracy\n")
-    print("| rule | points lost, mean | worst | runs above 1 point | clean accuracy |\n|---|---|---|---|---|")
-    for rule in (LAST, *RULES):
+    print(
+        "| rule | points lost, mean | worst | runs above 1 point | clean accuracy | epochs trained |\n"
+        "|---|---|---|---|---|---|"
+    )
+    for rule in (LAST, *RULES, *STOPS):
         lost, won = (np.array([run[rule][name] for run in runs.values()]) for name in ("lost", "clean"))
         worst = f"{lost.max():.1f} ({list(runs)[lost.argmax()]})" if lost.max() > 0 else "0.0"
         above = int((lost > 1 + 1e-6).sum())
-        print(f"| {rule} | {lost.mean():.2f} | {worst} | {above} | {won.mean():+.2f} |")
+        trained = 100 * np.mean([run[rule]["trained"] for run in runs.values()])
+        print(f"| {rule} | {lost.mean():.2f} | {worst} | {above} | {won.mean():+.2f} | {trained:.0f} % |")
 
 
 def main() -> None:

@@ -1,6 +1,10 @@
 import math
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
@@ -11,6 +15,40 @@ def accumulation_dtype(device: torch.device) -> torch.dtype:
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to compute in, and to return results in: float32 for half precision, else the dtype itself."""
     return torch.promote_types(dtype, torch.float32)
+
+
+# Size up to which matrices are decomposed on the CPU
+_SMALL = 128
+
+
+def decompose(solver: Callable[[Tensor], Any], matrix: Tensor) -> Any:
+    """Solve symmetric eigenvalue problems: small ones in float64 on the CPU.
+
+    Solvers of GPUs fail or stall on tiny and singular matrices, and Apple's have none. Matrices that are not finite,
+    which make solvers fail, have eigenvalues of NaN.
+    """
+    is_finite = matrix.isfinite().flatten(-2).all(dim=-1)[..., None, None]
+    finite = torch.where(is_finite, matrix, 0.0)
+    if matrix.shape[-1] <= _SMALL or matrix.device.type == "mps":
+        finite = finite.to("cpu", torch.float64)
+    result = solver(finite)
+    if isinstance(result, Tensor):
+        return torch.where(is_finite[..., 0], result.to(matrix), torch.nan)
+    values, vectors = (part.to(matrix) for part in result)
+    return torch.where(is_finite[..., 0], values, torch.nan), vectors
+
+
+def exponents(values: Tensor) -> Tensor:
+    """Return the exponents of floating point numbers, which Apple's GPUs cannot take apart."""
+    source = values.cpu() if values.device.type == "mps" else values
+    return source.frexp().exponent.to(values.device)
+
+
+def read_clock(device: torch.device) -> float:
+    """Return the time in seconds once a device has finished what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return perf_counter()
 
 
 # Steps of 8-bit pixels, and parts of a step, so that budgets of tenths and quarters are written as such

@@ -1,6 +1,12 @@
 """A CPU that rounds as a GPU does."""
 
+import traceback
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -99,3 +105,74 @@ def perturb(values, size, noise):
 
 def is_single(value):
     return isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.ndim > 0
+
+
+WAITING = {
+    aten._local_scalar_dense.default,  # item, bool, int, float
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+    aten._unique2.default,
+}
+INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+COPIES = {torch.Tensor.cpu, torch.Tensor.tolist, torch.Tensor.numpy}
+
+
+class Synchronisations:
+    """Count what would make a GPU's program wait for the GPU, by the line of the package that does it.
+
+    These are values that become Python's (``item``, ``bool``, ``tolist``), results whose size depends on values
+    (``nonzero``, boolean indices, ``unique``) and copies to the host. Copies of what would be there already count too,
+    since a CPU cannot tell.
+
+    Attributes:
+        places: Number of times, by file and line.
+
+    """
+
+    def __init__(self):
+        self.places = Counter()
+        self._stack = ExitStack()
+
+    def __enter__(self):
+        self._stack.enter_context(_Copies(self))
+        self._stack.enter_context(_Waits(self))
+        return self
+
+    def __exit__(self, *error):
+        self._stack.close()
+
+    @property
+    def total(self):
+        return self.places.total()
+
+    def note(self):
+        frames = [frame for frame in traceback.extract_stack() if "lightning_robustness" in Path(frame.filename).parts]
+        if frames:  # the user's own are theirs
+            parts = Path(frames[-1].filename).parts
+            path = "/".join(parts[len(parts) - parts[::-1].index("lightning_robustness") :])
+            self.places[f"{path}:{frames[-1].lineno}"] += 1
+
+
+class _Copies(TorchFunctionMode):
+    def __init__(self, counter):
+        super().__init__()
+        self._counter = counter
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in COPIES:
+            self._counter.note()
+        return func(*args, **(kwargs or {}))
+
+
+class _Waits(TorchDispatchMode):
+    def __init__(self, counter):
+        super().__init__()
+        self._counter = counter
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        has_mask = func in INDEXING and any(index is not None and index.dtype == torch.bool for index in args[1])
+        if func in WAITING or has_mask:
+            self._counter.note()
+        return func(*args, **(kwargs or {}))

@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor, is_sandboxed
 from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._numbers import decompose, exponents, read_clock
 from lightning_robustness.attacks import DDN, PGD, Cascade, MinimumNormCW, Square, masking_signs, run_attack
 from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.attacks.ddn import Goal, retreat, search
@@ -19,7 +20,7 @@ from lightning_robustness.functional._jacobian import InputJacobian
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
 from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
-from tests.gpu_like import GpuLike, multiplies_in_tf32, to_tf32
+from tests.gpu_like import GpuLike, Synchronisations, multiplies_in_tf32, to_tf32
 
 NETWORKS = ["digits_network", "robust_digits_network"]
 
@@ -264,3 +265,72 @@ def test_adversarial_training_attacks_in_the_precision_of_training(tmp_path):
     assert (True, True) in passes
     assert (True, False) not in passes
     assert (False, False) in passes  # the accuracy that it reports
+
+
+# Waiting for the device
+
+
+def test_what_waits_is_counted_with_its_place():
+    mask, x = torch.tensor([True, False]), torch.rand(2, 3)
+    with Synchronisations() as counter:
+        mask.any().item(), mask.nonzero(), x[mask], x.tolist(), x.cpu(), bool(mask.all())
+        assert counter.total == 0  # not by the package
+        run_attack(nn.Linear(3, 2), PGD(eps=0.1, steps=1), x, torch.tensor([0, 1]))
+    assert any(place.startswith("attacks/pgd.py:") for place in counter.places)
+    for act in (mask.any().item, mask.nonzero, lambda: x[mask], x.tolist, x.cpu, lambda: bool(mask.all())):
+        with Synchronisations() as counter:
+            counter.note = lambda counter=counter: counter.places.update(["here"])
+            act()
+        assert counter.total == 1
+
+
+@pytest.mark.parametrize("all_steps", [False, True])
+def test_pgd_waits_once_a_step(batch, digits_network, all_steps):
+    totals = []
+    for steps in (8, 15):  # gradients that are looked at are the first, second, fourth and eighth
+        with Synchronisations() as counter:
+            run_attack(digits_network, PGD(eps=0.01, steps=steps, all_steps=all_steps), *batch)
+        totals.append(counter.total)
+    assert totals[1] - totals[0] == (0 if all_steps else 7)
+
+
+# Where devices lack something
+
+
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_decomposition(size):
+    a = torch.randn(4, size, size)
+    matrices = a @ a.mT
+    matrices[1] = 0
+    matrices[2, 0, 0] = torch.nan
+    values, vectors = decompose(torch.linalg.eigh, matrices)
+    expected = torch.from_numpy(np.linalg.eigvalsh(matrices[[0, 1, 3]].double().numpy()))
+    assert torch.equal(decompose(torch.linalg.eigvalsh, matrices)[:, -1].isnan(), torch.arange(4) == 2)
+    torch.testing.assert_close(values[[0, 1, 3]].double(), expected, rtol=1e-4, atol=1e-3)
+    assert values[2].isnan().all()
+    assert vectors.isfinite().all()
+    assert values.dtype == vectors.dtype == torch.float32
+
+
+def test_small_matrices_are_decomposed_in_float64_on_the_cpu():
+    seen = []
+
+    def solver(matrix):
+        seen.append((matrix.device.type, matrix.dtype))
+        return torch.linalg.eigvalsh(matrix)
+
+    for size in (3, 200):
+        decompose(solver, torch.eye(size).expand(2, size, size))
+    assert seen == [("cpu", torch.float64), ("cpu", torch.float32)]
+
+
+def test_exponents_are_those_of_numpy():
+    values = torch.tensor([[0.0, 0.5, 1.0, 3.0, 1e-30]])
+    assert exponents(values).tolist() == np.frexp(values.numpy())[1].tolist()
+
+
+def test_the_clock_waits_for_the_device(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    assert read_clock(torch.device("cpu")) <= read_clock(torch.device("cuda", 0))
+    assert waited == [torch.device("cuda", 0)]

@@ -88,7 +88,7 @@ class Measurement:
             "pgd_l2": PGD(norm="l2", eps=L2_EPS, steps=40),
             "fgsm": get_attack("fgsm", eps=self.eps),
             "pgd20": PGD(eps=self.eps, steps=20),
-            "cascade": get_attack("worst", eps=self.eps),
+            "cascade": get_attack("cascade", eps=self.eps),
         }
         without_budget = {
             "cw": get_attack("cw", preset=self.dataset),

@@ -165,7 +165,7 @@ def measure(network: nn.Sequential, data: TensorDataset, attack_samples: int) ->
     attacks = {
         "siren": get_attack("siren", preset="speech"),
         "siren_small": get_attack("siren", eps=EPS),
-        "pgd": get_attack("strong_pgd", eps=EPS),
+        "pgd": get_attack("pgd", eps=EPS, strength="fast"),
     }
     loader = DataLoader(data, batch_size=64)
     options = {"eps": EPS, "input_space": SPACE, "fim_samples": 2 * attack_samples, "attack_samples": attack_samples}

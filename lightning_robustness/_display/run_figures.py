@@ -16,9 +16,9 @@ from lightning_robustness._measurement.statistics import (
     Evaluation,
     accuracy_interval,
     attack_of,
-    most_robust,
     reference_of,
 )
+from lightning_robustness._measurement.verdict import Kept, interval_of, kept_epoch
 from lightning_robustness._numbers import write_share
 from lightning_robustness.input_space import InputSpace
 
@@ -37,13 +37,15 @@ _MAX_LINES = 8
 _MAX_NAME = 12
 
 
-def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure | None" = None) -> "Figure":
+def history_figure(
+    history: Sequence[Evaluation], prefix: str, figure: "Figure | None" = None, kept: Kept | None = None
+) -> "Figure":
     """Draw a training run: accuracy, clean and under attack, and beside it RDI, ROBY and the Fisher information.
 
-    Bands are 95 % confidence intervals. A dotted line marks the most robust epoch, which ``RobustModelCheckpoint``
-    keeps. Triangles mark the evaluations in which all attacks ran, if only some of them ran in others. Arrows point to
-    what is more robust. C&W can be below the worst case: its success counts within an l2 budget, the worst case within
-    that of the other attacks.
+    Bands are 95 % confidence intervals. A dotted line marks the epoch that a checkpoint kept, else the most robust
+    one, which ``RobustModelCheckpoint`` would keep. Triangles mark the evaluations in which all attacks ran, if only
+    some of them ran in others. Arrows point to what is more robust. C&W can be below the worst case: its success counts
+    within an l2 budget, the worst case within that of the other attacks.
 
     Example:
         >>> from lightning_robustness._display.run_figures import history_figure
@@ -53,7 +55,7 @@ def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure |
         [[0.5, 0.75]]
 
     """
-    figure, position, kept = figure or _empty_history_figure(), _position(history), most_robust(history)
+    figure, position, kept = figure or _empty_history_figure(), _position(history), kept or kept_epoch(history)
     before = [[*axis.texts, *axis.collections, *axis.lines] for axis in figure.axes]
     for artist in (*figure.texts, *(artist for artists in before for artist in artists)):
         artist.remove()
@@ -64,7 +66,7 @@ def history_figure(history: Sequence[Evaluation], prefix: str, figure: "Figure |
     for axis in figure.axes:
         axis.relim()
         if kept is not None:
-            axis.axvline(kept[1][position], color="0.4", linestyle=":", linewidth=1, zorder=0)
+            axis.axvline(kept.entry[position], color="0.4", linestyle=":", linewidth=1, zorder=0)
     for axis in (accuracy, others[-1]):
         axis.set_xlabel(position, fontsize=8, labelpad=1)
     set_title(figure, f"{prefix}: {_title(kept, position)}")
@@ -92,12 +94,11 @@ def _position(history: Sequence[Evaluation]) -> str:
     return "epoch" if len(set(points)) == len(points) else "step"
 
 
-def _title(kept: tuple[str, Evaluation] | None, position: str) -> str:
+def _title(kept: Kept | None, position: str) -> str:
     if kept is None:
         return "no attack ran"
-    reference, entry = kept
-    accuracy = f"{write_share(entry[reference])} under {attack_of(reference)}"
-    return f"{position} {entry[position]:g} most robust, {accuracy}"
+    accuracy = f"{write_share(kept.accuracy)} under {attack_of(kept.reference)}"
+    return f"{position} {kept.entry[position]:g} {'kept' if kept.is_checkpoint else 'most robust'}, {accuracy}"
 
 
 def _points(history: Sequence[Evaluation], key: str, position: str) -> list[tuple[float, float]]:
@@ -143,7 +144,10 @@ def _draw_band(axis: "Axes", history: Sequence[Evaluation], key: str, position: 
     number = "samples" if key == "acc" else "samples_attacks"
     entries = [entry for entry in history if not math.isnan(entry.get(key, math.nan) + entry.get(number, math.nan))]
     if entries:
-        ends = [accuracy_interval(entry[key], entry[number]) for entry in entries]
+        ends = [
+            accuracy_interval(entry[key], entry[number]) if key == "acc" else interval_of(entry, key)
+            for entry in entries
+        ]
         places = [entry[position] for entry in entries]
         lows, highs = zip(*ends, strict=True)
         axis.fill_between(places, lows, highs, color=color, alpha=0.15, linewidth=0)

@@ -120,8 +120,7 @@ def sandbox(
         for device_type in {"cpu", "cuda", *(tensor.device.type for tensor in tensors)}:
             if torch.is_autocast_enabled(device_type):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
-        if any(isinstance(module, nn.RNNBase) for module in modules):
-            stack.enter_context(_without_cudnn())
+        stack.enter_context(_without_cudnn([module for module in modules if isinstance(module, nn.RNNBase)]))
         if precise:
             stack.enter_context(full_precision())
         if "torch._dynamo" in sys.modules:
@@ -190,17 +189,28 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _without_cudnn() -> Iterator[None]:
-    """Switch off cuDNN, which cannot run an RNN backward in eval mode.
+def _without_cudnn(layers: list[nn.RNNBase]) -> Iterator[None]:
+    """Switch off cuDNN in recurrent layers, which it cannot run backward in eval mode, and in nothing else.
 
     Not by `torch.backends.cudnn.flags`, which allows TF32 and may refuse to read whether it was allowed.
     """
-    enabled = torch.backends.cudnn.enabled
-    try:
+    before: list[bool] = []
+
+    def enter(*_: Any) -> None:
+        before.append(torch.backends.cudnn.enabled)
         torch.backends.cudnn.enabled = False
+
+    def leave(*_: Any) -> None:
+        if before:
+            torch.backends.cudnn.enabled = before.pop()
+
+    handles = [layer.register_forward_pre_hook(enter) for layer in layers]
+    handles += [layer.register_forward_hook(leave, always_call=True, prepend=True) for layer in layers]  # nested
+    try:
         yield
     finally:
-        torch.backends.cudnn.enabled = enabled
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import FixedSample, Samples
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import AttackFacts, ThreatModel
+from lightning_robustness._measurement.verdict import Kept
 from lightning_robustness._model.route import Route
 from lightning_robustness._numbers import write_budget
 from lightning_robustness._processes import rank_zero_warn
@@ -98,20 +99,24 @@ class Board:
         except Exception as error:
             self._faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
 
-    def show_history(self, history: Sequence[Mapping[str, float]]) -> float:
+    def show_history(self, history: Sequence[Mapping[str, float]], kept: Kept | None) -> float:
         """Show the picture of the run so far, and return the seconds that it took."""
         start = perf_counter()
 
         def draw() -> "Figure":
-            self._history_figure = history_figure(history, self._prefix, self._history_figure)
+            self._history_figure = history_figure(history, self._prefix, self._history_figure, kept)
             return self._history_figure
 
         with self._faults.skipping("the picture of the run could not be logged", is_raised_early=True):
             self._show_figure("", draw)  # the prefix itself is its tag, so that it comes first
         return perf_counter() - start
 
-    def show_summary(self, lines: Iterable[tuple[str, str]]) -> None:
-        """Show the summary of the run, and pictures that wait."""
+    def show_summary(
+        self, lines: Iterable[tuple[str, str]], history: Sequence[Mapping[str, float]], kept: Kept | None
+    ) -> None:
+        """Show the summary of the run, pictures that wait, and that of the run with the epoch that was kept."""
+        if kept is not None and kept.is_checkpoint:
+            self.show_history(history, kept)
         with self._faults.skipping("pictures could not be logged", is_raised_early=True):
             self._draw_waiting()
         with self._faults.skipping("the summary could not be logged", is_raised_early=True):

@@ -17,11 +17,13 @@ class Faults:
     """Errors and warnings of a callback that must not end the run it watches.
 
     Before training has begun, errors are raised, while they cost little. Afterwards they become warnings, one per text,
-    and the part that failed is left out. ``error`` is that of this process in the epoch under way.
+    and the part that failed is left out. ``error`` is that of this process in the epoch under way, ``left_out`` says
+    what was given up.
     """
 
     def __init__(self, trainer: Trainer, owner: str) -> None:
         self.error: Exception | None = None
+        self.left_out: list[str] = []
         self._trainer = trainer
         self._owner = owner
         self._reported: set[str] = set()
@@ -65,6 +67,7 @@ class Faults:
 
     def report(self, consequence: str, error: str) -> None:
         """Warn of an error in the process where it occurred, once per text."""
+        self.left_out.append(consequence)
         if error not in self._reported:
             self._reported.add(error)
             self._emit(lambda text: warnings.warn(text, stacklevel=4), f"{consequence}: {error}")

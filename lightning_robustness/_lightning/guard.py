@@ -45,6 +45,11 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
         check_option("mode", mode, ExtremeMode)
         return mode
     _, entry = split_key(key)
+    if find_key(key) is not None:
+        raise ValueError(
+            f"Expected argument `monitor` to start with the prefix of RobustnessMonitor but got {key!r}. Pass "
+            f"'robustness/{key}'."
+        )
     if entry is not None and entry.higher_is_better is not None:
         return "max" if entry.higher_is_better else "min"
     raise ValueError(f"Expected argument `mode` to be 'min' or 'max', whichever is better for {key!r}, but got None.")
@@ -64,8 +69,24 @@ def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
         )
 
 
+def check_package(trainer: Trainer, owner: Callback) -> None:
+    """Check that a Trainer knows a checkpoint callback as one; that of ``pytorch_lightning`` adds its own instead."""
+    if owner not in trainer.checkpoint_callbacks:
+        raise MisconfigurationException(
+            f"Expected the Trainer of `lightning.pytorch` for {type(owner).__name__} but got that of "
+            f"`{type(trainer).__module__.split('.')[0]}`, which does not know it as a checkpoint callback: "
+            '`test(ckpt_path="best")` would load another epoch. Import `lightning.pytorch` instead of '
+            "`pytorch_lightning`; the two are the same code."
+        )
+
+
 def check_default_guard(trainer: Trainer, owner: Callback, guard: str) -> None:
     """Check that a callback of a Trainer will log the key of a guard that the user did not name."""
+    if not _promised(trainer):
+        raise MisconfigurationException(
+            f"{type(owner).__name__} waits for values of RobustnessMonitor, guarded by {guard!r}, but there is none. "
+            "Add RobustnessMonitor to the callbacks, or pass `guard=` if the module logs these values itself."
+        )
     if guard not in _promised(trainer):
         others = [f"guard={key!r}" for key in _promised(trainer) if key.endswith("/acc")]
         remedy = " or ".join([*others, "the key of a clean accuracy that the module logs", "guard=None"])
@@ -89,6 +110,33 @@ def last_value(trainer: Trainer, key: str) -> float | None:
         return None
     value = trainer.strategy.reduce(logged.to(trainer.strategy.root_device).float().mean(), reduce_op="mean").item()
     return value if math.isfinite(value) else None
+
+
+def is_not_finite(trainer: Trainer, key: str) -> bool:
+    """Return whether a value was logged in the validation epoch under way and is NaN or infinite in some process."""
+    is_new = key in logged_in_this_epoch(trainer)
+    return trainer.strategy.reduce_boolean_decision(
+        is_new and not bool(trainer.callback_metrics[key].isfinite().all()), all=False
+    )
+
+
+def describe_missing(trainer: Trainer, owner: Callback, key: str) -> str:
+    """Say that a callback never saw the value that it waits for, and why that may be."""
+    if key in trainer.callback_metrics:
+        return (
+            f"{type(owner).__name__} never saw {key!r} in validation, where alone it looks: it was logged in training. "
+            "Log it in `validation_step`, or use Lightning's own callback."
+        )
+    return f"{type(owner).__name__} never saw {key!r}. Logged were: {', '.join(trainer.callback_metrics)}."
+
+
+def reference_key(trainer: Trainer, prefix: str) -> str | None:
+    """Return the key of the robust accuracy that the monitor with this prefix logs most often; None without attacks."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        key = callback.reference_under(trainer) if hasattr(callback, "reference_under") else None
+        if key is not None and split_key(key)[0] == prefix:
+            return str(key)
+    return None
 
 
 def came_late(trainer: Trainer, key: str) -> bool:

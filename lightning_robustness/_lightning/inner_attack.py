@@ -105,16 +105,21 @@ def perturb(
     index: int,
     eval_mode: bool,
     is_checked: bool,
-) -> Tensor:
-    """Attack a batch of training."""
+) -> tuple[Tensor, Tensor | float]:
+    """Attack a batch of training; return adversarial inputs, and the share of samples without finite gradients."""
     if is_checked or not isinstance(attack, Attack):
         with open_classifier(forward, x, y, space, seed, index, eval_mode, precise=False) as (classifier, x, y):
-            return craft(attack, classifier, x, y).x_adv
+            return craft(attack, classifier, x, y).x_adv, _share(classifier)
     # The same without checks, whose results would have to come from the device, and without a copy of the inputs
     with sandbox(forward, y, seed=seed, index=index, eval_mode=eval_mode, precise=False) as (y,):
         x, rows = x.detach(), torch.arange(len(x), device=x.device)
         classifier = Classifier(forward, space, x, -1, Draws(rows, seed, index))
-        return classifier.normalize(attack.perturb(classifier, classifier.unnormalize(x), y.long()).x_adv)
+        x_adv = attack.perturb(classifier, classifier.unnormalize(x), y.long()).x_adv
+        return classifier.normalize(x_adv), _share(classifier)
+
+
+def _share(classifier: Classifier) -> Tensor | float:
+    return 0.0 if classifier.nonfinite is None else classifier.nonfinite.float().mean()
 
 
 class Clipping:

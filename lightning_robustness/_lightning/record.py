@@ -1,31 +1,40 @@
-import json
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 
 from lightning_robustness._arguments import check_integer
 from lightning_robustness._lightning.trainer import kinds_of, log_step, num_training_batches
-from lightning_robustness._measurement.keys import tag
-from lightning_robustness._measurement.statistics import Trust, measure_trust
+from lightning_robustness._measurement.assisted import Assisted
+from lightning_robustness._measurement.keys import find_key, tag
+from lightning_robustness._measurement.plan import WORST
+from lightning_robustness._measurement.statistics import Evaluation, Trust, measure_trust
+from lightning_robustness._measurement.verdict import Kept, kept_epoch
 
 
 class History:
-    """Values of the evaluations of a run, which find their way back from processes that Lightning has spawned."""
+    """Values of the evaluations of a run, and outcomes of their attacks, by step.
+
+    They find their way back from processes that Lightning has spawned. ``checkpoint`` has the name of the value that a
+    checkpoint went by, and the step that it kept.
+    """
 
     def __init__(self) -> None:
         self._entries: list[dict[str, float]] = []
-        self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.json"
+        self._outcomes: dict[int, dict[str, Assisted]] = {}
+        self.checkpoint: tuple[str, int] | None = None
+        self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.pt"
         self._last_batch: int | None = None  # number of training batches at the last evaluation
 
     @property
     def entries(self) -> list[dict[str, float]]:
         """One dictionary per evaluation."""
         if self._transfer.exists():  # training ran in processes that Lightning started, and ended
-            self._entries = json.loads(self._transfer.read_text())
+            self.load_state_dict(torch.load(self._transfer, weights_only=True))
             self._transfer.unlink()
         return self._entries
 
@@ -33,11 +42,24 @@ class History:
     def entries(self, entries: list[dict[str, float]]) -> None:
         self._entries = entries
 
+    def kept(self) -> Kept | None:
+        """Return the epoch that a checkpoint kept, else the most robust one."""
+        return kept_epoch(self.entries, self._outcomes, self.checkpoint)
+
     def begin(self, anew: bool) -> None:
         """Begin a run, with or without the entries of the one before."""
-        self._entries, self._last_batch = [] if anew else self._entries, None
+        self._last_batch, self.checkpoint = None, None
+        if anew:
+            self._entries, self._outcomes = [], {}
 
-    def add(self, batch: int, epoch: int, step: int, values: dict[str, float]) -> None:
+    def add(
+        self,
+        batch: int,
+        epoch: int,
+        step: int,
+        values: dict[str, float],
+        outcomes: Mapping[str, Assisted] | None = None,
+    ) -> None:
         """Add values; those of attacks that run again at the end of training join the last evaluation."""
         if self.entries and batch == self._last_batch:
             entry = self.entries[-1]
@@ -46,10 +68,55 @@ class History:
         else:
             self.entries.append({"epoch": epoch, "step": step, **values})
         self._last_batch = batch
+        self._outcomes.setdefault(int(self.entries[-1]["step"]), {}).update(outcomes or {})
 
     def send(self) -> None:
-        """Leave the entries for the main process, at the end of a spawned one."""
-        self._transfer.write_text(json.dumps(self._entries))
+        """Leave everything for the main process, at the end of a spawned one."""
+        torch.save(self.state_dict() | {"checkpoint": self.checkpoint}, self._transfer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return entries and outcomes, without the margins of all samples."""
+        outcomes = {
+            step: {name: outcome._asdict() for name, outcome in own.items()} for step, own in self._outcomes.items()
+        }
+        return {"history": self.entries, "outcomes": outcomes}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        self._entries, self.checkpoint = list(state_dict["history"]), state_dict.get("checkpoint")
+        saved = state_dict.get("outcomes", {})
+        self._outcomes = {
+            step: {name: Assisted(**outcome) for name, outcome in own.items()} for step, own in saved.items()
+        }
+
+
+def find_checkpoint(trainer: Trainer, prefix: str, history: Sequence[Evaluation]) -> tuple[str, int] | None:
+    """Find the checkpoint that kept an epoch by one of our values: the name of that value, and the epoch's step."""
+    checkpoints = [callback for callback in trainer.checkpoint_callbacks if getattr(callback, "monitor", None)]
+    for callback in sorted(checkpoints, key=lambda own: "RobustModelCheckpoint" not in kinds_of(own)):
+        score = getattr(callback, "best_model_score", None)
+        names = {tag(prefix, name): name for entry in history for name in entry if find_key(name) is not None}
+        name = names.get(callback.monitor)  # type: ignore[attr-defined]
+        if name is None or score is None:
+            continue
+        value = float(torch.as_tensor(score, dtype=torch.float32))
+        found = [entry for entry in history if name in entry and float(torch.tensor(entry[name])) == value]
+        if found:  # of equals, the first by Lightning's rule, and the one with the best clean accuracy by ours
+            is_ours = "RobustModelCheckpoint" in kinds_of(callback)
+            entry = max(reversed(found), key=lambda own: own.get("acc", 0.0)) if is_ours else found[0]
+            return name, int(entry["step"])
+    return None
+
+
+def find_notes(trainer: Trainer, left_out: Sequence[str]) -> list[str]:
+    """List what callbacks waited for, what ended the run, and what the monitor left out."""
+    notes = []
+    for callback in trainer.early_stopping_callbacks:
+        if getattr(callback, "stopped_epoch", 0):
+            notes.append(f"{type(callback).__name__} ended the run in epoch {callback.stopped_epoch}")
+        waiting = getattr(callback, "waiting", "")
+        notes += [waiting] if isinstance(waiting, str) and waiting else []
+    return [*notes, *dict.fromkeys(left_out)]
 
 
 # PGD is the cheapest of the default attacks, and what trust is measured by
@@ -77,6 +144,13 @@ class AttackSchedule:
         }
         self._last_epoch: dict[str, int] = {}
         self._last_batch: dict[str, int] = {}
+
+    def most_frequent(self, names: Collection[str]) -> str | None:
+        """Return the one of some attacks that runs most often, or ``worst`` if all run together; None without any."""
+        numbers = {name: number for name, number in self.every_n_epochs.items() if name in names}
+        if len(numbers) > 1 and len(set(numbers.values())) == 1:
+            return WORST
+        return min(numbers, key=lambda name: numbers[name], default=None)
 
     def due(self, trainer: Trainer) -> list[str]:
         """Return the names of the attacks that run in this validation epoch."""
@@ -152,6 +226,7 @@ class RunRecord:
         self.history = History()
         self.schedule = AttackSchedule(attacks, every_n_epochs)
         self.trust: dict[str, Trust] = {}
+        self.notes: list[str] = []
 
     def begin(self, trainer: Trainer) -> None:
         """Begin a run; one that is resumed goes on with what there is."""
@@ -161,12 +236,17 @@ class RunRecord:
             self.schedule.reset()
 
     def add(
-        self, trainer: Trainer, epoch: int, values: Mapping[str, float], attacks: Sequence[str]
+        self,
+        trainer: Trainer,
+        epoch: int,
+        values: Mapping[str, float],
+        outcomes: Mapping[str, Assisted],
+        attacks: Sequence[str],
     ) -> dict[str, float]:
         """Add the values of an evaluation, and return them together with what the history then says about trust."""
         if trainer.state.fn != "fit":
             return dict(values)
-        self.history.add(num_training_batches(trainer), epoch, log_step(trainer), dict(values))
+        self.history.add(num_training_batches(trainer), epoch, log_step(trainer), dict(values), outcomes)
         if not attacks:
             return dict(values)
         self.schedule.record(trainer, epoch, attacks)
@@ -175,6 +255,11 @@ class RunRecord:
         self.history.entries[-1] |= measured
         return {**values, **measured}
 
+    def close(self, trainer: Trainer, prefix: str, left_out: Sequence[str]) -> None:
+        """Note, at the end of a run, what a checkpoint kept and what was given up."""
+        self.history.checkpoint = find_checkpoint(trainer, prefix, self.history.entries)
+        self.notes = find_notes(trainer, left_out)
+
     def add_seconds(self, seconds: float) -> None:
         """Add the time that the picture of the run took to that of the other figures of the last evaluation."""
         entry = self.history.entries[-1]
@@ -182,9 +267,9 @@ class RunRecord:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on as it would have."""
-        return {"schedule": self.schedule.state_dict(), "history": self.history.entries}
+        return {"schedule": self.schedule.state_dict(), **self.history.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.schedule.load_state_dict(state_dict["schedule"])
-        self.history.entries = list(state_dict["history"])
+        self.history.load_state_dict(state_dict)

@@ -22,9 +22,11 @@ from lightning_robustness._lightning.trainer import (
     has_trained,
     is_sharded,
     logged_in_this_epoch,
+    num_training_batches,
 )
 from lightning_robustness._lightning.watch import Watch
-from lightning_robustness._measurement.feature_pass import FeaturePass
+from lightning_robustness._measurement.assisted import Assisted
+from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS, FeaturePass
 from lightning_robustness._measurement.findings import Findings, conclude
 from lightning_robustness._measurement.inspection import Found, agree, check_route, inspect, rehearse
 from lightning_robustness._measurement.keys import is_tag
@@ -47,17 +49,22 @@ class Run:
 
     def __init__(self, settings: MonitorSettings, trainer: Trainer, pl_module: LightningModule) -> None:
         self.settings = settings
-        self.prefix = f"test_{settings.prefix}" if trainer.testing else settings.prefix
         self.faults = Faults(trainer, "RobustnessMonitor")
+        self._trainer = trainer
         self.board = Board(settings, trainer, self.prefix, self.faults)
         self.epoch = 0
-        self._trainer = trainer
         self._module = pl_module
         self._processes = Processes()
         self._known: tuple[Subject, Found] | None = None
         self._is_checked = settings.access.forward_fn is not None  # what a user says is not questioned
         self._sample: FixedSample | None = None
+        self._margins: tuple[int, Rows] | None = None  # of the last validation, after how many training batches
         self._watch: Watch | StepRoute | None = None
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of this run start with."""
+        return f"test_{self.settings.prefix}" if self._trainer.testing else self.settings.prefix
 
     @property
     def has_seen_data(self) -> bool:
@@ -146,25 +153,42 @@ class Run:
             features = own.compute(self._processes)
         if features is None:
             return None
+        self._margins = num_training_batches(self._trainer), features.margins
+        if features.outputs in OUTPUT_WARNINGS:
+            self.faults.warn(OUTPUT_WARNINGS[features.outputs], key=features.outputs)
         if self._sample is None:
             self._keep(watch.sample if isinstance(watch, Watch) else None)
         subject = self._subject_for(found)
         plan = self.settings.plan
         rows = {} if found.is_discrete else self._measure([*plan.meters(), *plan.attack_meters(due)], subject)
         findings = conclude(plan, features, rows)
+        if findings.is_shuffled:
+            self.faults.warn(
+                "the validation loader shuffles, so samples of the first epoch are not at the same places in later "
+                "ones, and their margins cannot assist: accuracy under attack is the plain share of the attacked "
+                "samples, with a wider interval. Pass `shuffle=False`.",
+                key="shuffled",
+            )
         return self._shown(findings, subject, is_last)
 
-    def attack_at_the_end(self, due: Sequence[str]) -> dict[str, float]:
-        """Run attacks after the last validation epoch, and the one that gives the final verdict."""
+    def attack_at_the_end(self, due: Sequence[str]) -> tuple[dict[str, float], dict[str, Assisted]]:
+        """Run attacks after the last validation epoch, and the one that gives the final verdict.
+
+        Margins of that epoch assist if no training batch came since.
+        """
+        values, estimates = dict[str, float](), dict[str, Assisted]()
         if self._known is None or self._known[1].is_discrete:
-            return {}
-        settings, subject, values = self.settings, self._subject_for(self._known[1]), dict[str, float]()
+            return values, estimates
+        settings, subject = self.settings, self._subject_for(self._known[1])
+        batch, margins = self._margins or (-1, None)
+        margins = margins if batch == num_training_batches(self._trainer) else None
         if due:
-            findings = conclude(settings.plan, None, self._measure(settings.plan.attack_meters(due), subject))
-            values |= self._shown(findings, subject, is_last=True).values
+            rows = self._measure(settings.plan.attack_meters(due), subject)
+            findings = self._shown(conclude(settings.plan, None, rows, margins), subject, is_last=True)
+            values, estimates = values | findings.values, findings.estimates
         final = settings.final_plan
-        verdict = conclude(final, None, self._measure(final.attack_meters(), subject)).values
-        return values | {key: value for key, value in verdict.items() if key.endswith(f"/{FINAL}")}
+        verdict = conclude(final, None, self._measure(final.attack_meters(), subject), margins).values
+        return values | {key: value for key, value in verdict.items() if key.endswith(f"/{FINAL}")}, estimates
 
     def _inspect(self, batch: Batch) -> tuple[Subject, Found]:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""

@@ -10,22 +10,30 @@ from lightning_robustness._display.provenance import describe_run
 from lightning_robustness._display.table import Table, glossary
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._measurement.keys import KEYS, PARTS, attack_free_metrics, find_key, get_key
+from lightning_robustness._measurement.plan import FINAL, WORST
 from lightning_robustness._measurement.statistics import (
+    MIN_EVALUATIONS,
     Evaluation,
-    accuracy_interval,
     attack_of,
     candidates,
     comparable,
     measure_trust,
-    most_robust,
     pick,
 )
 from lightning_robustness._measurement.threat_model import ThreatModel
+from lightning_robustness._measurement.verdict import Kept, kept_epoch, list_names
 from lightning_robustness._numbers import write_distance, write_interval, write_share
 from lightning_robustness.input_space import InputSpace, check_input_space
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+CORRECTED = "corrected for selection (half samples, slightly pessimistic)"
+# Attack-free values that the summary speaks of
+_HEADLINES = ("rdi", "fim", "boundary_acc")
+# Kendall's tau from which a value went along with the attacks
+_TRUSTED = 0.5
 
 
 class Choice(NamedTuple):
@@ -40,9 +48,10 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A training run in a few lines: its most robust epoch, and how the attack-free values would have found it.
+    """A training run in five lines: the kept epoch, what attack-free values did, masking, what was given up, the cost.
 
-    The most robust epoch is the one that ``RobustModelCheckpoint`` keeps by the same accuracy under attack.
+    The kept epoch is the one that a checkpoint kept by a value of the monitor, else the one that
+    ``RobustModelCheckpoint`` keeps by accuracy under attack.
     """
 
     reference: str | None
@@ -55,63 +64,115 @@ class RunSummary:
     seconds: dict[str, float]
     boundary: str | None = None
     clean: float | None = None
+    kept: Kept | None = None
+    tried: str = ""
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, history: Sequence[Evaluation], input_space: InputSpace | None = None) -> Self:
+    def of(
+        cls,
+        history: Sequence[Evaluation],
+        input_space: InputSpace | None = None,
+        kept: Kept | None = None,
+        notes: Sequence[str] = (),
+    ) -> Self:
         """Summarise the evaluations of a run, as the monitor keeps them; distances are in units of the input space."""
         seconds = dict[str, float]()
         for entry in history:
             for key in (key for key in entry if key.startswith("seconds/")):
                 part = key.removeprefix("seconds/")
                 seconds[part] = seconds.get(part, 0.0) + entry[key]
-        kept = most_robust(history)
+        kept = kept or kept_epoch(history)
         if kept is None:
-            return cls(None, 0, 0.0, (0.0, 1.0), 0, {}, [], seconds)
-        reference, best = kept
-        number, accuracy = best["samples_attacks"], best[reference]
-        attacked = comparable(history, reference, reference)
+            return cls(None, 0, 0.0, (0.0, 1.0), 0, {}, [], seconds, notes=tuple(notes))
+        best = kept.entry
+        attacked = comparable(history, kept.reference, kept.reference)
         masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
         space = check_input_space(input_space)
         has_pixels = (space.low, space.high) == (0, 1)
+        checked = [entry for entry in history if "masking" in entry]
+        names = dict.fromkeys(key.partition("/")[2] for entry in checked for key in entry if key.startswith("adv_acc/"))
         return cls(
-            reference,
+            kept.reference,
             int(best["epoch"]),
-            accuracy,
-            accuracy_interval(accuracy, number),
-            int(number),
-            _choices(history, reference),
+            kept.accuracy,
+            (kept.low, kept.high),
+            int(best["samples_attacks"]),
+            _choices(history, kept.reference),
             list(masked),
             seconds,
             write_distance(best["boundary"], has_pixels) if "boundary" in best else None,
             best.get("acc"),
+            kept,
+            f"{', '.join(name for name in names if name not in (WORST, FINAL))} in {len(checked)} evaluations"
+            if checked
+            else "",
+            tuple(notes),
         )
 
     def lines(self) -> list[tuple[str, str]]:
         """Return what there is to say, each with a title."""
         parts = sorted(self.seconds.items(), key=lambda part: -part[1])
         spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds >= 0.05)
-        overhead = ("watching took", f"{sum(self.seconds.values()):.1f} s ({spent or 'next to nothing'})")
-        if self.reference is None:
-            return [("most robust epoch", "not known, as no attack ran"), overhead]
-        low, high = (100 * end for end in self.interval)
-        best = (
-            f"{self.epoch}, accuracy {write_share(self.accuracy)} under {attack_of(self.reference)} "
-            f"(95 % interval {low:.1f} to {high:.1f}, {self.num_samples} samples)"
-        )
-        epochs = ", ".join(map(str, self.masked_epochs))
-        masking = f"signs in epochs {epochs}: accuracy under attack is too high" if epochs else "no sign"
-        distance = [] if self.boundary is None else [("its distance to the boundary", f"{self.boundary} in the median")]
         return [
-            ("most robust epoch", best),
-            *distance,
-            *((f"{key} would pick", _describe(choice)) for key, choice in self.choices.items()),
-            ("gradient masking", masking),
-            overhead,
+            ("kept epoch", self._best()),
+            ("attack-free values", self._words()),
+            ("gradient masking", self._masking()),
+            ("waited for, given up", "; ".join(self.notes) or "nothing"),
+            ("watching took", f"{sum(self.seconds.values()):.1f} s ({spent or 'next to nothing'})"),
         ]
+
+    def table(self) -> Table:
+        """Return the epochs that attack-free metrics would have picked; ``to_text()`` writes it."""
+        return Table(
+            "Epochs that attack-free metrics would have picked",
+            ["metric", "epoch", "points lost", "guarded epoch", "points lost, guarded", "trust"],
+            [
+                [get_key(name).label, c.epoch, c.cost, c.guarded_epoch, c.guarded_cost, c.trust]
+                for name, c in self.choices.items()
+            ],
+            note="Points lost: accuracy under attack below the highest. Guarded: only epochs within two points of the "
+            "best clean accuracy count. Trust: Kendall's tau-b with accuracy under attack.",
+        )
 
     def __str__(self) -> str:
         width = max(len(title) for title, _ in self.lines())
         return "\n".join(f"{title:{width}s}  {text}" for title, text in self.lines())
+
+    @property
+    def ties(self) -> str:
+        """Epochs that cannot be told from the kept one, with their clean accuracy; empty if there are none."""
+        rivals = [] if self.kept is None else self.kept.ties
+        return list_names([f"{entry['epoch']:g} ({write_share(entry.get('acc', math.nan))})" for entry in rivals])
+
+    def _best(self) -> str:
+        if self.reference is None or self.kept is None:
+            return "not known, as no attack ran"
+        low, high = (100 * end for end in self.interval)
+        corrected = f", {CORRECTED}" if self.kept.is_corrected else ""
+        clean = "" if self.clean is None else f", {write_share(self.clean)} clean"
+        text = (
+            f"{self.epoch}, accuracy {write_share(self.accuracy)} under {attack_of(self.reference)} "
+            f"(95 % interval {low:.1f} to {high:.1f}, {self.num_samples} samples{corrected}){clean}"
+        )
+        return f"{text}; not distinguishable (clean): {self.ties}" if self.ties else text
+
+    def _words(self) -> str:
+        """Say of the headline values whether they went along with the attacks."""
+        if self.reference is None:
+            return "no attack to compare them with"
+        known = {get_key(name).label: self.choices[name] for name in _HEADLINES if name in self.choices}
+        if not known:
+            return "not measured"
+        if all(choice.trust is None for choice in known.values()):
+            return f"too few evaluations with attacks to judge them: {MIN_EVALUATIONS} are needed"
+        words = [f"{label} {_agreement(choice)}" for label, choice in known.items()]
+        return "; ".join(words + ([f"median distance to the boundary {self.boundary}"] if self.boundary else []))
+
+    def _masking(self) -> str:
+        if self.masked_epochs:
+            return f"signs in epochs {', '.join(map(str, self.masked_epochs))}: accuracy under attack is too high"
+        return f"no sign found by {self.tried}; other attacks may find more" if self.tried else "not checked"
 
 
 def _choices(history: Sequence[Evaluation], reference: str) -> dict[str, Choice]:
@@ -130,17 +191,19 @@ def _choose(entries: Sequence[Evaluation], name: str, higher_is_better: bool, re
     return int(picked["epoch"]), 100 * (best[reference] - picked[reference])
 
 
-def _describe(choice: Choice) -> str:
-    trust = "" if choice.trust is None else f"; trust {choice.trust:+.2f}"
-    return (
-        f"epoch {choice.epoch}, {choice.cost:.1f} points lower; with the guard epoch {choice.guarded_epoch}, "
-        f"{choice.guarded_cost:.1f} lower{trust}"
-    )
+def _agreement(choice: Choice) -> str:
+    if choice.trust is None:
+        return "cannot be judged"
+    words = "followed the attacks" if choice.trust >= _TRUSTED else "said little about them"
+    words = "contradicted them" if choice.trust < 0 else words
+    return f"{words} (tau {choice.trust:+.2f}, its epoch {choice.cost:.1f} points lower)"
 
 
-def run_page(history: Sequence[Evaluation], settings: MonitorSettings, figure: "Figure") -> Page:
+def run_page(
+    history: Sequence[Evaluation], settings: MonitorSettings, figure: "Figure", summary: RunSummary | None = None
+) -> Page:
     """Make the page of a training run."""
-    summary = RunSummary.of(history)
+    summary = summary or RunSummary.of(history)
     plan = settings.plan
     samples = summary.num_samples or plan.attack_samples
     l2_budget = next((entry["l2_budget"] for entry in reversed(history) if "l2_budget" in entry), None)
@@ -171,29 +234,22 @@ def run_verdict(summary: RunSummary, history: Sequence[Evaluation], budget: str)
     if epochs:
         masking = f"signs of masked gradients in epochs {epochs}, so the true value may be lower"
     else:
-        checked = any("masking" in entry for entry in history)
-        masking = "no signs of masked gradients" if checked else "masked gradients were not checked"
+        masking = "no signs of masked gradients" if summary.tried else "masked gradients were not checked"
+    kept = summary.kept
+    corrected = f", {CORRECTED}" if kept is not None and kept.is_corrected else ""
+    role = "was kept" if kept is not None and kept.is_checkpoint else "is the most robust"
+    ties = f"; epochs {summary.ties} are not distinguishable from it (clean accuracy)" if summary.ties else ""
     return (
-        f"Epoch {summary.epoch} is the most robust: {write_share(summary.accuracy)} {what} "
-        f"({write_interval(*summary.interval)}, n = {summary.num_samples}){clean}; {masking}."
+        f"Epoch {summary.epoch} {role}: {write_share(summary.accuracy)} {what} "
+        f"({write_interval(*summary.interval)}, n = {summary.num_samples}{corrected}){clean}{ties}; {masking}."
     )
 
 
 def _tables(
     history: Sequence[Evaluation], summary: RunSummary, settings: MonitorSettings, names: Sequence[str]
 ) -> list[Table]:
-    choices = [
-        [get_key(name).label, c.epoch, c.cost, c.guarded_epoch, c.guarded_cost, c.trust]
-        for name, c in summary.choices.items()
-    ]
     return [
-        Table(
-            "Epochs that attack-free metrics would have picked",
-            ["metric", "epoch", "points lost", "guarded epoch", "points lost, guarded", "trust"],
-            choices,
-            note="Points lost: accuracy under attack below the highest. Guarded: only epochs within two points of the "
-            "best clean accuracy count. Trust: Kendall's tau-b with accuracy under attack.",
-        ),
+        summary.table(),
         *(
             _history_table(title, history, [name for name in names if _part(name) == part])
             for part, title in PARTS.items()

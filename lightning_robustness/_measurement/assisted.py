@@ -6,8 +6,9 @@ ways, so that the estimate is unbiased whatever the prediction is worth.
 """
 
 import math
+from collections.abc import Mapping
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,9 +38,11 @@ class Assisted(NamedTuple):
 
     ``robust`` tells whether a sample is right under the attack, ``folds`` which half it belongs to, ``residuals`` are
     robust less its prediction by the other half. ``means`` has the mean prediction for samples that were not attacked
-    by the first and the second half; None where the plain share is the better estimate.
+    by the first and the second half; None where the plain share is the better estimate. Tensors are small, since every
+    epoch of a run keeps them.
     """
 
+    positions: Tensor
     robust: Tensor
     folds: Tensor
     residuals: Tensor
@@ -50,22 +53,42 @@ class Assisted(NamedTuple):
     @classmethod
     def of(cls, robust: Rows, margins: Rows, seed: int) -> "Assisted":
         """Fit the margins of all samples to the outcomes, ``robust``, of the attacked ones."""
-        outcome = robust["robust"].double()
+        outcome = robust["robust"].float()
         folds = torch.from_numpy(
-            (hash_positions(robust.positions.numpy(), seed ^ _FOLD_SEED) & np.uint64(1)).astype(int)
+            (hash_positions(robust.positions.numpy(), seed ^ _FOLD_SEED) & np.uint64(1)).astype(bool)
         )
         places = torch.searchsorted(margins.positions, robust.positions)
         accuracy = margins["right"].double().mean().item()
-        nothing = cls(outcome, folds, outcome, None, accuracy, len(margins))
+        nothing = cls(robust.positions.int(), outcome, folds, outcome, None, accuracy, len(margins))
         if len(outcome) == len(margins) or not _is_enough(outcome, folds):
             return nothing
         fits = [_fit(margins, places[folds == fold], outcome[folds == fold]) for fold in (0, 1)]
         predicted = torch.stack(fits)[:, places]  # by the first and the second half
-        residuals = outcome - torch.where(folds == 0, predicted[1], predicted[0])
+        residuals = (outcome - torch.where(folds == 0, predicted[1], predicted[0])).float()
         is_other = torch.ones(len(margins), dtype=torch.bool)
         is_other[places] = False
         first, second = (fit[is_other].mean().item() for fit in fits)
         return nothing._replace(residuals=residuals, means=(first, second))
+
+    @classmethod
+    def alone(cls, robust: Rows) -> "Assisted":
+        """Make it of the outcomes, ``robust``, of attacked samples where nothing is known about others."""
+        outcome = robust["robust"].float()
+        folds = torch.from_numpy((hash_positions(robust.positions.numpy(), _FOLD_SEED) & np.uint64(1)).astype(bool))
+        return cls(robust.positions.int(), outcome, folds, outcome, None, 1.0, len(outcome))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return everything as lists and numbers, for JSON."""
+        plain = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in self._asdict().items()}
+        return plain | {"robust": [int(value) for value in plain["robust"]]}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Assisted":
+        """Make it from the result of ``to_plain``."""
+        kinds = {"positions": torch.int, "robust": torch.float, "folds": torch.bool, "residuals": torch.float}
+        tensors = {name: torch.tensor(plain[name], dtype=kind) for name, kind in kinds.items()}
+        means = None if plain["means"] is None else tuple(plain["means"])
+        return cls(**tensors, means=means, accuracy=plain["accuracy"], total=plain["total"])
 
     @property
     def share(self) -> float:
@@ -77,29 +100,41 @@ class Assisted(NamedTuple):
 
         The attacked samples are drawn from all of them, and all of them from the world.
         """
-        plain = self.robust.mean().item()
+        plain = self.robust.double().mean().item()
         number = len(self.robust)
         if self.means is None:
             return Estimate(plain, *_wilson(plain, number), plain, False)
-        corrections = [self.residuals[self.folds == fold].mean().item() for fold in (1, 0)]
+        corrections = [self.residuals[self.folds == fold].double().mean().item() for fold in (1, 0)]
         others = sum(mean + correction for mean, correction in zip(self.means, corrections, strict=True)) / 2
         value = min(max(self.share * plain + (1 - self.share) * others, 0.0), self.accuracy)
         smoothed = (number * value + 2) / (number + 4)
         spread = smoothed * (1 - smoothed)
-        error = (1 / number - 1 / self.total) * (self.residuals.square().sum().item() + 2) / (number + 2)
+        error = (1 / number - 1 / self.total) * (self.residuals.double().square().sum().item() + 2) / (number + 2)
         effective = min(spread / (error + spread / self.total), self.total)
         return Estimate(value, *_wilson(value, effective), plain, True)
 
     def half(self, fold: int, is_read: bool) -> float:
         """Estimate by the prediction of one half: to choose by that half, or to read the other."""
         rows = self.folds == (1 - fold if is_read else fold)
-        plain = self.robust[rows].mean().item()
+        plain = self.robust[rows].double().mean().item()
         if self.means is None:
             return plain
-        correction = (
-            self.residuals[rows].mean().item() if is_read else 0.0
-        )  # a fit has no mean residual on its own half
+        # A fit has no mean residual on its own half
+        correction = self.residuals[rows].double().mean().item() if is_read else 0.0
         return self.share * plain + (1 - self.share) * (self.means[fold] + correction)
+
+
+def assist(margins: Rows | None, seed: int, rows: Rows, robust: Tensor) -> Assisted:
+    """Take what is known about rows together with the margins of all samples, where there are some."""
+    outcome = Rows(rows.positions, {"robust": robust})
+    return Assisted.of(outcome, margins, seed) if margins is not None and len(margins) else Assisted.alone(outcome)
+
+
+def are_of_same_samples(rows: Rows, margins: Rows) -> bool:
+    """Return whether samples have the labels that rows have at their positions, as they do unless a loader shuffles."""
+    places = torch.searchsorted(margins.positions, rows.positions).clamp(max=len(margins) - 1)
+    is_known = bool((margins.positions[places] == rows.positions).all())
+    return is_known and bool((margins["y"][places] == rows["y"]).all())
 
 
 def difference(first: Assisted, second: Assisted) -> tuple[float, float]:
@@ -107,7 +142,7 @@ def difference(first: Assisted, second: Assisted) -> tuple[float, float]:
     gap = first.estimate().value - second.estimate().value
     number, total = len(first.robust), first.total
     changes = (first.robust - second.robust).square().sum().item()
-    remainder = (first.residuals - second.residuals).square().sum().item()
+    remainder = (first.residuals - second.residuals).double().square().sum().item()
     variance = (1 / number - 1 / total) * (remainder + 2) / (number + 2) + (changes + 1) / ((number + 2) * total)
     return gap, math.sqrt(variance)
 
@@ -120,11 +155,46 @@ def p_value(first: Assisted, second: Assisted) -> float:
     if first.means is not None and second.means is not None:
         gap, error = difference(first, second)
         return 2 * NormalDist().cdf(-abs(gap) / error)
-    only_first = int(((first.robust > 0) & (second.robust == 0)).sum())
-    only_second = int(((second.robust > 0) & (first.robust == 0)).sum())
+    only_first, only_second = _discordant(first, second)
     number, least = only_first + only_second, min(only_first, only_second)
     tail = sum(math.comb(number, k) for k in range(least + 1)) / 2**number
     return min(1.0, 2 * tail)
+
+
+def difference_interval(first: Assisted, second: Assisted) -> tuple[float, float, float]:
+    """Return the difference of two robust accuracies on the same samples and its 95 % interval, by the same test.
+
+    Where one is plain, it is that of the samples, and the interval that of Clopper and Pearson for the share of the
+    first among samples on which the two differ.
+    """
+    if first.means is not None and second.means is not None:
+        gap, error = difference(first, second)
+        reach = NormalDist().inv_cdf(0.975) * error
+        return gap, max(gap - reach, -1.0), min(gap + reach, 1.0)
+    only_first, only_second = _discordant(first, second)
+    number, total = only_first + only_second, len(first.robust)
+    ends = [_quantile(only_first, number, side) for side in (0, 1)]
+    low, high = (number * (2 * end - 1) / total for end in ends)
+    return (only_first - only_second) / total, low, high
+
+
+def _discordant(first: Assisted, second: Assisted) -> tuple[int, int]:
+    """Count the samples that only the first, and only the second, is right about."""
+    only_first = int(((first.robust > 0) & (second.robust == 0)).sum())
+    return only_first, int(((second.robust > 0) & (first.robust == 0)).sum())
+
+
+def _quantile(successes: int, number: int, side: int) -> float:
+    """Return the lower (0) or upper (1) end of the exact 95 % interval of a share, by bisection."""
+    if successes == (number if side else 0):
+        return float(side)
+    low, high = 0.0, 1.0
+    ks = range(successes + 1) if side else range(successes, number + 1)
+    for _ in range(50):
+        share = (low + high) / 2
+        tail = math.fsum(math.comb(number, k) * share**k * (1 - share) ** (number - k) for k in ks)
+        low, high = (share, high) if (tail > 0.025) == bool(side) else (low, share)
+    return (low + high) / 2
 
 
 def isotonic(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,11 @@
+from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_robustness.functional.boundary_distance import share_beyond
+from lightning_robustness._measurement.assisted import Assisted, Estimate
 
 _NUM_POINTS = 33
 # The largest budget of a curve, relative to the one that attacks have
@@ -24,17 +26,39 @@ class BoundaryCurve(NamedTuple):
         """The budget that the curve was made for."""
         return self.eps[-1] / REACH
 
+    @property
+    def values(self) -> dict[str, float]:
+        """Robust accuracy to first order at that budget, with its interval."""
+        place = (_NUM_POINTS - 1) // REACH
+        names = {"boundary_acc": self.share, "boundary_acc_low": self.low, "boundary_acc_high": self.high}
+        return {name: column[place] for name, column in names.items()}
+
     @classmethod
-    def of(cls, distances: Tensor, norm: str, eps: float) -> Self:
-        """Make it from distances to the boundary, up to four times a budget.
+    def of(cls, distances: Tensor, norm: str, eps: float, estimate: Callable[[Tensor], Assisted]) -> Self:
+        """Make it from distances to the boundary, up to four times a budget; it never rises.
 
         Example:
             >>> import torch
+            >>> from lightning_robustness._measurement.assisted import assist
             >>> from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-            >>> curve = BoundaryCurve.of(torch.tensor([-0.1, 0.1, 0.3, 0.9]), "linf", eps=0.2)
+            >>> from lightning_robustness._measurement.rows import Rows
+            >>> rows = Rows(torch.arange(4), {})
+            >>> distances = torch.tensor([-0.1, 0.1, 0.3, 0.9])
+            >>> curve = BoundaryCurve.of(distances, "linf", 0.2, lambda robust: assist(None, 0, rows, robust))
             >>> curve.eps[8], curve.share[8], curve.eps[-1], curve.share[-1]
             (0.2, 0.5, 0.8, 0.25)
 
         """
         budgets = [REACH * eps * number / (_NUM_POINTS - 1) for number in range(_NUM_POINTS)]
-        return cls(norm, budgets, *(part.tolist() for part in share_beyond(distances, budgets)))
+        shares = falling([estimate(distances > budget).estimate() for budget in budgets])
+        return cls(norm, budgets, *([getattr(share, end) for share in shares] for end in ("value", "low", "high")))
+
+
+def falling(shares: list[Estimate]) -> list[Estimate]:
+    """Let estimates over increasing budgets never rise: what is robust at one is robust at smaller ones."""
+    return list(accumulate(shares, _lower))
+
+
+def _lower(before: Estimate, own: Estimate) -> Estimate:
+    value, low, high = (min(ends) for ends in zip(before[:3], own[:3], strict=True))
+    return own._replace(value=value, low=low, high=high)

@@ -1,7 +1,6 @@
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -11,22 +10,36 @@ from torchmetrics import MeanMetric, MetricCollection
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.head import HeadCall
+from lightning_robustness._numbers import read_clock
 from lightning_robustness._processes import Processes
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
 from lightning_robustness.metrics._base import Storage
+
+# Kinds of outputs: RDI is not compared between them. A network of constant outputs has no RDI
+LOGITS, LOG_PROBABILITIES, CONSTANT = "logits", "log-probabilities", "constant"
+OUTPUT_WARNINGS = {
+    LOG_PROBABILITIES: "the outputs are log-probabilities (log_softmax), whose RDI is not that of the logits they are "
+    "made of. It is not comparable with networks that return logits: return what enters the softmax, or pass a "
+    "`forward_fn=` that does.",
+    CONSTANT: "the outputs are the same for all samples, so the network has collapsed. RDI and the Fisher information, "
+    "which would be the best there are, are left out.",
+}
+# Spread of logits, relative to the largest, below which they are constant; sum of probabilities around 1
+_COLLAPSED, _NORMALIZED = 1e-6, 1e-3
 
 
 class Features(NamedTuple):
     """What a pass over all samples gives: values, mean distances within each class, and the margin of each sample.
 
     The margin is the probability of the true class less the largest other one. Its rows also tell the label, and
-    whether it is predicted. Without labels there are no margins.
+    whether it is predicted. Without labels there are no margins. ``outputs`` is the kind of what the network returns.
     """
 
     values: dict[str, float]
     distances: dict[str, Tensor]
     margins: Rows
     seconds: float
+    outputs: str = LOGITS
 
 
 class FeaturePass:
@@ -53,6 +66,7 @@ class FeaturePass:
         self._embedding = MetricCollection({"rdi": rdi, "roby": roby}, compute_groups=groups).to(device)
         self._accuracy = MeanMetric().to(device)
         self._margins: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._extent: Tensor | None = None  # smallest and largest value of each logit, and of the log of their sum
         self._seconds = 0.0
 
     def add(self, batch: Batch, call: HeadCall) -> None:
@@ -64,6 +78,9 @@ class FeaturePass:
                 check_label_range(batch.y, self._num_classes)
                 columns = {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
                 self._margins.append((batch.positions, columns))
+            if len(logits):
+                known = [] if self._extent is None else [self._extent]
+                self._extent = _join([*known, _extent(logits)])
             self._rdi.update(logits, preds)
             if self._has_embedding and embedding is not None:
                 self._embedding.update(embedding, preds)
@@ -92,16 +109,42 @@ class FeaturePass:
                 for positions, columns in self._margins
             ]
             margins = Rows.join(processes.gather(own))
-        return Features({name: value.item() for name, value in values.items()}, distances, margins, self._seconds)
+            outputs = _kind(processes.gather(None if self._extent is None else self._extent.cpu()))
+        if outputs == CONSTANT:
+            values = {name: value for name, value in values.items() if not name.startswith("rdi")}
+        numbers = {name: value.item() for name, value in values.items()}
+        return Features(numbers, distances, margins, self._seconds, outputs)
 
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Count the time that the block takes as that of the features."""
-        start = perf_counter()
+        start = read_clock(self._accuracy.device)
         try:
             yield
         finally:
-            self._seconds += perf_counter() - start
+            self._seconds += read_clock(self._accuracy.device) - start
+
+
+def _extent(logits: Tensor) -> Tensor:
+    z = logits.float()
+    return torch.stack(torch.cat([z, z.logsumexp(dim=1, keepdim=True)], dim=1).aminmax(dim=0))
+
+
+def _join(extents: list[Tensor]) -> Tensor:
+    lows, highs = torch.stack(extents).unbind(dim=1)
+    return torch.stack([lows.amin(dim=0), highs.amax(dim=0)])
+
+
+def _kind(extents: Iterable[Tensor | None]) -> str:
+    """Return the kind of outputs, given their extents in all processes."""
+    known = [extent for extent in extents if extent is not None]
+    if not known:
+        return LOGITS
+    joined = _join(known)
+    z = joined[:, :-1]
+    if (z[1] - z[0]).max() <= _COLLAPSED * z.abs().max():
+        return CONSTANT
+    return LOG_PROBABILITIES if joined[:, -1].abs().max() < _NORMALIZED else LOGITS
 
 
 def _margins(logits: Tensor, y: Tensor) -> Tensor:

@@ -1,22 +1,26 @@
 """From rows to findings, in one place for all who measure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lightning_robustness._measurement.assisted import Assisted, Estimate, are_of_same_samples, assist
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-from lightning_robustness._measurement.feature_pass import Features
+from lightning_robustness._measurement.feature_pass import CONSTANT, Features
 from lightning_robustness._measurement.plan import WORST, Plan
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness.attacks import Budget, MaskingSign
 from lightning_robustness.attacks.attack import budgets_of
-from lightning_robustness.attacks.masking import find_signs
+from lightning_robustness.attacks.masking import find_signs, nonfinite_sign
 from lightning_robustness.functional.attack_success_rate import success_rates
 
 _ROUNDING = 1.0001
+# The best there are for a network that always says the same
+_COLLAPSING = ("fim", "fim_geometric", "fim_inverse", "lipschitz")
 
 
 class Findings(NamedTuple):
@@ -24,7 +28,8 @@ class Findings(NamedTuple):
 
     ``values`` are what is logged, by key; ``rates`` all rates of each attack and of their worst case; ``attacks`` the
     rows of each attack, with its success as it counts; ``worst`` those of the worst case, None unless all attacks ran;
-    ``rows`` those of the other meters.
+    ``rows`` those of the other meters; ``estimates`` what attacks say about all samples, those that were not attacked
+    too. ``is_shuffled`` if the margins of all samples are not those of the attacked ones, so that they do not help.
     """
 
     values: dict[str, float]
@@ -36,6 +41,8 @@ class Findings(NamedTuple):
     signs: list[MaskingSign]
     curve: BoundaryCurve | None
     histograms: dict[str, Tensor]
+    estimates: dict[str, Assisted]
+    is_shuffled: bool = False
 
     @property
     def l2_budget(self) -> float | None:
@@ -52,9 +59,18 @@ class ClassAccuracy(NamedTuple):
     robust: float
 
 
-def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows]) -> Findings:
-    """Draw the conclusions from features and rows; what is missing was left out, or is not due."""
+def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows], margins: Rows | None = None) -> Findings:
+    """Draw the conclusions from features and rows; what is missing was left out, or is not due.
+
+    Robust accuracies are those of all samples, assisted by their margins: of the features, if there are none given.
+    """
     values = {} if features is None else features.values | {"seconds/features": features.seconds}
+    margins = features.margins if features is not None and margins is None else margins
+    labelled = [own for own in rows.values() if len(own) and "y" in own.columns]
+    is_shuffled = (
+        margins is not None and len(margins) > 0 and not all(are_of_same_samples(own, margins) for own in labelled)
+    )
+    estimate = partial(assist, None if is_shuffled else margins, plan.seed)
     distances = {} if features is None else features.distances
     histograms = {f"distances/{name}": distance for name, distance in distances.items()}
     curve: BoundaryCurve | None = None
@@ -64,7 +80,11 @@ def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows]) ->
             own = measured[meter.name] = rows[meter.name]
             values |= {**meter.values(own), f"seconds/{meter.name}": own.seconds}
             histograms |= meter.histograms(own)
-            curve = curve or meter.curve(own)
+            curve = curve or meter.curve(own, estimate)
+    if curve is not None:
+        values |= curve.values
+    if features is not None and features.outputs == CONSTANT:
+        values = {name: value for name, value in values.items() if name not in _COLLAPSING}
     found = {meter.key: rows[meter.name] for meter in plan.attack_meters() if len(rows.get(meter.name, ()))}
     attacks = {name: counted(own) for name, own in found.items()}
     is_complete = bool(found) and found.keys() == plan.attacks.keys()
@@ -73,8 +93,18 @@ def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows]) ->
     rates = {name: _rates(attacks[name], own) for name, own in found.items()}
     if worst is not None:
         rates[WORST] = _rates(worst, worst)
+    outcomes = attacks | ({} if worst is None else {WORST: worst})
+    estimates = {name: estimate(own, own["adv_preds"] == own["y"]) for name, own in outcomes.items()}
+    for name, assisted in estimates.items():
+        rates[name] |= _assisted_rates(assisted, assisted.estimate())
+    if worst is not None:
+        bounded = [name for name in found if None not in budgets[name]] or list(found)
+        rates[WORST] |= _lowest(rates[WORST], [rates[name] for name in bounded])
     columns = [own.columns for own in attacks.values()]
     signs = find_signs([plan.attacks[name] for name in attacks], columns, plan.input_space)
+    for meter in plan.meters():
+        if meter.name in measured and "nonfinite_gradients" in measured[meter.name].columns:
+            signs += nonfinite_sign(meter.title, measured[meter.name]["nonfinite_gradients"])
     values |= _attack_values(rates)
     sizes = [own["l2_budget"] for own in found.values()]
     limits = [size for size in (torch.cat(sizes).unique().tolist() if sizes else []) if size < math.inf]
@@ -83,7 +113,7 @@ def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows]) ->
     if signs or is_complete:  # some signs take several attacks, so that no sign of a few says nothing
         values["masking"] = float(bool(signs))
     values |= {f"seconds/{name}": own.seconds for name, own in found.items()}
-    return Findings(values, features, measured, attacks, worst, rates, signs, curve, histograms)
+    return Findings(values, features, measured, attacks, worst, rates, signs, curve, histograms, estimates, is_shuffled)
 
 
 def counted(rows: Rows) -> Rows:
@@ -132,6 +162,24 @@ def _rates(rows: Rows, found: Rows) -> dict[str, float]:
     return {name: value.item() for name, value in rates._replace(distortion=size)._asdict().items()}
 
 
+def _assisted_rates(assisted: Assisted, share: Estimate) -> dict[str, float]:
+    """Return robust accuracy of all samples and, where margins assist, the success rate that follows from it."""
+    own = {"adv_acc": share.value, "adv_acc_low": share.low, "adv_acc_high": share.high, "adv_acc_plain": share.plain}
+    if not share.is_assisted:
+        return own
+    rates = [min(max(1 - end / assisted.accuracy, 0.0), 1.0) for end in (share.value, share.high, share.low)]
+    names = ("asr", "asr_low", "asr_high")
+    return {**own, "error_rate": 1 - share.value, **dict(zip(names, rates, strict=True))}
+
+
+def _lowest(worst: Mapping[str, float], others: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the rates of the worst case, none of which is better than that of an attack which counts in it."""
+    rates = [worst, *others]
+    lowest = {name: min(own[name] for own in rates) for name in ("adv_acc", "adv_acc_low")}
+    highest = {name: max(own[name] for own in rates) for name in ("asr", "asr_high")}
+    return {**lowest, **highest, "error_rate": 1 - lowest["adv_acc"]}
+
+
 def _attack_values(rates: Mapping[str, dict[str, float]]) -> dict[str, float]:
     """Return the values of attacks that are logged; clear distortions that are not finite, as JSON has none."""
     values: dict[str, float] = {}
@@ -139,6 +187,7 @@ def _attack_values(rates: Mapping[str, dict[str, float]]) -> dict[str, float]:
         if own["correct"]:  # without a sample that was right, a success rate of 0 would be the best one
             values[f"asr/{name}"] = own["asr"]
         values[f"adv_acc/{name}"] = own["adv_acc"]
+        values |= {f"adv_acc_{end}/{name}": own[f"adv_acc_{end}"] for end in ("low", "high", "plain")}
         if math.isfinite(own["distortion"]):
             values[f"distortion/{name}"] = own["distortion"]
         else:  # most samples withstood

@@ -1,4 +1,3 @@
-from time import perf_counter
 from typing import Protocol
 
 from torch import Tensor
@@ -7,6 +6,7 @@ from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._numbers import read_clock
 from lightning_robustness._processes import Processes
 
 
@@ -42,9 +42,9 @@ def measure(
         with processes.step():
             for batch in subject.batches(rest, meter.title, meter.batch_size):
                 processes.poll()
-                start = perf_counter()
+                start = read_clock(subject.device)
                 columns = {name: value.detach().cpu() for name, value in meter.measure(subject, batch).items()}
-                done.append(Rows(batch.positions, columns, perf_counter() - start))
+                done.append(Rows(batch.positions, columns, read_clock(subject.device) - start))
                 if finished is not None:
                     finished.save(meter.name, done[-1])
     except KeyboardInterrupt:

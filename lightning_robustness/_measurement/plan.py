@@ -9,8 +9,10 @@ from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import AttackMeter
 from lightning_robustness._measurement.meters.clever import CleverMeter
 from lightning_robustness._measurement.meters.fisher import FisherMeter
-from lightning_robustness.attacks import Attack, Budget, budget_of, get_attack
-from lightning_robustness.attacks.attack import check_budgets
+from lightning_robustness._processes import rank_zero_warn
+from lightning_robustness.attacks import PGD, Attack, Budget, budget_of, get_attack
+from lightning_robustness.attacks.attack import Norm, check_budgets, most_passes
+from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.functional._class_statistics import check_p
 from lightning_robustness.functional.boundary_distance import BoundaryNorm
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
@@ -21,37 +23,32 @@ AttackLike = str | Attack | Callable[..., Any]
 DEFAULT_ATTACKS = ("pgd", "cw", "square")
 # Names of values that are made of several attacks, or of one that runs at the end of training
 WORST, FINAL = "worst", "final"
-# Attacks that a name stands for where training is watched, and their options: PGD as published is too weak on robust
-# networks, and the 100 gradients of C&W and the 5,000 queries of Square would cost more than the training
-_WATCHING: dict[str, tuple[str, dict[str, Any]]] = {
-    "pgd": ("strong_pgd", {}),
-    "cw": ("minimum_norm_cw", {"initial_steps": 16, "steps": 2}),
-    "square": ("square", {"num_queries": 100}),
-}
-# The same in a sweep, which takes attacks as published: 200 queries are those of the RDI paper for CIFAR
-_PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {"square": ("square", {"num_queries": 200})}
+# Passes of samples from which on an attack is announced: minutes on a CPU, for a network of a few layers
+_MANY_PASSES = 1_000_000
 
 
 def name_attacks(
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
     eps: float | None = None,
-    as_published: bool = False,
+    strength: Strength = "fast",
+    norm: Norm = "linf",
     argument: str = "attacks",
+    is_sweep: bool = False,
 ) -> dict[str, Callable[..., Any]]:
     """Get attacks by the names that their values are reported under.
 
-    ``"pgd"`` by name is ``get_attack("strong_pgd")``, so that a value under this name is the same verdict everywhere;
-    pass ``PGD()`` for the published attack. ``"cw"`` by name is ``MinimumNormCW`` with 16 steps of DDN and 2 of Adam,
-    ``"square"`` takes 100 queries. ``"worst"`` by name is reported as ``cascade``, since ``worst`` is the worst case of
-    all attacks.
+    Attacks in the l2 norm, such as ``"pgd_l2"``, keep their budget where that of the others is in l-infinity, except in
+    a sweep, which has budgets for all.
 
     Example:
         >>> from lightning_robustness.attacks import PGD
         >>> from lightning_robustness._measurement.plan import name_attacks
         >>> list(name_attacks(["square", "torchattacks:DeepFool", PGD(steps=100)], eps=0.1))
-        ['square', 'deepfool', 'pgd']
+        ['square', 'torchattacks_deepfool', 'pgd']
 
     """
+    check_option("strength", strength, Strength)
+    check_option("norm", norm, Norm)
     if eps is not None:
         check_number("eps", eps)
     attacks = list_attacks(attacks, argument)
@@ -71,9 +68,22 @@ def name_attacks(
             )
         if not isinstance(attack, str):
             check_attack(attack, argument)
-        named[name] = _make(attack, eps, as_published) if isinstance(attack, str) else get_attack(attack)
+        named[name] = _make(attack, eps, strength, norm, is_sweep) if isinstance(attack, str) else get_attack(attack)
         _check_untargeted(named[name])
     return named
+
+
+def announce(attacks: Mapping[str, Callable[..., Any]], num_samples: int) -> None:
+    """Warn of attacks that will take minutes."""
+    for name, attack in attacks.items():
+        passes = most_passes(attack)
+        if passes * num_samples > _MANY_PASSES:
+            rank_zero_warn(
+                f"The attack {name} takes up to {passes:,} passes of each of {num_samples:,} samples, which takes "
+                "minutes even on small networks. Attack fewer samples with `attack_samples`, or pass an attack with "
+                "fewer steps or queries.",
+                stacklevel=1,  # once in a run, not once per caller
+            )
 
 
 def list_attacks(attacks: Any, argument: str = "attacks") -> list[AttackLike] | Mapping[str, AttackLike]:
@@ -87,27 +97,33 @@ def list_attacks(attacks: Any, argument: str = "attacks") -> list[AttackLike] | 
     return list(attacks)
 
 
-def name_final_attack(attack: AttackLike, eps: float | None = None) -> dict[str, Callable[..., Any]]:
+def name_final_attack(
+    attack: AttackLike, eps: float | None = None, norm: Norm = "linf"
+) -> dict[str, Callable[..., Any]]:
     """Get an attack for a single strong verdict at the end of training, under the name that it is reported under.
 
     Example:
         >>> from lightning_robustness._measurement.plan import name_final_attack
-        >>> list(name_final_attack("worst", eps=0.1))
+        >>> list(name_final_attack("cascade", eps=0.1))
         ['final']
 
     """
     if not isinstance(attack, str):
         check_attack(attack, "final_attack")
         return {FINAL: _check_untargeted(get_attack(attack))}
-    return {FINAL: _check_untargeted(get_attack(check_name("final_attack", attack), eps=eps))}
+    return {FINAL: _check_untargeted(_make(check_name("final_attack", attack), eps, "strong", norm))}
 
 
-def _make(name: str, eps: float | None, as_published: bool) -> Callable[..., Any]:
-    name, options = (_PUBLISHED if as_published else _WATCHING).get(name, (name, {}))
-    attack = get_attack(name, **options)
+def _make(name: str, eps: float | None, strength: Strength, norm: Norm, is_sweep: bool = False) -> Callable[..., Any]:
+    attack = get_attack(name, strength=strength)
     budget = budget_of(attack)
-    keeps_budget = not as_published and budget is not None and budget.norm == "l2"
-    return attack if keeps_budget else get_attack(name, eps=eps, **options)
+    if norm == "l2" and budget is not None and budget.norm == "linf":
+        if eps is None:
+            raise ValueError("Expected `eps` with norm='l2' but got None. Pass the l2 budget, such as 0.5.")
+        is_foreign = name.startswith("torchattacks:")
+        return get_attack(name, eps=eps, strength=strength, norm="L2" if is_foreign else "l2")
+    keeps_budget = not is_sweep and norm == "linf" and budget is not None and budget.norm == "l2"
+    return attack if keeps_budget else get_attack(name, eps=eps, strength=strength)
 
 
 def _check_untargeted(attack: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +134,8 @@ def _check_untargeted(attack: Callable[..., Any]) -> Callable[..., Any]:
 
 def _default_name(attack: AttackLike) -> str:
     if isinstance(attack, str):
-        return "cascade" if attack == WORST else attack.removeprefix("torchattacks:").replace(":", "_").lower()
+        return attack.replace(":", "_").lower()
+    attack = get_attack(attack) if callable(attack) else attack  # names instances of torchattacks
     return str(getattr(attack, "name", getattr(attack, "__name__", type(attack).__name__))).lower()
 
 
@@ -161,14 +178,26 @@ class Plan:
         eps: float | None,
         input_space: InputSpace,
         attack_samples: int,
+        strength: Strength = "fast",
+        norm: Norm = "linf",
         boundary_eps: float | None = None,
         **settings: Any,
     ) -> Self:
         """Make a plan of attacks by name, with a budget; values without attacks may have another one."""
         check_integer("attack_samples", attack_samples, minimum=0)
-        named = name_attacks(attacks, eps) if attack_samples else {}
-        budget = common_budget(named.values(), eps if boundary_eps is None else boundary_eps, input_space)
-        l2_budget = common_budget(named.values(), eps, input_space, first="l2")
+        check_option("norm", norm, Norm)
+        if norm == "l2" and eps == PGD.eps:
+            raise ValueError(
+                "Expected `eps` with norm='l2' but got 8/255, the default, which is for l-infinity and next to nothing "
+                "in l2. Pass the l2 budget, such as 0.5."
+            )
+        named = name_attacks(attacks, eps, strength, norm) if attack_samples else {}
+        announce(named, attack_samples)
+        size = eps if boundary_eps is None else boundary_eps
+        budget = common_budget(named.values(), size, input_space, first=norm)
+        # The papers count what C&W finds for a fixed c, whatever its size
+        is_paper = strength == "paper"
+        l2_budget = None if is_paper else common_budget(named.values(), eps, input_space, first="l2", otherwise=norm)
         return cls(named, input_space, attack_samples, budget=budget, minimum_norm_budget=l2_budget, **settings)
 
     @property
@@ -221,10 +250,12 @@ def common_budget(
     eps: float | None,
     input_space: InputSpace | None = None,
     first: BoundaryNorm = "linf",
+    otherwise: BoundaryNorm | None = None,
 ) -> Budget | None:
     """Return the budget of a run, so that what has no budget can be compared with attacks that do.
 
-    It is the largest budget of the attacks in the first norm or, where none of them has one, in the other.
+    It is the largest budget of the attacks in the first norm or, where none of them has one, in the other; without such
+    attacks ``eps``, in the first norm unless another is given.
 
     Example:
         >>> from lightning_robustness.attacks import CW, PGD
@@ -240,4 +271,4 @@ def common_budget(
         sizes = [budget.eps for budget in budgets if budget.norm == norm]
         if sizes:
             return Budget(norm, max(sizes))
-    return None if eps is None else Budget("linf", eps)
+    return None if eps is None else Budget(otherwise or first, eps)

@@ -27,25 +27,6 @@ def accuracy_interval(accuracy: float, number: float) -> tuple[float, float]:
     return low.item(), high.item()
 
 
-def interval_values(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the ends of the intervals of all accuracies under attack, by name; empty if the number is not known.
-
-    Example:
-        >>> from lightning_robustness._measurement.statistics import interval_values
-        >>> values = interval_values({"adv_acc/pgd": 0.8, "samples_attacks": 10})
-        >>> {name: round(value, 4) for name, value in values.items()}
-        {'adv_acc_low/pgd': 0.4902, 'adv_acc_high/pgd': 0.9433}
-
-    """
-    ends: dict[str, float] = {}
-    number = values.get("samples_attacks", math.nan)
-    for name, accuracy in values.items():
-        if name.startswith(_FAMILY) and not math.isnan(number + accuracy):
-            member = name.removeprefix(_FAMILY)
-            ends[f"adv_acc_low/{member}"], ends[f"adv_acc_high/{member}"] = accuracy_interval(accuracy, number)
-    return ends
-
-
 def rank(values: Tensor) -> Tensor:
     """Rank values along the last dimension, 1 for the smallest; equal values get the mean of their ranks."""
     smaller = (values.unsqueeze(-2) < values.unsqueeze(-1)).sum(dim=-1)
@@ -214,7 +195,7 @@ def preference(value: float, accuracy: float, best: float, margin: float = TIE_M
     return is_tied, accuracy, value if math.isinf(accuracy) else 0.0
 
 
-def most_robust(history: Sequence[Evaluation]) -> tuple[str, Evaluation] | None:
+def most_robust(history: Sequence[Evaluation], reference: str | None = None) -> tuple[str, Evaluation] | None:
     """Return the evaluation that ``RobustModelCheckpoint`` keeps by accuracy under attack, and the name of that value.
 
     As a run goes, an evaluation replaces the kept one if it comes first in the order of ``preference``, or is equal.
@@ -228,7 +209,7 @@ def most_robust(history: Sequence[Evaluation]) -> tuple[str, Evaluation] | None:
         ('adv_acc/pgd', {'epoch': 1, 'acc': 0.81, 'adv_acc/pgd': 0.527})
 
     """
-    reference, kept, best = reference_of(history), None, -math.inf
+    reference, kept, best = reference or reference_of(history), None, -math.inf
     for entry in comparable(history, reference, reference):
         best = max(best, entry[reference])
         kept = max(entry, kept or entry, key=lambda one: preference(one[reference], _clean_accuracy(one), best))

@@ -1,13 +1,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from torch import Tensor
 from typing_extensions import Self
 
 from lightning_robustness._numbers import write_budget
-from lightning_robustness.attacks import Cascade, MinimumNormCW, budget_of
+from lightning_robustness.attacks import CW, Cascade, MinimumNormCW, Square, budget_of, get_attack
 from lightning_robustness.attacks.attack import budgets_of, is_minimum_norm
+from lightning_robustness.attacks.registry import ATTACK_NAMES, Strength
 from lightning_robustness.input_space import InputSpace
 
 _NORMS = {"linf": "l-infinity"}
@@ -103,6 +104,28 @@ class ThreatModel:
         }
 
 
+def list_settings() -> list[tuple[str, str, str]]:
+    """List what each name stands for at each strength: one row for those that are the same at all of them.
+
+    Example:
+        >>> from lightning_robustness._measurement.threat_model import list_settings
+        >>> [row for row in list_settings() if row[0] == "cw"][0]
+        ('cw', 'fast', 'C&W from a DDN start, 16 + 2 steps')
+
+    """
+    rows = []
+    for name in ATTACK_NAMES:
+        if name == "autoattack":
+            rows.append((name, "all", "AutoAttack by its authors, where their package is installed"))
+            continue
+        texts = {strength: _settings(get_attack(name, strength=strength)) for strength in get_args(Strength)}
+        has_one = len(set(texts.values())) == 1
+        rows += [
+            (name, "all" if has_one else strength, texts[strength]) for strength in list(texts)[: 1 if has_one else 3]
+        ]
+    return rows
+
+
 def is_image(x: Any) -> bool:
     """Return whether a batch holds images, with one or three channels."""
     return isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3)
@@ -130,8 +153,11 @@ def _settings(attack: Callable[..., Any]) -> str:
     parts = [f"{steps} step{'s' if steps != 1 else ''}"] if isinstance(steps, int) else []
     if isinstance(attack, MinimumNormCW):
         parts = [f"C&W from a DDN start, {attack.initial_steps} + {steps} steps"]
+    elif isinstance(attack, CW):
+        parts = [f"C&W as published, c = {attack.c:g}, {steps} steps"]
     parts += [f"{restarts} restarts"] if isinstance(restarts, int) and restarts > 1 else []
     parts += [f"at most {queries} queries"] if isinstance(queries, int) else []
+    parts += ["as published"] if isinstance(attack, Square) and attack.as_published else []
     return ", ".join(parts)
 
 

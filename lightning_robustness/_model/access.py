@@ -216,3 +216,38 @@ def find_extra_inputs(forward: Callable[..., Any], name: str | None, extras: Ite
     keyword = name if name is not None and (takes_all or name in positional[1:]) else None
     taken = tuple(extra for extra in extras if takes_all or extra in positional[0 if keyword else 1 :])
     return ExtraInputs(taken, keyword) if taken or keyword is not None else None
+
+
+def mend_gradients(output: Tensor) -> None:
+    """Let derivatives that are not finite count as zero where they arise, in all later backward passes of a graph.
+
+    At 0, the derivative of a square root is infinite; times the derivative 0 of what is under it, it becomes NaN, and
+    spreads to everything before it. Zeroed there, it leaves the other gradients as they are, as an epsilon would.
+    """
+    nodes, seen = [output.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen or hasattr(node, "variable"):  # a leaf, whose hooks would stay
+            continue
+        seen.add(node)
+        node.register_hook(_without_nonfinite)
+        nodes += [function for function, _ in node.next_functions]
+
+
+def _without_nonfinite(gradients: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
+    return tuple(None if value is None else value.nan_to_num(0.0, 0.0, 0.0) for value in gradients)
+
+
+def nonfinite_rows(gradient: Tensor) -> Tensor:
+    """Return which samples have a gradient that is not finite in some coordinate."""
+    return ~gradient.detach().flatten(1).abs().amax(dim=1).isfinite()
+
+
+def warn_of_nonfinite_gradients() -> None:
+    """Say that gradients are not finite, and what helps; the same words each time, so that Python shows them once."""
+    rank_zero_warn(
+        "Some gradients of the inputs are NaN or infinite. They count as zero where they arise, which may hide "
+        "a direction. Look for operations without a derivative at these inputs, such as `sqrt` or a norm at 0: add an "
+        "epsilon under the root, `torch.sqrt(x + 1e-8)`.",
+        stacklevel=1,
+    )

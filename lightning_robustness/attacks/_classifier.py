@@ -8,7 +8,13 @@ from torch import Tensor, nn
 from lightning_robustness._arguments import check_classes, check_integer, check_labels
 from lightning_robustness._isolation.draws import Draws
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._model.access import check_differentiable, compute_logits
+from lightning_robustness._model.access import (
+    check_differentiable,
+    compute_logits,
+    mend_gradients,
+    nonfinite_rows,
+    warn_of_nonfinite_gradients,
+)
 from lightning_robustness._numbers import at_least_float32
 from lightning_robustness.input_space import InputSpace, check_input_space
 
@@ -29,6 +35,10 @@ class Classifier(nn.Module):
         self.num_rows = 0
         self.draws = draws
         self.num_classes: int | None = None
+        # Samples with a gradient that is not finite, in the attack under way; None before its first gradient
+        self.nonfinite: Tensor | None = None
+        self._num_gradients, self._mends = 0, False
+        self.is_watched = False  # whether gradients are those of an attack that computes them by itself
         self._is_normalized = input_space.mean is not None or input_space.std is not None  # else, both steps are saved
         corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=at_least_float32(x.dtype))
         self._mean, self._std = input_space.unnormalize(corner), input_space.scale(corner)
@@ -53,15 +63,46 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model on un-normalised inputs and return logits."""
-        return self.from_normalized(self.normalize(x))
+        if self.is_watched and x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(self._watch)
+        logits = self.from_normalized(self.normalize(x))
+        if self._mends and logits.requires_grad:
+            mend_gradients(logits)
+        return logits
 
     def gradient(self, x: Tensor, weights: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Run the model on un-normalised inputs and differentiate a weighted sum of the logits of each sample."""
+        """Run the model on un-normalised inputs and differentiate a weighted sum of the logits of each sample.
+
+        Once a gradient is not finite, derivatives that are not count as zero. To tell means to wait for the device, so
+        the first, second, fourth, eighth, ... gradient are looked at: the first projection may make inputs flat.
+        """
         x = x.detach().requires_grad_()
         logits = self(x)
         check_differentiable(logits, otherwise="use an attack that needs outputs only, such as Square")
-        (gradient,) = torch.autograd.grad(logits, x, weights(logits.detach()))
-        return logits.detach(), gradient
+        self._num_gradients = 1 if self.nonfinite is None else self._num_gradients + 1
+        is_due = not self._mends and self._num_gradients & (self._num_gradients - 1) == 0
+        vectors = weights(logits.detach())
+        (gradient,) = torch.autograd.grad(logits, x, vectors, retain_graph=is_due)
+        if is_due and self._note(gradient):
+            mend_gradients(logits)
+            (gradient,) = torch.autograd.grad(logits, x, vectors)
+        return logits.detach(), gradient.nan_to_num(0.0, 0.0, 0.0)
+
+    def _note(self, gradient: Tensor) -> bool:
+        """Note which samples have a gradient that is not finite, and tell whether any has."""
+        nonfinite = nonfinite_rows(gradient)
+        if self.nonfinite is None or len(self.nonfinite) == len(nonfinite):
+            self.nonfinite = nonfinite
+        self._mends = bool(nonfinite.any())
+        if self._mends:
+            warn_of_nonfinite_gradients()
+        return self._mends
+
+    def _watch(self, gradient: Tensor) -> Tensor:
+        if not self._mends:
+            self._note(gradient)
+        return gradient.nan_to_num(0.0, 0.0, 0.0)
 
     def from_normalized(self, x: Tensor) -> Tensor:
         """Run the model on inputs as it sees them, normalised where it expects that, and return logits."""

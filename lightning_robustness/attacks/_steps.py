@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_robustness._numbers import exponents
 from lightning_robustness.attacks.attack import Norm
 
 
@@ -66,8 +67,7 @@ def loss_gradient(logits: Tensor, target: Tensor, loss: PGDLoss) -> Tensor:
     """
     if loss == "kl":
         gradient = logits.softmax(dim=1) - target
-        exponent = gradient.abs().amax(dim=1, keepdim=True).frexp().exponent
-        return torch.ldexp(gradient, -exponent.clamp(min=-100))
+        return torch.ldexp(gradient, -exponents(gradient.abs().amax(dim=1, keepdim=True)).clamp(min=-100))
     if loss == "rivals":
         signs = torch.tensor([-1.0, 1.0], dtype=logits.dtype, device=logits.device).expand(len(logits), 2)
         return torch.zeros_like(logits).scatter_(1, target, signs)

@@ -75,6 +75,25 @@ def is_minimum_norm(attack: Callable[..., Any], input_space: InputSpace | None =
     return getattr(attack, "norm", None) == "l2" and budgets_of(attack, input_space) == [None]
 
 
+def most_passes(attack: Callable[..., Any]) -> int:
+    """Return the largest number of passes that an attack takes for a sample; 0 if it does not say.
+
+    Example:
+        >>> from lightning_robustness.attacks import PGD, Square
+        >>> from lightning_robustness.attacks.attack import most_passes
+        >>> most_passes(PGD(steps=20, restarts=2)), most_passes(Square()), most_passes(lambda model, x, y: x)
+        (40, 5000, 0)
+
+    """
+    members = getattr(attack, "attacks", None)
+    if isinstance(members, tuple):
+        return sum(most_passes(member) for member in members)
+    numbers = [getattr(attack, name, None) for name in ("num_queries", "steps")]
+    number = next((number for number in numbers if isinstance(number, int)), 0)
+    restarts = getattr(attack, "num_restarts", getattr(attack, "binary_search_steps", 1))
+    return number * (restarts if isinstance(restarts, int) else 1)
+
+
 def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace | None) -> None:
     """Check that the budgets of attacks are in the units of the range of inputs.
 
@@ -104,11 +123,12 @@ def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace
 
 
 class Perturbation(NamedTuple):
-    """Result of an attack, per sample: inputs, cost and, if it used gradients, whether the first one was zero."""
+    """Result of an attack, per sample: inputs, cost and, where known, whether gradients were zero or not finite."""
 
     x_adv: Tensor
     queries: Tensor
     zero_gradients: Tensor | None = None
+    nonfinite_gradients: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -179,13 +199,12 @@ def craft(
         found = perturb(attack, model, model.unnormalize(x), y)
         return found._replace(x_adv=model.normalize(found.x_adv))
     found = perturb(attack, model, model.unnormalize(x), y, active)
-    zero_gradients = found.zero_gradients
-    if zero_gradients is not None:
-        zero_gradients = torch.zeros_like(y, dtype=torch.bool).index_copy(0, active, zero_gradients)
+    nothing = torch.zeros_like(y, dtype=torch.bool)
+    gradients = (found.zero_gradients, found.nonfinite_gradients)
     return Perturbation(
         x.index_copy(0, active, model.normalize(found.x_adv)),
         torch.zeros_like(y).index_copy(0, active, found.queries),
-        zero_gradients,
+        *(None if flags is None else nothing.index_copy(0, active, flags) for flags in gradients),
     )
 
 
@@ -197,17 +216,21 @@ def perturb(
     if len(x) == 0:
         return Perturbation(x, torch.zeros_like(y))
     draws = model.draws
-    model.draws = draws.rows(rows)
+    model.draws, model.nonfinite = draws.rows(rows), None
     found = attack.perturb(model, x, y) if isinstance(attack, Attack) else perturb_by_function(attack, model, x, y)
     model.draws = draws
     _check_perturbation(attack, model, x, found.x_adv)
+    if found.nonfinite_gradients is None and model.nonfinite is not None and len(model.nonfinite) == len(x):
+        found = found._replace(nonfinite_gradients=model.nonfinite)
     return found
 
 
 def perturb_by_function(attack: Callable[..., Any], model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
     """Attack a batch with a callable; its queries are an average, since rows cannot be told apart."""
     num_rows = model.num_rows
+    model.is_watched = True
     x_adv = attack(model, x.clone(), y)
+    model.is_watched = False
     if not isinstance(x_adv, Tensor):
         raise TypeError(f"Expected {attack!r} to return a tensor of adversarial inputs but got {type(x_adv).__name__}.")
     if x_adv.shape != x.shape:

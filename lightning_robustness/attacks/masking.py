@@ -134,6 +134,7 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
     - ``black_box_beats_white_box``: an attack without gradients breaks samples that none with gradients does, at the
       same budget.
     - ``zero_gradients``: the gradient of some samples is zero in every coordinate.
+    - ``nonfinite_gradients``: the gradient of some samples is NaN or infinite.
     - ``one_step_beats_many``: a single step succeeds more often than several, at the same budget.
     - ``not_rising_with_eps``: a larger budget does not give more success.
     - ``probabilities``: the outputs of the model look like probabilities.
@@ -189,6 +190,7 @@ def find_signs(
     return [
         *_black_box_beats_white_box(tallies, tolerance),
         *_zero_gradients(tallies, tolerance),
+        *_nonfinite_gradients(tallies),
         *_one_step_beats_many(tallies, tolerance),
         *_not_rising_with_eps(tallies, tolerance),
         *_outputs(tallies),
@@ -231,6 +233,24 @@ def _zero_gradients(tallies: list[_Tally], tolerance: float) -> Iterator[Masking
                 "have underflowed, or an operation may stop gradients.",
                 "Use loss='margin', which does not saturate, a random start, and Square, which needs no gradient.",
             )
+
+
+def _nonfinite_gradients(tallies: list[_Tally]) -> Iterator[MaskingSign]:
+    for tally in tallies:
+        yield from nonfinite_sign(_name(tally), tally.columns["nonfinite_gradients"][tally.eligible])
+
+
+def nonfinite_sign(name: str, nonfinite: Tensor) -> Iterator[MaskingSign]:
+    """Return a sign if any sample has a gradient that is not finite: honest networks have none."""
+    number = int(nonfinite.sum())
+    if number:
+        yield MaskingSign(
+            "nonfinite_gradients",
+            f"{name} finds a gradient that is NaN or infinite for {number} of {len(nonfinite)} samples.",
+            "An operation has no derivative at these inputs, such as the square root of 0 in the magnitude of an edge. "
+            "There the gradient counts as zero, so that a way to break the sample may be missed.",
+            "Add an epsilon under the root, `torch.sqrt(x + 1e-8)`, and repeat the attacks.",
+        )
 
 
 def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:

@@ -41,8 +41,8 @@ class PGD(Attack):
 
     Its settings give other attacks, which ``get_attack`` knows by name: FGSM is one step of ``eps`` from the clean
     image, BIM is PGD from there, MIFGSM is BIM with momentum 1, RFGSM starts with a step in a random direction. The
-    default is PGD as published, which is weak on robust networks: ``"strong_pgd"`` by name finds more with 16
-    gradients than any number of constant steps.
+    default is PGD as published, which is weak on robust networks: ``get_attack("pgd", strength="fast")`` finds more
+    with 16 gradients than any number of constant steps.
 
     The direction of the gradient of cross-entropy is computed such that it does not underflow on confident samples.
 
@@ -194,10 +194,12 @@ class PGD(Attack):
             logits, gradient = model.gradient(batch.x_adv, partial(self._weights, target=batch.target, loss=loss))
             if step == 0:
                 zero_gradients = gradient.flatten(1).abs().amax(dim=1) == 0
-            if not self.all_steps and (broken := self.reached(logits, batch.y)).any():
-                final[batch.origin[broken]] = batch.x_adv[broken]
-                queries[batch.origin[broken]] = step + 1 + num_passes
-                rest = (~broken).nonzero().squeeze(1)
+            broken = self.reached(logits, batch.y)
+            # The number of these is all that the device is waited for
+            rest = batch.origin if self.all_steps else (~broken).nonzero().squeeze(1)
+            if len(rest) < len(broken):
+                final.index_copy_(0, batch.origin, batch.x_adv)  # again where the attack goes on
+                queries[batch.origin] = torch.where(broken, step + 1, self.steps) + num_passes
                 if len(rest) == 0:
                     return Perturbation(final, queries, zero_gradients)
                 batch, logits, gradient = batch.rows(rest), logits[rest], gradient[rest]

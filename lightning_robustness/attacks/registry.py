@@ -3,38 +3,67 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
-from lightning_robustness._arguments import check_attack
-from lightning_robustness.attacks import cascade as ensembles
+from lightning_robustness._arguments import check_attack, check_option
 from lightning_robustness.attacks.adapters.autoattack import AutoAttackAdapter, Version
 from lightning_robustness.attacks.adapters.torchattacks import TorchattacksAdapter
 from lightning_robustness.attacks.attack import Attack
+from lightning_robustness.attacks.cascade import FAST_PGD, STRONG_PGD, cascade, ensemble
 from lightning_robustness.attacks.cw import CW, MinimumNormCW
 from lightning_robustness.attacks.ddn import DDN
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.siren import SirenAttack
 from lightning_robustness.attacks.square import Square
 
-_ATTACKS: dict[str, tuple[Callable[..., Attack], dict[str, Any]]] = {
-    "fgsm": (PGD, {"steps": 1, "start": "clean"}),
-    "rfgsm": (PGD, {"start": "sign"}),
-    "bim": (PGD, {"start": "clean"}),
-    "pgd": (PGD, {}),
-    "strong_pgd": (PGD, ensembles.STRONG_PGD),
-    "pgd_l2": (PGD, {"norm": "l2", "eps": 1.0}),
-    "mifgsm": (PGD, {"start": "clean", "momentum": 1.0}),
-    "cw": (CW, {}),
-    "minimum_norm_cw": (MinimumNormCW, {}),
-    "ddn": (DDN, {}),
-    "square": (Square, {}),
-    "siren": (SirenAttack, {}),
-    "worst": (ensembles.worst, {}),
-    "autoattack": (ensembles.autoattack, {}),
+Strength = Literal["fast", "strong", "paper"]
+
+
+class _Setting(NamedTuple):
+    make: Callable[..., Attack]
+    options: dict[str, Any]
+
+
+_FAST_PGD = _Setting(PGD, FAST_PGD)
+_STRONG_PGD = _Setting(PGD, STRONG_PGD)
+_L2: dict[str, Any] = {"norm": "l2", "eps": 1.0}
+
+
+def _always(make: Callable[..., Attack], **options: Any) -> dict[Strength, _Setting]:
+    return dict.fromkeys(get_args(Strength), _Setting(make, options))
+
+
+# What a name stands for, by strength: the cheapest useful verdict, one to report, and the attack as published
+_ATTACKS: dict[str, dict[Strength, _Setting]] = {
+    "fgsm": _always(PGD, steps=1, start="clean"),
+    "rfgsm": _always(PGD, start="sign"),
+    "bim": _always(PGD, start="clean"),
+    "pgd": {"fast": _FAST_PGD, "strong": _STRONG_PGD, "paper": _Setting(PGD, {})},
+    "pgd_l2": {
+        "fast": _Setting(PGD, FAST_PGD | _L2),
+        "strong": _Setting(PGD, STRONG_PGD | _L2),
+        "paper": _Setting(PGD, _L2),
+    },
+    "mifgsm": _always(PGD, start="clean", momentum=1.0),
+    "cw": {
+        "fast": _Setting(MinimumNormCW, {"initial_steps": 16, "steps": 2}),
+        "strong": _Setting(MinimumNormCW, {}),
+        "paper": _Setting(CW, {}),
+    },
+    "ddn": _always(DDN),
+    "square": {
+        "fast": _Setting(Square, {"num_queries": 100}),
+        "strong": _Setting(Square, {"num_queries": 1000}),
+        "paper": _Setting(Square, {"as_published": True}),
+    },
+    "siren": _always(SirenAttack),
+    "cascade": _always(cascade),
+    "ensemble": _always(ensemble),
+    "autoattack": _always(AutoAttackAdapter),
 }
 ATTACK_NAMES = tuple(_ATTACKS)
 # Settings that a preset gives an attack, where these are not all of its group
-_TAKEN = {"fgsm": ("eps",), "pgd_l2": ("steps",), "strong_pgd": ("eps",), "worst": ("eps",), "autoattack": ("eps",)}
+_TAKEN = {"fgsm": ("eps",), "pgd_l2": ("steps",), "cascade": ("eps",), "ensemble": ("eps",)}
 
 
 def _settings(
@@ -63,24 +92,32 @@ _PRESETS = {
 
 
 def get_attack(
-    attack: str | Callable[..., Any], eps: float | None = None, *, preset: str | None = None, **options: Any
+    attack: str | Callable[..., Any],
+    eps: float | None = None,
+    *,
+    strength: Strength = "paper",
+    preset: str | None = None,
+    **options: Any,
 ) -> Callable[..., Any]:
     """Get an attack by its name.
 
     Args:
-        attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"strong_pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``,
-            ``"minimum_norm_cw"``, ``"ddn"``, ``"square"``, ``"siren"``, or a cascade, ``"worst"`` or ``"autoattack"``.
-            ``"pgd"`` and ``"cw"`` are the attacks as published, which are weak on robust networks; ``"strong_pgd"``
-            takes 8 shrinking steps with cross-entropy and 8 with the margin on what is left, ``"minimum_norm_cw"``
-            starts from DDN. ``"torchattacks:NAME"`` is a class of torchattacks, ``"autoattack:standard"`` AutoAttack by
-            its authors, where their package is installed. An instance of a class of torchattacks, or any other callable
-            ``(model, x, y) -> x_adv``, works too, and takes no further arguments.
+        attack: ``"fgsm"``, ``"rfgsm"``, ``"bim"``, ``"pgd"``, ``"pgd_l2"``, ``"mifgsm"``, ``"cw"``, ``"ddn"``,
+            ``"square"``, ``"siren"``, ``"cascade"``, ``"ensemble"``, or ``"autoattack"``, the one of its authors, where
+            their package is installed; ``"autoattack:plus"`` and ``"autoattack:rand"`` are other versions of it.
+            ``"torchattacks:NAME"`` is a class of torchattacks. An instance of a class of torchattacks, or any other
+            callable ``(model, x, y) -> x_adv``, works too, and takes no further arguments.
         eps: Largest distance from the input, in un-normalised units, instead of that of the preset or the default of
             the attack. C&W and DDN have no budget, and take no notice.
-        preset: Settings of the papers, which are weak on robust networks; of those, ``"strong_pgd"`` and cascades take
-            the budget only. Those of the RDI paper for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``,
-            ``"tiny-imagenet"`` and (SirenAttack alone) ``"speech"``; those of the Fisher information paper for
-            ``"imagenet"`` or, by the name ``"fisher"``, its other data sets.
+        strength: How hard ``"pgd"``, ``"pgd_l2"``, ``"cw"`` and ``"square"`` try; the other names have one setting.
+            ``"fast"`` is what the monitor runs: 8 shrinking steps of PGD with cross-entropy and 8 with the margin, C&W
+            from a DDN start with 16 + 2 steps, 100 queries. ``"strong"`` is what ``evaluate`` and ``compare`` run: 20
+            adaptive steps of PGD with each of cross-entropy, margin, and nine rivals of the label, C&W from a DDN start
+            with 50 + 50 steps, 1,000 queries. ``"paper"`` is the attack as published, which is weak on robust networks.
+        preset: Settings of the papers, which imply ``strength="paper"``; cascades take the budget only. Those of the
+            RDI paper for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``, ``"tiny-imagenet"`` and
+            (SirenAttack alone) ``"speech"``; those of the Fisher information paper for ``"imagenet"`` or, by the name
+            ``"fisher"``, its other data sets.
         options: Further arguments of the attack, instead of those of the preset; for cascades ``norm`` and those that
             all attacks share, such as ``targeted``.
 
@@ -93,12 +130,18 @@ def get_attack(
         >>> get_attack("fgsm", eps=0.1)
         PGD(eps=0.1, alpha=None, steps=1, norm='linf', start='clean', restarts=None, momentum=0.0,
             loss='cross_entropy', schedule='constant')
-        >>> get_attack("square", preset="mnist", num_queries=1000)
-        Square(eps=0.3, num_queries=1000, norm='linf', p=0.8, loss='margin')
+        >>> get_attack("square", eps=0.1, strength="fast")
+        Square(eps=0.1, num_queries=100, norm='linf', p=0.8, loss='margin', as_published=False)
 
     """
     if not isinstance(attack, str):
         return _from_object(attack, given=eps is not None or preset is not None or bool(options))
+    check_option("strength", strength, Strength)
+    if preset is not None and strength != "paper":
+        raise ValueError(
+            f"Expected strength='paper' with `preset`, as presets are the papers' settings, but got {strength!r} and "
+            f"{preset!r}. Leave one of them out."
+        )
     budget: dict[str, Any] = {} if eps is None else {"eps": eps}
     library, _, name = attack.partition(":")
     if name and library in ("torchattacks", "autoattack"):
@@ -112,9 +155,9 @@ def get_attack(
     if attack not in _ATTACKS:
         raise ValueError(
             f"Expected `attack` to be the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "
-            "torchattacks:NAME for the classes of torchattacks, autoattack:VERSION for AutoAttack by its authors."
+            "torchattacks:NAME for the classes of torchattacks, autoattack:VERSION for versions of AutoAttack."
         )
-    make, defaults = _ATTACKS[attack]
+    make, defaults = _ATTACKS[attack][strength]
     known = tuple(inspect.signature(make).parameters)
     _check_options(attack, options, tuple(option for option in known if option != "eps"))
     settings = _preset(attack, preset)
@@ -134,7 +177,7 @@ def _from_object(attack: Callable[..., Any], given: bool) -> Callable[..., Any]:
 def _preset(attack: str, preset: str | None) -> dict[str, Any]:
     if preset is None:
         return {}
-    if attack in ("minimum_norm_cw", "ddn"):
+    if attack in ("ddn", "autoattack"):
         raise ValueError(
             f"Expected no preset for {attack!r}, as the papers have none, but got {preset!r}. Leave it out."
         )

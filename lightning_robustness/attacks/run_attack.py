@@ -31,6 +31,8 @@ class AttackResult:
         zero_gradients: Samples whose first gradient was zero everywhere; None for attacks that do not report it.
         probabilities: Whether the model's outputs look like probabilities, instead of logits.
         deterministic: Whether a second forward pass of the same inputs gave the same outputs.
+        nonfinite_gradients: Samples with a gradient that was NaN or infinite, where it counted as zero; None for
+            attacks without gradients.
 
     """
 
@@ -46,6 +48,7 @@ class AttackResult:
     zero_gradients: Tensor | None
     probabilities: bool
     deterministic: bool
+    nonfinite_gradients: Tensor | None = None
 
     @property
     def success_rate(self) -> float:
@@ -66,6 +69,7 @@ class AttackResult:
             "queries": self.queries.long(),
             "tells_gradients": none | (self.zero_gradients is not None),
             "zero_gradients": none if self.zero_gradients is None else self.zero_gradients,
+            "nonfinite_gradients": none if self.nonfinite_gradients is None else self.nonfinite_gradients,
             "probabilities": none | self.probabilities,
             "deterministic": none | self.deterministic,
         }
@@ -150,6 +154,7 @@ def run_attack(
             linf=torch.linalg.vector_norm(delta, ord=torch.inf, dim=1),
             queries=perturbation.queries,
             zero_gradients=perturbation.zero_gradients,
+            nonfinite_gradients=perturbation.nonfinite_gradients,
             probabilities=are_probabilities(logits),
             deterministic=_is_deterministic(classifier, x[:8]),
         )

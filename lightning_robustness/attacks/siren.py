@@ -87,12 +87,14 @@ class SirenAttack(Attack):
                 "For images, use Square or PGD."
             )
         x_adv, queries, rest = self._swarm(model, x, y, model.draws)
+        nonfinite = torch.zeros_like(y, dtype=torch.bool)
         if (steps := self.gradient_steps) and len(rest):
             attack = PGD(eps=self.eps, alpha=self.alpha, steps=steps, targeted=self.targeted, all_steps=self.all_steps)
             refinement = attack.descend(model, x[rest], y[rest], x_adv[rest])
             x_adv[rest] = refinement.x_adv
             queries[rest] += refinement.queries
-        return Perturbation(x_adv, queries)
+            nonfinite[rest] |= False if model.nonfinite is None else model.nonfinite
+        return Perturbation(x_adv, queries, nonfinite_gradients=nonfinite)
 
     @torch.no_grad()
     def _swarm(self, model: Classifier, x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor]:

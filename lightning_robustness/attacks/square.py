@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_robustness._arguments import check_integer, check_number, check_option
+from lightning_robustness._arguments import check_flag, check_integer, check_number, check_option
 from lightning_robustness._isolation.draws import Draws
 from lightning_robustness.attacks._classifier import Classifier
 from lightning_robustness.attacks._steps import Loss, l2_norm, margin, nonzero
@@ -28,7 +28,8 @@ class Square(Attack):
     covers a share ``p`` of the input, which is halved on the published schedule, stretched to ``num_queries``. It is a
     square as far as it fits, else the rectangle of the same area: inputs of any height and width work, and inputs
     without a height, of shape ``(N, C, L)`` or ``(N, L)``, get intervals. A sample leaves the batch when it is broken.
-    In the l-infinity norm, a change that would leave the input as it is gets the opposite signs instead.
+    In the l-infinity norm, a change that would leave the input as it is gets the opposite signs instead: on small
+    images this succeeds more often than AutoAttack and torchattacks do with the same number of queries.
 
     Args:
         eps: Largest distance from the input, in the units of the range.
@@ -36,6 +37,8 @@ class Square(Attack):
         norm: ``"linf"`` or ``"l2"``.
         p: Share of the input that the first windows cover.
         loss: ``"margin"`` between the label and the best other class, or ``"cross_entropy"``.
+        as_published: Whether to search as AutoAttack and torchattacks do, whose search differs in two things: queries
+            may change nothing, and windows never reach the last row and the last column, unless they have no choice.
         targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
         all_steps: Whether every sample goes through every step, also those that are misclassified early.
 
@@ -57,6 +60,7 @@ class Square(Attack):
     norm: Norm = "linf"
     p: float = 0.8
     loss: Loss = "margin"
+    as_published: bool = False
     white_box: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -68,6 +72,7 @@ class Square(Attack):
         check_integer("num_queries", self.num_queries, minimum=1)
         check_option("norm", self.norm, Norm)
         check_option("loss", self.loss, Loss)
+        check_flag("as_published", self.as_published)
 
     @torch.no_grad()
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
@@ -136,19 +141,30 @@ class Square(Attack):
         self, model: Classifier, image: Tensor, best: Tensor, window: tuple[int, int], places: Tensor, signs: Tensor
     ) -> Tensor:
         """Change inputs within a window: five uniform numbers put it in its place, and each channel has a sign."""
-        shape, here = image.shape, _cells(window, image.shape, places[:, :2])
+        shape, here = image.shape, self._cells(window, image.shape, places[:, :2])
         image, best = image.flatten(2), best.flatten(2)
         if self.norm == "linf":
             pixels, before = image.gather(2, here), best.gather(2, here)
             after = model.clamp(pixels + self.eps * signs)
-            is_same = (after == before).flatten(1).all(dim=1).reshape(-1, 1, 1)
-            # A query that changes nothing is wasted: the opposite signs do change something
-            after = torch.where(is_same, model.clamp(pixels - self.eps * signs), after)
+            if not self.as_published:  # a query that changes nothing is wasted: the opposite signs do change something
+                is_same = (after == before).flatten(1).all(dim=1).reshape(-1, 1, 1)
+                after = torch.where(is_same, model.clamp(pixels - self.eps * signs), after)
             return best.scatter(2, here, after).reshape(shape)
         bumps = _bumps(*window).to(image)
         bump = torch.where(places[:, 4:].unsqueeze(2) < 0.5, bumps[0], bumps[1]) * signs
-        delta = _move_mass(best - image, here, _cells(window, shape, places[:, 2:4]), bump, self.eps)
+        delta = _move_mass(best - image, here, self._cells(window, shape, places[:, 2:4]), bump, self.eps)
         return model.clamp(image + self.eps * delta / nonzero(l2_norm(delta))).reshape(shape)
+
+    def _cells(self, window: tuple[int, int], shape: torch.Size, places: Tensor) -> Tensor:
+        """Put a window at a place in each image, by two numbers from 0 to 1; return the pixels in it as indices."""
+        (rows, columns), (num_samples, channels, height, width) = window, shape
+        top, left = (
+            (place * (space + (not self.as_published))).long().clamp(max=space)
+            for place, space in zip(places.unbind(dim=1), (height - rows, width - columns), strict=True)
+        )
+        row, column = torch.arange(rows, device=places.device), torch.arange(columns, device=places.device)
+        inside = (row.unsqueeze(1) * width + column).flatten()
+        return ((top * width + left).unsqueeze(1) + inside).unsqueeze(1).expand(num_samples, channels, -1)
 
 
 def _move_mass(delta: Tensor, target: Tensor, source: Tensor, bump: Tensor, eps: float) -> Tensor:
@@ -170,18 +186,6 @@ def _as_images(x: Tensor) -> Tensor:
             f"{tuple(x.shape)}. Wrap the model in a function that reshapes them."
         )
     return x if x.ndim == 4 else x.reshape(len(x), x.shape[1] if x.ndim == 3 else 1, 1, x.shape[-1])
-
-
-def _cells(window: tuple[int, int], shape: torch.Size, places: Tensor) -> Tensor:
-    """Put a window at a place in each image, given by two numbers from 0 to 1; return the pixels in it as indices."""
-    (rows, columns), (num_samples, channels, height, width) = window, shape
-    top, left = (
-        (place * (space + 1)).long().clamp(max=space)
-        for place, space in zip(places.unbind(dim=1), (height - rows, width - columns), strict=True)
-    )
-    row, column = torch.arange(rows, device=places.device), torch.arange(columns, device=places.device)
-    inside = (row.unsqueeze(1) * width + column).flatten()
-    return ((top * width + left).unsqueeze(1) + inside).unsqueeze(1).expand(num_samples, channels, -1)
 
 
 @functools.lru_cache(maxsize=64)

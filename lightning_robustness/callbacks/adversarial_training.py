@@ -252,7 +252,8 @@ class AdversarialTraining(TrainingStepCallback):
         x, share = self._clip(batch.x)
         log_mean(pl_module, self._key("clipped"), share, len(x))
         space, is_checked = self.access.input_space, self._is_measured
-        x_adv = perturb(self.attack, forward, x, y, space, settings.seed, index, settings.eval_mode, is_checked)
+        x_adv, share = perturb(self.attack, forward, x, y, space, settings.seed, index, settings.eval_mode, is_checked)
+        log_mean(pl_module, self._key("nonfinite_gradients"), share, len(x))
         if self._is_measured:
             self._measure(pl_module, forward, x, x_adv, y)
         self._keep_for_later(batch._replace(x=x))

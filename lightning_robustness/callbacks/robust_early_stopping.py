@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
@@ -14,20 +15,34 @@ from lightning_robustness._lightning.guard import (
     ExtremeMode,
     Guard,
     check_awaited,
+    describe_missing,
+    is_not_finite,
     mode_of,
     new_value,
+    reference_key,
+    split_key,
 )
+from lightning_robustness._lightning.patience import Count, LearningRateWait, Series
+from lightning_robustness._measurement.keys import attack_free_metrics
 from lightning_robustness._processes import rank_zero_warn
 
 
 class RobustEarlyStopping(EarlyStopping):
     """Stop training when a measure of robustness no longer improves.
 
-    It differs from Lightning's ``EarlyStopping`` in two ways.
+    It differs from Lightning's ``EarlyStopping`` in four ways.
 
     It counts evaluations. Lightning compares the value that was logged last in every epoch, so that a value that is
     logged every five epochs exhausts the patience while it improves, and it stops at the first NaN. Here, epochs
     without a new finite value neither improve nor use up patience.
+
+    Patience waits for the learning rate, since robust accuracy jumps when it falls: an evaluation counts once the rate
+    is at most half of its peak, and the count restarts where the rate falls in one step to at most half of the lowest
+    that counted. From three quarters of ``max_epochs`` or ``max_steps`` on, every evaluation counts; without a
+    scheduler, or without such a limit, all do.
+
+    A value that needs no attack is confirmed by one that does: training stops only when the patience of both is
+    exhausted, each counted at its own evaluations.
 
     It is guarded by clean accuracy, unless the value is robust accuracy or not of this package. Attack-free values,
     success rates and distortions are often best before the network has learnt anything. An epoch is a candidate only if
@@ -40,9 +55,15 @@ class RobustEarlyStopping(EarlyStopping):
         mode: ``"min"`` or ``"max"``, what is better; by default, for values of this package, what is more robust.
         patience: Number of evaluations without improvement after which training stops.
         min_delta: What counts as an improvement.
+        start_from_epoch: First epoch that counts towards patience, instead of waiting for the learning rate; 0 for all.
+        confirm: Key of the robust accuracy that confirms an attack-free value; None to go by the value alone. By
+            default (``"auto"``) that of the attack that the monitor runs most often, or of all if they run together.
         stopping_threshold: Stop as soon as the value of a candidate is better than this.
         divergence_threshold: Stop as soon as the value is worse than this.
         verbose: Whether to say what happens.
+        strict: Whether a run that never logs the value is an error instead of a warning.
+        check_finite: Whether to stop at the first value that is not finite, instead of ignoring it.
+        log_rank_zero_only: Whether messages come from the first process only.
         guard: Key of the clean accuracy, or of any other value that is logged in validation; None for no guard. By
             default (``"auto"``) the clean accuracy of the monitor guards all of its values but robust accuracy, which
             is ``adv_acc/*`` and ``boundary_acc``.
@@ -68,6 +89,11 @@ class RobustEarlyStopping(EarlyStopping):
         *,
         patience: int = 3,
         min_delta: float = 0.0,
+        start_from_epoch: int | None = None,
+        confirm: str | None = "auto",
+        strict: bool = False,
+        check_finite: bool = False,
+        log_rank_zero_only: bool = False,
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
         verbose: bool = False,
@@ -78,7 +104,9 @@ class RobustEarlyStopping(EarlyStopping):
         check_name("monitor", monitor)
         check_integer("patience", patience, minimum=0)
         check_number("min_delta", min_delta)
-        check_flag("verbose", verbose)
+        for name, flag in {"verbose": verbose, "strict": strict, "check_finite": check_finite}.items():
+            check_flag(name, flag)
+        check_flag("log_rank_zero_only", log_rank_zero_only)
         thresholds = {"stopping_threshold": stopping_threshold, "divergence_threshold": divergence_threshold}
         for name, threshold in thresholds.items():
             if threshold is not None:
@@ -94,11 +122,23 @@ class RobustEarlyStopping(EarlyStopping):
             stopping_threshold=stopping_threshold,
             divergence_threshold=divergence_threshold,
             check_on_train_epoch_end=False,
+            log_rank_zero_only=log_rank_zero_only,
         )
+        self._is_required, self._stops_at_nan = strict, check_finite
+        self._wait = LearningRateWait(start_from_epoch)
+        self._confirm = confirm if confirm is None else check_name("confirm", confirm)
+        self._reference: tuple[str, Series] | None = None
+        self._status = ""
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
-        self._guard_value = math.nan
-        # Score, value of the guard, and whether that was a new best, of each evaluation
-        self._evaluations: list[tuple[float, float, bool]] = []
+        # Score, value of the guard, whether that was a new best, and whether it counts, of the evaluation under way
+        # and of each one before
+        self._current: tuple[float, float, bool, Count] = (math.nan, math.nan, False, Count())
+        self._evaluations: list[tuple[float, float, bool, Count]] = []
+
+    @property
+    def status(self) -> str:
+        """What stands between the run and a stop; empty if nothing but the patience of the value does."""
+        return self._status
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -106,57 +146,130 @@ class RobustEarlyStopping(EarlyStopping):
         if stage == "fit":
             check_awaited(trainer, self, self.monitor)
             self._guard.check(trainer, self)
+            self._reference = self._find_reference(trainer)
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "guard": self._guard.state_dict(), "evaluations": list(self._evaluations)}
+        own = {
+            "guard": self._guard.state_dict(),
+            "evaluations": [(*evaluation[:3], tuple(evaluation[3])) for evaluation in self._evaluations],
+            "learning_rate": self._wait.state_dict(),
+            "reference": None if self._reference is None else (self._reference[0], self._reference[1].state_dict()),
+        }
+        return {**super().state_dict(), **own}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
+        if "guard" not in state_dict:  # of Lightning's own callback: its best score and patience are all there is
+            rank_zero_warn("The checkpoint is from a plain EarlyStopping, so RobustEarlyStopping starts to count anew.")
+            return
         self._guard.load_state_dict(state_dict["guard"])
-        self._evaluations = list(state_dict["evaluations"])
+        self._evaluations = [(*evaluation[:3], Count(*evaluation[3])) for evaluation in state_dict["evaluations"]]
+        self._wait.load_state_dict(state_dict["learning_rate"])
+        saved = state_dict["reference"]
+        if saved is not None and self._reference is not None and saved[0] == self._reference[0]:
+            self._reference[1].load_state_dict(saved[1])
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._wait.observe(trainer)  # a peak may lie between two evaluations
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._evaluations and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            rank_zero_warn(
-                f"RobustEarlyStopping never saw {self.monitor!r}. Logged were: {', '.join(trainer.callback_metrics)}."
-            )
+        if self._evaluations or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        message = describe_missing(trainer, self, self.monitor)
+        if self._is_required:
+            raise RuntimeError(message)
+        rank_zero_warn(message)
 
     @override
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
         self._guard.observe(trainer)
-        if new_value(trainer, self.monitor) is not None:
-            self._guard_value = self._guard.value(trainer)
+        if self._stops_at_nan and is_not_finite(trainer, self.monitor):
+            trainer.should_stop = True
+            rank_zero_info(f"RobustEarlyStopping: {self.monitor!r} is not finite, so training stops.")
+            return
+        value = new_value(trainer, self.monitor)
+        reference = None if self._reference is None else new_value(trainer, self._reference[0])
+        if value is None and reference is None:
+            return
+        count = self._wait.judge(trainer)
+        if self._reference is not None and reference is not None:
+            self._reference[1].add(reference, count)
+        if value is not None:
+            self._current = value, self._guard.value(trainer), self._guard.has_improved, count
             super()._run_early_stopping_check(trainer)
+        self._say(trainer, count)
 
     @override
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
+        value, guard_value, _, count = self._current
+        current = torch.full_like(current, value)  # of all processes
         self.best_score, self.wait_count = self._replay(current.device)
-        has_improved, settings = self._guard.has_improved, dict[str, Any]()
-        if not self._guard.admits(self._guard_value):
+        settings: dict[str, Any] = {}
+        if not self._guard.admits(guard_value):
             never = math.inf if self.mode == "max" else -math.inf
             settings |= {"stopping_threshold": None, "min_delta": never}
-        if has_improved:
+        self._evaluations.append(self._current)
+        _, wait = self._replay(current.device)
+        if count.counts and self._is_confirmed and wait >= max(self.patience, 1):
+            self.wait_count = wait - 1
+        else:
             settings["patience"] = self.wait_count + 2  # out of reach
         with self._changed(settings):
             should_stop, reason = super()._evaluate_stopping_criteria(current)
-        if has_improved:
-            self.wait_count = 0
-        self._evaluations.append((current.item(), self._guard_value, has_improved))
+        self.wait_count = wait
         self._guard.settle()
         return should_stop, reason
+
+    @property
+    def _is_confirmed(self) -> bool:
+        return self._reference is None or self._reference[1].wait >= self.patience
+
+    def _find_reference(self, trainer: Trainer) -> tuple[str, Series] | None:
+        """Find the robust accuracy that has to run out of patience too, for a value that needs no attack."""
+        prefix, entry = split_key(self.monitor)
+        if entry is None or entry.name not in attack_free_metrics():
+            return None
+        key = self._confirm if self._confirm != "auto" else reference_key(trainer, prefix)
+        if key is None:
+            reason = "`confirm=None`" if self._confirm is None else "no attack runs"
+            rank_zero_warn(
+                f"RobustEarlyStopping goes by {self.monitor!r} alone, since {reason}. Such a value can mislead: let "
+                "RobustnessMonitor run an attack, whose robust accuracy then confirms it."
+            )
+            return None
+        if self._reference is not None and self._reference[0] == key:
+            return self._reference
+        return key, Series(mode_of(key, None if split_key(key)[1] else "max") == "max")
+
+    def _say(self, trainer: Trainer, count: Count) -> None:
+        """Say what the run waits for, when that changes."""
+        status = ""
+        if not count.counts:
+            status = self._wait.describe(trainer)
+        elif self._reference is not None and (self.wait_count >= self.patience) != self._is_confirmed:
+            waits_for, other = self.monitor, self._reference[0]
+            if self.wait_count >= self.patience:
+                waits_for, other = other, waits_for
+            status = f"{other} has stopped improving; training goes on until {waits_for} has too"
+        kind, was = status.partition("(")[0], self._status.partition("(")[0]
+        if status and kind != was:
+            rank_zero_info(f"RobustEarlyStopping: {status}.")
+        self._status = status
 
     def _replay(self, device: torch.device) -> tuple[Tensor, int]:
         """Return the best score and the evaluations since then, as if there had been no others than the candidates."""
         best, wait = torch.tensor(-math.inf if self.mode == "max" else math.inf, device=device), 0
-        for score, guard_value, has_improved in self._evaluations:
-            value, wait = torch.tensor(score, device=device), wait + 1
+        for score, guard_value, has_improved, count in self._evaluations:
+            value = torch.tensor(score, device=device)
             is_better = self._guard.admits(guard_value) and bool(self.monitor_op(value - self.min_delta, best))
             best = value if is_better else best
-            if is_better or has_improved:
-                wait = 0
+            if not count.counts:
+                continue
+            wait = 0 if is_better or has_improved else 1 if count.restarts else wait + 1
         return best, wait
 
     @contextmanager

@@ -13,6 +13,8 @@ from lightning_robustness._lightning.guard import (
     Guard,
     came_late,
     check_awaited,
+    check_package,
+    describe_missing,
     last_value,
     mode_of,
     new_value,
@@ -85,7 +87,6 @@ class RobustModelCheckpoint(ModelCheckpoint):
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
         default_margin = 0.0 if split_key(monitor)[1] is None else TIE_MARGIN
         self.tie_margin = default_margin if tie_margin is None else check_number("tie_margin", tie_margin)
-        self._sign = 1 if self.mode == "max" else -1
         self._guard_value = math.nan
         # Values of the guard by the path of the checkpoint
         self._guard_values: dict[str, float] = {}
@@ -93,12 +94,18 @@ class RobustModelCheckpoint(ModelCheckpoint):
         self._evaluations: list[tuple[float, float]] = []
         self._best = -math.inf
         self._has_seen_value = False
+        self._is_due = False
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self.mode == "max" else -1
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             assert self.monitor is not None
+            check_package(trainer, self)
             check_awaited(trainer, self, self.monitor)
             self._guard.check(trainer, self)
 
@@ -128,6 +135,9 @@ class RobustModelCheckpoint(ModelCheckpoint):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._guard.observe(trainer)
         super().on_validation_end(trainer, pl_module)
+        if self._is_due and not self._should_skip_saving_checkpoint(trainer):
+            self._is_due = False
+            self._judge(trainer, self._monitor_candidates(trainer), new_value(trainer, str(self.monitor)))
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -138,14 +148,13 @@ class RobustModelCheckpoint(ModelCheckpoint):
             self._judge(trainer, candidates, last_value(trainer, str(self.monitor)))
         super().on_train_end(trainer, pl_module)
         if not self._has_seen_value and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            rank_zero_warn(
-                f"RobustModelCheckpoint never saw {self.monitor!r}, so it kept no checkpoint. Logged were: "
-                f"{', '.join(trainer.callback_metrics)}."
-            )
+            rank_zero_warn(f"{describe_missing(trainer, self, str(self.monitor))} No checkpoint was kept.")
 
     @override
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        self._judge(trainer, monitor_candidates, new_value(trainer, str(self.monitor)))
+        self._is_due = not trainer.validating  # of a step between two validations: the next one tells its value
+        if not self._is_due:
+            self._judge(trainer, monitor_candidates, new_value(trainer, str(self.monitor)))
 
     @override
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:

@@ -22,11 +22,13 @@ from lightning_robustness._lightning.trainer import (
     is_spawned,
     log_to_all,
 )
+from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_final_attack
-from lightning_robustness._measurement.statistics import interval_values
 from lightning_robustness._model.access import Access
 from lightning_robustness.attacks import Attack
+from lightning_robustness.attacks.attack import Norm
+from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics._base import Storage
@@ -34,6 +36,8 @@ from lightning_robustness.metrics._base import Storage
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Values of an evaluation, and outcomes of its attacks
+_Found = tuple[Mapping[str, float], Mapping[str, Assisted]]
 # Shown in the progress bar
 _HEADLINES = ("rdi", "fim", "adv_acc/worst")
 
@@ -54,18 +58,18 @@ class RobustnessMonitor(Callback):
 
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
-            Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. ``"cw"`` by name is ``MinimumNormCW(initial_steps=16, steps=2)`` and ``"square"`` takes
-            100 queries; pass ``CW()`` or ``Square()`` for the published attacks. Success of an attack without a budget
-            that looks for the smallest l2 perturbation counts within an l2 budget: that of the other attacks, or
-            ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if theirs is in l-infinity.
+            Empty for none. Success of an attack without a budget that looks for the smallest l2 perturbation counts
+            within an l2 budget: that of the other attacks, or ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if
+            theirs is in l-infinity. With ``strength="paper"`` it counts regardless of its size, as in the papers.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
-            the l2 norm keep in any case.
+            the l2 norm keep unless ``norm`` is ``"l2"``.
+        norm: Norm of that budget, and of attacks that are given by name and know both: ``"linf"`` or ``"l2"``.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
             passed, and at the end of training. A mapping has a number for each attack. By default the attack called
             ``pgd`` runs in every validation epoch, the others in every fifth.
-        final_attack: Attack for one strong verdict at the end of training, logged as ``adv_acc/final``: ``"worst"``,
-            ``"autoattack"``, or an attack.
+        final_attack: Attack for one strong verdict at the end of training, logged as ``adv_acc/final``: ``"cascade"``,
+            ``"ensemble"``, another name, with ``strength="strong"``, or an attack.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
@@ -108,6 +112,8 @@ class RobustnessMonitor(Callback):
         | Mapping[str, str | Attack | Callable[..., Any]] = DEFAULT_ATTACKS,
         eps: float | None = 8 / 255,
         *,
+        norm: Norm = "linf",
+        strength: Strength = "fast",
         attack_every_n_epochs: int | Mapping[str, int] | None = None,
         final_attack: str | Attack | Callable[..., Any] | None = None,
         input_space: InputSpace | None = None,
@@ -120,7 +126,7 @@ class RobustnessMonitor(Callback):
         fim_method: FisherMethod = "auto",
         clever_samples: int = 0,
         clever_radius: float = 2.0,
-        attack_samples: int = 512,
+        attack_samples: int = 256,
         batch_size: int = 128,
         dataloader_idx: int = 0,
         seed: int = 0,
@@ -137,6 +143,8 @@ class RobustnessMonitor(Callback):
             eps,
             access.input_space,
             attack_samples,
+            strength,
+            norm,
             fim_samples=fim_samples,
             fim_method=fim_method,
             clever_samples=clever_samples,
@@ -146,7 +154,7 @@ class RobustnessMonitor(Callback):
             batch_size=batch_size,
             seed=seed,
         )
-        final = {} if final_attack is None or not attack_samples else name_final_attack(final_attack, eps)
+        final = {} if final_attack is None or not attack_samples else name_final_attack(final_attack, eps, norm)
         self.settings = MonitorSettings(
             access, plan, final, dataloader_idx, prefix, log_figures, log_embeddings, progress
         )
@@ -185,9 +193,14 @@ class RobustnessMonitor(Callback):
         """Return those of the ``keys`` that are logged with the strategy of a Trainer."""
         return self._settings_for(trainer).keys
 
+    def reference_under(self, trainer: Trainer) -> str | None:
+        """Return the key of the robust accuracy that is logged most often, by which others can be confirmed."""
+        name = self._record.schedule.most_frequent(self._settings_for(trainer).plan.attacks)
+        return None if name is None else tag(self.settings.prefix, f"adv_acc/{name}")
+
     def plot(self) -> "Figure":
         """Draw the curves of ``history``, with matplotlib, which the extra ``plot`` brings."""
-        return history_figure(self.history, self.settings.prefix)
+        return history_figure(self.history, self.settings.prefix, kept=self._record.history.kept())
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return ``history`` as a self-contained page, and write it to a file if a path is given.
@@ -196,14 +209,15 @@ class RobustnessMonitor(Callback):
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
         """
-        page = run_page(self.history, self.settings, self.plot()).to_html()
+        page = run_page(self.history, self.settings, self.plot(), self.summary()).to_html()
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
 
     def summary(self) -> RunSummary:
-        """Summarise ``history``: the most robust epoch, and those that the attack-free values would have picked."""
-        return RunSummary.of(self.history, self.settings.plan.input_space)
+        """Summarise ``history`` in five lines; its ``table()`` has the epochs that attack-free values would pick."""
+        record, space = self._record, self.settings.plan.input_space
+        return RunSummary.of(self.history, space, record.history.kept(), record.notes)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -262,7 +276,7 @@ class RobustnessMonitor(Callback):
             return
         self._run.epoch = trainer.current_epoch
         values, collisions = self._evaluate(self._run, trainer), self._run.find_collisions()
-        for name, value in (values | interval_values(values)).items():
+        for name, value in values.items():
             key = tag(self._run.prefix, name)
             if key in collisions:
                 continue
@@ -283,7 +297,7 @@ class RobustnessMonitor(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attack once more where training ended between two attacks, as early stopping does, and sum up."""
+        """Attack once more where training ended between two attacks, as early stopping does."""
         run = self._run
         if run is None:
             return
@@ -291,22 +305,25 @@ class RobustnessMonitor(Callback):
             run.faults.warn("there was no validation epoch to watch in this run.", key="validation")
         self._attack_at_the_end(run, trainer)
         if self.history:
-            summary = self.summary()
-            rank_zero_info(f"RobustnessMonitor:\n{summary}")
-            run.board.show_summary(summary.lines())
             with run.faults.skipping("the HParams tab lacks the values", is_raised_early=True):
                 close_table(trainer, run.settings)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._run is not None and self.history:  # checkpoints have judged what came last
+            self._record.close(trainer, self._run.prefix, self._run.faults.left_out)
+            rank_zero_info(f"RobustnessMonitor:\n{self.summary()}")
+            self._run.board.show_summary(self.summary().lines(), self.history, self._record.history.kept())
 
     def _attack_at_the_end(self, run: Run, trainer: Trainer) -> None:
         missing = [name for name in self._record.schedule.missing(trainer) if name in run.settings.plan.attacks]
         if not (missing or run.settings.final) or not run.has_sample:
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
-        values = run.attack_at_the_end(missing)
-        if not values:
+        if not (found := run.attack_at_the_end(missing))[0]:
             return
-        values = self._add(run, trainer, values, missing)
-        logged = {tag(run.prefix, key): value for key, value in (values | interval_values(values)).items()}
+        values = self._add(run, trainer, found, missing)
+        logged = {tag(run.prefix, key): value for key, value in values.items()}
         with run.faults.skipping("the last values could not be logged", is_raised_early=True):
             log_to_all(trainer, logged)
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
@@ -333,15 +350,15 @@ class RobustnessMonitor(Callback):
         findings = run.end_epoch(due, is_at_the_end(trainer))
         if findings is None:
             return {"skipped": 1.0}
-        return self._add(run, trainer, {**findings.values, "skipped": 0.0}, due)
+        return self._add(run, trainer, ({**findings.values, "skipped": 0.0}, findings.estimates), due)
 
-    def _add(self, run: Run, trainer: Trainer, values: Mapping[str, float], attacks: list[str]) -> dict[str, float]:
+    def _add(self, run: Run, trainer: Trainer, found: _Found, attacks: list[str]) -> dict[str, float]:
         """Add the values of an evaluation to the record, and show the run so far."""
-        added = self._record.add(trainer, run.epoch, values, attacks)
+        added = self._record.add(trainer, run.epoch, *found, attacks)
         if trainer.state.fn != "fit":
             return added
         for key, message in find_distrust(trainer, run.prefix, self._record.trust) if attacks else ():
             run.faults.warn(message, key)
-        taken = run.board.show_history(self.history)
+        taken = run.board.show_history(self.history, self._record.history.kept())
         self._record.add_seconds(taken)
         return added | {"seconds/figures": added.get("seconds/figures", 0.0) + taken}

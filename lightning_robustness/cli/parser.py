@@ -66,10 +66,9 @@ class _ListAttacks(argparse.Action):
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
 
     def __call__(self, parser: Any, *_: Any) -> None:
-        from lightning_robustness.attacks.registry import ATTACK_NAMES, get_attack
+        from lightning_robustness._measurement.threat_model import list_settings
 
-        width = max(map(len, ATTACK_NAMES))
-        lines = [f"{name:{width}}  {get_attack(name)!r}" for name in ATTACK_NAMES]
+        lines = [f"{name:11}{strength:8}{settings}" for name, strength, settings in list_settings()]
         lines.append("torchattacks:NAME is a class of torchattacks, if that is installed.")
         sys.stdout.write("\n".join(lines) + "\n")
         parser.exit()

@@ -11,6 +11,8 @@ from lightning_robustness._display.provenance import describe_data, describe_run
 from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS, plan_sweep
 from lightning_robustness._measurement.plan import AttackLike, list_attacks
 from lightning_robustness._processes import Processes, ProcessesLostError, describe_error, rank_zero_warn
+from lightning_robustness.attacks.attack import Norm
+from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.decision_space import Projection
 from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.reports.comparison_checks import (
@@ -42,10 +44,12 @@ def compare(
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = SWEEP_ATTACKS,
     budgets: Sequence[float] = SWEEP_BUDGETS,
     *,
+    norm: Norm = "linf",
+    strength: Strength = "strong",
     rank_budget: float | None = None,
     prior: Mapping[str, float] | None = None,
     balance: float = 0.0,
-    attack_samples: int = 512,
+    attack_samples: int = 256,
     fim_samples: int = 256,
     fim_method: FisherMethod = "auto",
     clever_samples: int = 0,
@@ -80,6 +84,8 @@ def compare(
         dataloader: Batches of inputs and labels, the same in every pass; not needed if all entries are reports.
         attacks: Attacks of the sweep.
         budgets: Budgets of the sweep, increasing, in un-normalised units.
+        norm: Norm of the budgets of attacks that are given by name, ``"linf"`` or ``"l2"``.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         rank_budget: The one of the budgets at which models are sorted by robust accuracy; by default the middle one.
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
         balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.
@@ -137,7 +143,7 @@ def compare(
         )
     attacks = list_attacks(attacks)
     budgets = read_budgets("budgets", budgets)
-    plan = plan_sweep(attacks, budgets, input_space)
+    plan = plan_sweep(attacks, budgets, input_space, strength=strength, norm=norm)
     check_prior({} if prior is None else prior, balance)
     check_folder(resume)
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
@@ -156,6 +162,8 @@ def compare(
             cast(Iterable[Any], dataloader),
             (),
             budgets[len(budgets) // 2],
+            norm=norm,
+            strength=strength,
             sweep_attacks=attacks,
             sweep_budgets=budgets,
             attack_samples=attack_samples,

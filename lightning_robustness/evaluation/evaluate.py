@@ -9,6 +9,7 @@ from torch import nn
 from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.pictures import AdversarialExample, make_examples
 from lightning_robustness._display.provenance import describe_data, describe_run
+from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
 from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude
 from lightning_robustness._measurement.inspection import Found, inspect, warn_of_unused_layers
 from lightning_robustness._measurement.measure import Interrupted, measure
@@ -22,7 +23,8 @@ from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness._model.access import Access
 from lightning_robustness._model.batch import Batch, require_labels
 from lightning_robustness._processes import Processes, rank_zero_warn
-from lightning_robustness.attacks.attack import check_budgets
+from lightning_robustness.attacks.attack import Norm, check_budgets
+from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.decision_space import DecisionSpaceMeter, Projection, get_projection, project
 from lightning_robustness.evaluation.loading import Passed, check_loader, on_device, pass_over
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
@@ -39,6 +41,8 @@ def evaluate(
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = DEFAULT_ATTACKS,
     eps: float | None = 8 / 255,
     *,
+    norm: Norm = "linf",
+    strength: Strength = "strong",
     input_space: InputSpace | None = None,
     num_classes: int | None = None,
     head: str | nn.Module | None = None,
@@ -47,7 +51,7 @@ def evaluate(
     batch_fn: Callable[..., Any] | None = None,
     fim_samples: int = 256,
     fim_method: FisherMethod = "auto",
-    attack_samples: int = 512,
+    attack_samples: int = 256,
     clever_samples: int = 0,
     clever_radius: float = 2.0,
     sweep_budgets: Sequence[float] = (),
@@ -65,7 +69,8 @@ def evaluate(
 ) -> RobustnessReport:
     """Measure how robust a trained model is, with and without attacks.
 
-    The numbers are those that ``RobustnessMonitor`` logs for the same weights, data and settings: RDI and ROBY of all
+    The numbers are those that ``RobustnessMonitor`` logs for the same weights, data, seed and settings, ``strength``
+    among them: RDI and ROBY of all
     samples, Fisher information and attacks of a fixed sample that is spread over the loader. The model, its gradients
     and modes, and all random states are afterwards what they were.
 
@@ -78,13 +83,13 @@ def evaluate(
         model: The trained model, any module that returns logits.
         dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
-            Empty for none. ``"pgd"`` by name is the strong one, ``get_attack("strong_pgd")``; pass ``PGD()`` for the
-            published attack. ``"cw"`` by name is ``MinimumNormCW(initial_steps=16, steps=2)`` and ``"square"`` takes
-            100 queries; pass ``CW()`` or ``Square()`` for the published attacks. Success of an attack without a budget
-            that looks for the smallest l2 perturbation counts within an l2 budget: that of the other attacks, or
-            ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if theirs is in l-infinity.
+            Empty for none. Success of an attack without a budget that looks for the smallest l2 perturbation counts
+            within an l2 budget: that of the other attacks, or ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if
+            theirs is in l-infinity. With ``strength="paper"`` it counts regardless of its size, as in the papers.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
-            the l2 norm keep in any case.
+            the l2 norm keep unless ``norm`` is ``"l2"``.
+        norm: Norm of that budget, and of attacks that are given by name and know both: ``"linf"`` or ``"l2"``.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
@@ -152,6 +157,8 @@ def evaluate(
         eps,
         access.input_space,
         attack_samples,
+        strength,
+        norm,
         boundary_eps=budgets[len(budgets) // 2] if budgets else None,
         fim_samples=fim_samples,
         fim_method=fim_method,
@@ -162,7 +169,7 @@ def evaluate(
         batch_size=batch_size,
         seed=seed,
     )
-    extra = _extra_meters(plan, budgets, sweep_attacks, decision_space, eps)
+    extra = _extra_meters(plan, budgets, sweep_attacks, decision_space, eps, strength, norm)
     processes, model = Processes(), unwrap(model)
     settings = plan.describe() | {"torch": torch.__version__}
     facts = {"function": "evaluate", "attack_samples": attack_samples, "sweep_budgets": budgets, **access.describe()}
@@ -187,6 +194,8 @@ def evaluate(
             rank_zero_warn(
                 f"The evaluation was interrupted while it measured {interrupted}: its report has what was finished."
             )
+        if passed.features is not None and passed.features.outputs in OUTPUT_WARNINGS:
+            rank_zero_warn(f"{type(model).__name__}: {OUTPUT_WARNINGS[passed.features.outputs]}")
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
         report = _report(findings, plan, passed, settings)
         report.interrupted, report.adversarial_examples = interrupted, pictures
@@ -222,17 +231,19 @@ def _extra_meters(
     sweep_attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
     decision_space: Projection | None,
     eps: float | None,
+    strength: Strength,
+    norm: Norm,
 ) -> list[Meter]:
     """Return the meters of a sweep and of the decision space, which only reports have."""
     meters: list[Meter] = []
     if budgets or decision_space is not None:
         check_integer("attack_samples", plan.attack_samples, minimum=1)
     if budgets:
-        sweep = plan_sweep(sweep_attacks, budgets, plan.input_space, prefix="sweep_")
+        sweep = plan_sweep(sweep_attacks, budgets, plan.input_space, "sweep_", strength, norm)
         meters.append(SweepMeter(plan.attack_samples, sweep))
     if decision_space is not None:
         get_projection(decision_space, plan.seed)
-        ((name, attack),) = name_attacks(["pgd"], eps, as_published=True).items()
+        ((name, attack),) = name_attacks(["pgd"], eps, "paper", norm).items()
         check_budgets([attack], plan.input_space)
         meters.append(DecisionSpaceMeter(plan.attack_samples, name, attack, decision_space))
     return meters
@@ -285,6 +296,7 @@ def _threat_model(findings: Findings, plan: Plan, passed: Passed) -> ThreatModel
 def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[str, str]) -> RobustnessReport:
     found = passed.found
     head = {} if found is None else {"head": found.route.head or "none"}
+    head |= {} if passed.features is None else {"outputs": passed.features.outputs}
     return RobustnessReport(
         model=type(passed.subject.model).__name__,
         num_classes=0 if found is None else found.route.num_classes,
@@ -295,6 +307,7 @@ def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[st
         boundary=findings.curve,
         threat_model=_threat_model(findings, plan, passed),
         classes=[] if findings.worst is None else class_accuracies(findings.worst),
+        outcomes={name: own.to_plain() for name, own in findings.estimates.items()},
     )
 
 

@@ -84,7 +84,7 @@ _UNFINISHED = ".unfinished"
 _VALUES = ".values.json"
 _FEATURES, _MARGINS = "features", "margins"
 # Layout of the files, which changes with what rows hold
-_FORMAT = "2"
+_FORMAT = "3"
 
 
 class ResumeFolder:
@@ -132,7 +132,7 @@ class ResumeFolder:
         if saved is None:
             return None
         margins = Rows.join(self._processes.gather(self.rows(_MARGINS)))
-        return Features(saved["values"], {}, margins, saved["seconds"])
+        return Features(saved["values"], {}, margins, saved["seconds"], saved["outputs"])
 
     def save_features(self, features: Features) -> None:
         """Keep the features of all samples, which are the same in all processes, in all of them at once."""
@@ -140,7 +140,7 @@ class ResumeFolder:
             if self._folder is not None and self._processes.rank == 0:
                 if len(features.margins):
                     self.save(_MARGINS, features.margins)
-                text = json.dumps({"values": features.values, "seconds": features.seconds})
+                text = json.dumps({name: getattr(features, name) for name in ("values", "seconds", "outputs")})
                 _write(self._folder / f"{_FEATURES}{_VALUES}", lambda file: file.write(text.encode()))
 
     def positions(self, name: str) -> Tensor:

@@ -10,6 +10,8 @@ from torch import nn
 
 from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.provenance import describe_data, describe_run
+from lightning_robustness._measurement.assisted import assist
+from lightning_robustness._measurement.boundary_curve import falling
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters.sweep import (
     SWEEP_ATTACKS,
@@ -18,13 +20,15 @@ from lightning_robustness._measurement.meters.sweep import (
     describe_sweep,
     plan_sweep,
 )
-from lightning_robustness._measurement.plan import AttackLike
+from lightning_robustness._measurement.plan import WORST, AttackLike
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel, is_image
 from lightning_robustness._model.access import Access
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import Processes, rank_zero_warn
+from lightning_robustness.attacks.attack import Norm
+from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.loading import Passed, check_loader, on_device, pass_over
 from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
 from lightning_robustness.evaluation.resume import check_folder, open_folder, unwrap
@@ -38,8 +42,10 @@ def sweep(
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = SWEEP_ATTACKS,
     budgets: Sequence[float] = SWEEP_BUDGETS,
     *,
+    strength: Strength = "paper",
+    norm: Norm = "linf",
     warm_starts: bool = True,
-    attack_samples: int | None = 512,
+    attack_samples: int | None = 256,
     input_space: InputSpace | None = None,
     forward_fn: Callable[..., Any] | None = None,
     embed_fn: Callable[..., Any] | None = None,
@@ -74,6 +80,8 @@ def sweep(
         attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
         budgets: Budgets in un-normalised units, increasing.
         warm_starts: Whether attacks start from where they ended at the budget before, and broken samples stay broken.
+        strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
+        norm: Norm of the budgets of attacks that are given by name, ``"linf"`` or ``"l2"``.
         attack_samples: Number of samples, spread over the loader; None for all, which are then held in memory.
         input_space: Input range, and the normalisation the loader applies; by default [0, 1] and none.
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
@@ -122,7 +130,7 @@ def sweep(
         check_integer("attack_samples", attack_samples, minimum=1)
     access = Access(input_space, forward_fn=forward_fn, embed_fn=embed_fn, batch_fn=batch_fn)
     budgets = read_budgets("budgets", budgets)
-    plan = plan_sweep(attacks, budgets, access.input_space)
+    plan = plan_sweep(attacks, budgets, access.input_space, strength=strength, norm=norm)
     processes, model = Processes(), unwrap(model)
     facts: dict[str, Any] = {
         "function": "sweep",
@@ -163,7 +171,8 @@ def sweep_report(
     has_images = len(samples.positions) > 0 and is_image(samples.x[:1]) and subject.access.embed_fn is None
     are_images = any(processes.gather(has_images))
     rows = rows if len(rows) else _no_rows(len(meter.plan[0]), len(eps))
-    report = _report(list(meter.plan[0]), rows, eps, is_interrupted)
+    margins = None if passed.features is None else passed.features.margins
+    report = _report(meter, rows, eps, is_interrupted, margins, subject.seed)
     settings = describe_sweep(meter.plan, eps, rows["y"], subject.input_space, subject.seed)
     settings |= {} if meter.warm_starts else {"warm starts": "no"}
     threat = ThreatModel.of(meter.plan[0], subject.input_space, len(rows), are_images)
@@ -187,8 +196,22 @@ def _no_rows(num_attacks: int, num_budgets: int) -> Rows:
     return Rows(torch.zeros(0, dtype=torch.long), columns)
 
 
-def _report(names: list[str], rows: Rows, eps: Sequence[float], is_interrupted: bool) -> SweepReport:
-    first, right, quality = rows["first"], rows["right"], rows["quality"]
+def _report(
+    meter: SweepMeter, rows: Rows, eps: Sequence[float], is_interrupted: bool, margins: Rows | None, seed: int
+) -> SweepReport:
+    names, first, right, quality = list(meter.plan[0]), rows["first"], rows["right"], rows["quality"]
+    clean = (first[:, 0] >= 0).double().mean().item()
+    if margins is not None and len(margins):
+        clean = margins["right"].double().mean().item()
+    rights = dict(zip([*names, WORST], [*right.unbind(dim=1), right.all(dim=1)], strict=True))
+    known = {
+        name: [assist(margins, seed, rows, column) for column in own.T]
+        for name, own in (rights if len(first) else {}).items()
+    }
+    order = falling if meter.warm_starts else list
+    shares = {name: order([own.estimate() for own in row]) for name, row in known.items()}
+    if shares:  # the worst case is never above an attack
+        shares[WORST] = [falling(list(column))[-1] for column in zip(*shares.values(), strict=True)]
     # Shape: attacks, budgets, metrics
     values = torch.cat([right.double().mean(dim=0).unsqueeze(2), quality.mean(dim=0)], dim=2)
     budgets = torch.tensor([0.0, *eps, math.inf], dtype=torch.float64)
@@ -198,11 +221,13 @@ def _report(names: list[str], rows: Rows, eps: Sequence[float], is_interrupted: 
         attacks=names,
         eps=list(eps),
         values={name: values[..., number].tolist() for number, name in enumerate(SWEEP_METRICS)},
-        worst=right.all(dim=1).double().mean(dim=0).tolist(),
-        clean_accuracy=(first[:, 0] >= 0).double().mean().item(),
+        worst=[share.value for share in shares.get(WORST, ())] or [math.nan] * len(eps),
+        clean_accuracy=clean,
         samples=len(first),
         seconds=dict(zip(names, (share * seconds).tolist(), strict=True)),
         interrupted=is_interrupted,
         breaking_eps={name: budgets[column + 1].tolist() for name, column in zip(names, first.T, strict=True)},
         index=rows.positions.tolist(),
+        shares=shares,
+        outcomes=[own.to_plain() for own in known.get(WORST, ())],
     )

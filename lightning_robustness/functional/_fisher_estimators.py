@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lightning_robustness._model.access import check_finite, compute_logits
-from lightning_robustness._numbers import accumulation_dtype
+from lightning_robustness._numbers import accumulation_dtype, decompose
 from lightning_robustness.functional._jacobian import InputJacobian
 from lightning_robustness.input_space import InputSpace
 
@@ -84,6 +84,7 @@ class FisherComponents(NamedTuple):
     jacobian_norm: Tensor | None = None
     lipschitz: Tensor | None = None
     boundary: Tensor | None = None
+    nonfinite_gradients: Tensor | None = None
     direction: Tensor | None = None
 
 
@@ -92,12 +93,14 @@ def exact(jacobian: InputJacobian, direction: bool = False) -> FisherComponents:
     operator, rows = FisherOperator(jacobian), jacobian.rows()
     gram = operator.gram()
     squared_norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0)  # p_k ||grad log p_k||^2
-    values, vectors = (torch.linalg.eigvalsh(gram), None) if not direction else torch.linalg.eigh(gram)
+    values, vectors = (
+        decompose(torch.linalg.eigh, gram) if direction else (decompose(torch.linalg.eigvalsh, gram), None)
+    )
     return FisherComponents(
         spectral_norm=values[:, -1].clamp(min=0),
         products=torch.full_like(operator.preds[:, 0], rows.shape[1]),
         trace=squared_norms.sum(dim=1),
-        jacobian_norm=torch.linalg.eigvalsh((rows @ rows.mT).to(gram.dtype))[:, -1].clamp(min=0).sqrt(),
+        jacobian_norm=decompose(torch.linalg.eigvalsh, (rows @ rows.mT).to(gram.dtype))[:, -1].clamp(min=0).sqrt(),
         lipschitz=(operator.sqrt_p * squared_norms.sqrt()).amax(dim=1),
         direction=None if vectors is None else vectors[:, :, -1],
     )
@@ -131,12 +134,12 @@ def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor
     (M C)^T (M C). So the image M C gives a Ritz value half a step ahead of the one on C itself.
     """
     gram = basis.mT @ image
-    lengths, axes = torch.linalg.eigh((gram + gram.mT) / 2)
+    lengths, axes = decompose(torch.linalg.eigh, (gram + gram.mT) / 2)
     # Shorter vectors consist of rounding errors, which dividing by their length would amplify
     enough = lengths > 10 * rounding * lengths[:, -1:]
     axes = axes * torch.where(enough, lengths, 1.0).rsqrt().mul(enough).unsqueeze(1)
     mapped = image @ axes
-    values, vectors = torch.linalg.eigh(mapped.mT @ mapped)
+    values, vectors = decompose(torch.linalg.eigh, mapped.mT @ mapped)
     value, vector = values[:, -1].clamp(min=0), vectors[:, :, -1:]
     # The residual of y = J^T L^T C s is J^T L^T (M - value) C s, and that matrix has norm sqrt(||G||)
     residual = torch.linalg.vector_norm((mapped - value[:, None, None] * (basis @ axes)) @ vector, dim=(1, 2))
@@ -247,10 +250,10 @@ def blackbox(
     mix = torch.nn.functional.one_hot(best, num_directions).to(form)
     if rayleigh_ritz:
         # Largest eigenvalue of the form relative to V^T V, which is singular for more directions than dimensions
-        lengths, axes = torch.linalg.eigh(directions @ directions.T)
+        lengths, axes = decompose(torch.linalg.eigh, directions @ directions.T)
         axes = axes[:, lengths > 1e-4] / lengths[lengths > 1e-4].sqrt()
-        value = torch.maximum(value, torch.linalg.eigvalsh(axes.mT @ form @ axes)[:, -1])
-        mix = torch.linalg.eigh(axes.mT @ form @ axes).eigenvectors[:, :, -1] @ axes.mT if direction else mix
+        value = torch.maximum(value, decompose(torch.linalg.eigvalsh, axes.mT @ form @ axes)[:, -1])
+        mix = decompose(torch.linalg.eigh, axes.mT @ form @ axes)[1][:, :, -1] @ axes.mT if direction else mix
     queries = torch.full((len(x),), 2 * num_directions + 1, device=x.device)
     if not direction:
         return FisherComponents(value, queries)

@@ -11,7 +11,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import one_hot
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._model.access import check_differentiable, check_finite, compute_logits
+from lightning_robustness._model.access import (
+    check_differentiable,
+    check_finite,
+    compute_logits,
+    mend_gradients,
+    nonfinite_rows,
+    warn_of_nonfinite_gradients,
+)
 from lightning_robustness._numbers import at_least_float32
 from lightning_robustness.input_space import InputSpace, check_input_space
 
@@ -40,6 +47,8 @@ class InputJacobian:
         check_differentiable(self._logits, "use `fisher_spectral_norm(..., method='blackbox')`, without gradients")
         if not create_graph:  # in training, a NaN is a matter for the loss
             check_finite(self._logits)
+        # Samples whose gradients are not finite: there, they count as zero; None before the first gradient
+        self.nonfinite: Tensor | None = None
         self._rows: Tensor | None = None
         self._transposed: tuple[Tensor, Tensor] | None = None
         self._ways = [self._product_by_double_backward, self._product_by_forward_mode]
@@ -67,7 +76,8 @@ class InputJacobian:
     def rows(self) -> Tensor:
         """Return J itself, shape ``(N, K, n)``, from one backward pass per class; computed once and kept."""
         if self._rows is None:
-            rows = [self._gradient(logit.sum(), None, self._create_graph) for logit in self._logits.unbind(dim=1)]
+            logits = self._logits.unbind(dim=1)
+            rows = [self._gradient(logit.sum(), None, self._create_graph) for logit in logits]
             self._rows = torch.stack(rows, dim=1).to(self.logits.dtype)
         return self._rows
 
@@ -113,10 +123,25 @@ class InputJacobian:
         ) from cause
 
     def _gradient(self, outputs: Tensor, weights: Tensor | None, create_graph: bool) -> Tensor:
-        (gradient,) = torch.autograd.grad(
-            outputs, self._perturbation, weights, retain_graph=True, create_graph=create_graph
-        )
+        options: dict[str, Any] = {"retain_graph": True, "create_graph": create_graph}
+        (gradient,) = torch.autograd.grad(outputs, self._perturbation, weights, **options)
+        if self.nonfinite is None:  # an operation without a derivative shows in the gradient of any logit
+            self.nonfinite = nonfinite_rows(gradient)
+            if bool(self.nonfinite.any()):
+                warn_of_nonfinite_gradients()
+                mend_gradients(self._logits)
+                (gradient,) = torch.autograd.grad(outputs, self._perturbation, weights, **options)
         return gradient.flatten(1)
+
+    @property
+    def _is_mended(self) -> bool:
+        return self.nonfinite is not None and bool(self.nonfinite.any())
+
+    def mend(self, value: Tensor) -> Tensor:
+        """Return a value whose own derivatives count as zero, too, where they are not finite."""
+        if self._is_mended:
+            mend_gradients(value)
+        return value
 
     def _transposed_product(self, u: Tensor, create_graph: bool) -> Tensor:
         # Scaled per sample, since half precision cannot hold the tiny weights of confident samples
@@ -127,7 +152,7 @@ class InputJacobian:
         # J^T u is linear in u, and its derivative with respect to u, transposed, is J
         if self._transposed is None:
             u = torch.zeros_like(self._logits).requires_grad_()
-            self._transposed = u, self._gradient(self._logits, u, create_graph=True)
+            self._transposed = u, self.mend(self._gradient(self._logits, u, create_graph=True))
         u, product = self._transposed
         return torch.autograd.grad(product, u, v.flatten(1), retain_graph=True)[0]
 

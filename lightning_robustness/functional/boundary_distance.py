@@ -59,12 +59,6 @@ def nearest_boundary(
     The arguments are those of :func:`margins_and_slopes`.
     """
     margins, slopes = margins_and_slopes(jacobian, y, norm, num_rivals)
-    bad = int((~slopes.isfinite()).any(dim=1).sum())
-    if bad:
-        raise ValueError(
-            f"Expected finite gradients of the logits but {bad} of {len(slopes)} samples have NaN or infinite ones. "
-            "Look for operations without a derivative at these inputs, such as the square root of 0."
-        )
     # A margin without a slope never vanishes, unless it is zero already
     unreachable = torch.where(margins == 0, 0.0, torch.copysign(torch.full_like(margins, math.inf), margins))
     return torch.where(slopes == 0, unreachable, margins / slopes).amin(dim=1)
@@ -91,6 +85,7 @@ def boundary_distance(
     perturbations: it is the size of the smallest perturbation that changes the prediction of the model's
     linearisation at :math:`x`, which is the first step of DeepFool. It is exact for a linear model. It is a local
     estimate, not a bound, and too high where gradients are masked. Where all gradients are zero it is infinite.
+    Derivatives that are not finite count as zero, with a warning.
 
     It takes one forward pass and one backward pass per rival, for the whole batch at once, in eval mode. The model is
     left as it was. :func:`~lightning_robustness.functional.fisher_spectral_norm` returns the same values from the
@@ -115,8 +110,8 @@ def boundary_distance(
     Raises:
         TypeError: If the inputs are not floating point, or the labels not integers.
         ValueError: If the logits are not of shape ``(N, K)`` with at least 2 classes, not finite, cannot be
-            differentiated or depend on other samples, a gradient is not finite, inputs are outside the range, labels
-            do not fit, or an argument is not as described.
+            differentiated or depend on other samples, inputs are outside the range, labels do not fit, or an argument
+            is not as described.
 
     Example:
         >>> import torch

@@ -240,7 +240,7 @@ def fisher_and_boundary(
             found = estimators[method](jacobian)
             vector = input_direction(jacobian, found.direction) if settings.direction else None  # type: ignore[arg-type]
             distance = None if boundary is None else nearest_boundary(jacobian, y, boundary, None)
-            found = found._replace(boundary=distance, direction=vector)
+            found = found._replace(boundary=distance, direction=vector, nonfinite_gradients=jacobian.nonfinite)
         return found if found.direction is None else found._replace(direction=found.direction.view_as(x))
 
     with opened(model, x, settings.input_space, seed) as (x, space):

@@ -73,4 +73,4 @@ def boundary_penalty(
         margins, slopes = margins_and_slopes(jacobian, y.to(x.device), norm, num_rivals)
         # Without the division of a distance, whose derivative is infinite where a slope vanishes
         lacking = (margin * slopes - margins).amax(dim=1).clamp(min=0)
-        return lacking.mean().to(at_least_float32(x.dtype))
+        return jacobian.mend(lacking.mean().to(at_least_float32(x.dtype)))

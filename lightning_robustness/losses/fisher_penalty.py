@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lightning_robustness._arguments import check_integer, check_option
-from lightning_robustness._numbers import at_least_float32
+from lightning_robustness._numbers import at_least_float32, decompose
 from lightning_robustness.functional._fisher_estimators import FisherOperator
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.losses._passes import training_jacobian
@@ -16,7 +16,7 @@ FisherKind = Literal["spectral", "trace"]
 
 def _spectral(operator: FisherOperator, steps: int | None) -> Tensor:
     if steps is None:
-        return torch.linalg.eigvalsh(operator.gram())[:, -1]
+        return decompose(torch.linalg.eigvalsh, operator.gram())[:, -1]
     c = operator.start()
     for _ in range(steps):
         c = normalize(operator.gram_product(c))
@@ -94,4 +94,4 @@ def fisher_penalty(
         seed = int(torch.randint(2**31, ())) if is_random else 0
     with training_jacobian(model, x, input_space, seed) as jacobian:
         values = (_spectral if kind == "spectral" else _trace)(FisherOperator(jacobian), num_products)
-        return values.mean().to(at_least_float32(x.dtype))
+        return jacobian.mend(values.mean().to(at_least_float32(x.dtype)))

@@ -205,11 +205,33 @@ def test_modules_behind_a_callable_are_found():
     assert find_modules(torch.sin) == []
 
 
-def test_recurrent_networks_are_differentiated_without_cudnn():
-    enabled = torch.backends.cudnn.enabled
-    with sandbox(nn.LSTM(2, 2)):
-        assert not torch.backends.cudnn.enabled
-    assert torch.backends.cudnn.enabled == enabled
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.cell = nn.Conv1d(2, 2, 1), nn.LSTM(2, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.cell(self.convolution(x).mT)[0].sum(dim=1)
+
+
+def test_only_recurrent_layers_run_without_cudnn(monkeypatch):
+    network, seen = Recurrent(), {}
+    for kind, name in ((nn.Conv1d, "convolution"), (nn.LSTM, "cell")):
+
+        def forward(layer, x, name=name, original=kind.forward):
+            seen[name] = torch.backends.cudnn.enabled
+            return original(layer, x)
+
+        monkeypatch.setattr(kind, "forward", forward)
+    hooks = [len(network.cell._forward_hooks), len(network.cell._forward_pre_hooks)]
+    with sandbox(network, torch.rand(3, 2, 4)) as (x,), sandbox(network):
+        network(x.requires_grad_()).sum().backward()
+        assert torch.backends.cudnn.enabled
+        with pytest.raises(ValueError, match="5D"):
+            network.cell(torch.rand(1, 2, 3, 4, 5))
+        assert torch.backends.cudnn.enabled
+    assert seen == {"convolution": True, "cell": False}
+    assert hooks == [len(network.cell._forward_hooks), len(network.cell._forward_pre_hooks)] == [0, 0]
 
 
 def precision():
@@ -219,13 +241,13 @@ def precision():
 @pytest.mark.parametrize("network", [nn.Linear(2, 2), nn.LSTM(2, 2)])
 def test_tf32_is_off_unless_it_is_for_training(network):
     torch.set_float32_matmul_precision("medium")
-    before, is_recurrent = precision(), isinstance(network, nn.LSTM)
+    before = precision()
     assert before == ("medium", True, True)
     with sandbox(network, precise=False):
-        assert precision() == ("medium", True, not is_recurrent)
+        assert precision() == ("medium", True, True)
         with sandbox(network):
-            assert precision() == ("highest", False, not is_recurrent)
-        assert precision() == ("medium", True, not is_recurrent)
+            assert precision() == ("highest", False, True)
+        assert precision() == ("medium", True, True)
     with pytest.raises(ZeroDivisionError), sandbox(network):
         raise ZeroDivisionError
     assert precision() == before

@@ -24,7 +24,7 @@ def test_names_and_objects():
 
 
 def test_parts_of_a_cascade():
-    worst = make("worst", eps=8.0, input_space=InputSpace(high=255))
+    worst = make("cascade", eps=8.0, input_space=InputSpace(high=255))
     assert [part.eps for part in worst.attacks] == [8.0] * 3
     assert all(part.all_steps for part in worst.attacks)
     mixed = Cascade(attacks=(own, PGD(eps=0.1)))
@@ -56,7 +56,7 @@ def test_a_budget_may_be_as_wide_as_the_range():
         (PGD(targeted=True), {}, r"not targeted.*PGD\("),
         ("pgd", {"eps": 8.0}, r"\[0, 1\], but got 8\. .*8/255"),
         ("pgd", {"eps": 0.6, "input_space": InputSpace(high=0.5)}, r"at most 0\.5, .* but got 0\.6"),
-        ("worst", {"eps": 8.0}, r"at most 1, the width .* but got 8\."),
+        ("cascade", {"eps": 8.0}, r"at most 1, the width .* but got 8\."),
         (Cascade(attacks=(own, PGD(eps=8.0))), {}, r"at most 1, the width .* but got 8\."),
         ("cw", {"eps": 0.1}, r"CW\(.*Leave `eps` out"),
         ("torchattacks:CW", {"eps": 0.1}, r"`eps`.*TorchattacksAdapter\("),

@@ -34,24 +34,32 @@ def test_values():
     assert summary.masked_epochs == []
 
 
-def test_text():
+def test_five_lines():
     tau = scipy.stats.kendalltau(RDI, ROBUST).statistic
-    lines = str(RunSummary.of(history())).splitlines()
-    assert lines == [
-        "most robust epoch  2, accuracy 55.0 % under pgd (95 % interval 48.1 to 61.7, 200 samples)",
-        f"rdi would pick     epoch 0, 45.0 points lower; with the guard epoch 5, 25.0 lower; trust {tau:+.2f}",
-        "fim would pick     epoch 2, 0.0 points lower; with the guard epoch 2, 0.0 lower; trust +1.00",
-        "gradient masking   no sign",
-        "watching took      10.5 s (pgd 9.0, fim 1.5)",
+    summary = RunSummary.of(history(), notes=["ROBY failed"])
+    titles, texts = zip(*summary.lines(), strict=True)
+    assert titles == ("kept epoch", "attack-free values", "gradient masking", "waited for, given up", "watching took")
+    assert texts[0].startswith("2, accuracy 55.0 % under pgd (95 % interval 48.1 to 61.7, 200 samples), 94.0 % clean")
+    assert f"RDI contradicted them (tau {tau:+.2f}, its epoch 45.0 points lower)" in texts[1]
+    assert "Fisher information followed the attacks (tau +1.00, its epoch 0.0 points lower)" in texts[1]
+    assert "by pgd in 6 evaluations" in texts[2]
+    assert texts[3:] == ("ROBY failed", "10.5 s (pgd 9.0, fim 1.5)")
+
+
+def test_table_of_picks():
+    rows = RunSummary.of(history()).table().rows
+    assert [row[:5] for row in rows] == [
+        ["RDI", 0, pytest.approx(45.0), 5, pytest.approx(25.0)],
+        ["Fisher information", 2, pytest.approx(0.0), 2, pytest.approx(0.0)],
     ]
 
 
 @pytest.mark.parametrize(
     ("space", "text"), [(None, "3.1/255"), (InputSpace(), "3.1/255"), (InputSpace(high=255), "0.0121")]
 )
-def test_distance_to_the_boundary_of_the_most_robust_epoch(space, text):
+def test_distance_to_the_boundary_of_the_kept_epoch(space, text):
     lines = dict(RunSummary.of(history(boundary=[0.5, 0.4, 0.0121, 0.3, 0.2, 0.1]), space).lines())
-    assert lines["its distance to the boundary"] == f"{text} in the median"
+    assert lines["attack-free values"].endswith(f"median distance to the boundary {text}")
 
 
 def test_signs_of_masking_and_the_worst_case():
@@ -65,15 +73,15 @@ def test_signs_of_masking_and_the_worst_case():
 def test_few_evaluations_have_no_trust():
     summary = RunSummary.of(history()[:3])
     assert summary.choices["rdi"] == (0, pytest.approx(45.0), 2, pytest.approx(0.0), None)
-    assert "trust" not in str(summary)
+    assert "too few evaluations" in str(summary)
 
 
 def test_without_attacks():
-    rows = [{"epoch": 0, "rdi": 0.5, "seconds/features": 0.01}]
-    assert str(RunSummary.of(rows)) == (
-        "most robust epoch  not known, as no attack ran\nwatching took      0.0 s (next to nothing)"
-    )
-    assert str(RunSummary.of([])).startswith("most robust epoch  not known")
+    lines = dict(RunSummary.of([{"epoch": 0, "rdi": 0.5, "seconds/features": 0.01}]).lines())
+    assert lines["kept epoch"] == "not known, as no attack ran"
+    assert lines["gradient masking"] == "not checked"
+    assert lines["watching took"] == "0.0 s (next to nothing)"
+    assert dict(RunSummary.of([]).lines())["kept epoch"].startswith("not known")
 
 
 RANDOM = random.Random(0)

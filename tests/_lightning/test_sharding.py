@@ -147,7 +147,7 @@ def warning_of(**kwargs):
 
 
 def test_one_warning_says_what_is_left_out():
-    (everything,) = warning_of(final_attack="worst", clever_samples=4, log_embeddings=True)
+    (everything,) = warning_of(final_attack="cascade", clever_samples=4, log_embeddings=True)
     assert (
         "left out are: attacks, with them `worst` and trust; `final_attack`; the Fisher information and the distance "
         "to the decision boundary; CLEVER; the projector. For everything, train with strategy='ddp'"
@@ -159,7 +159,7 @@ def test_one_warning_says_what_is_left_out():
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. FSDPStrategy shards")
 def test_nothing_waits_for_what_is_left_out(tmp_path):
-    monitor = RobustnessMonitor(final_attack="worst", log_figures=False)
+    monitor = RobustnessMonitor(final_attack="cascade", log_figures=False)
     trainer = as_if_sharded(tmp_path, monitor, max_epochs=2)
     trainer.fit(trained(), train_loader(), val_loader())
     assert set(monitor.history[-1]) - {"epoch", "step", "seconds/features", "seconds/figures"} == set(FEATURES)

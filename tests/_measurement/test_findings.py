@@ -147,7 +147,7 @@ def test_no_attack_with_a_budget_does_better_than_the_worst_case(digits, digits_
     members = PGD(eps=0.1, steps=3), PGD(eps=0.9, steps=3, norm="l2")
     attacks = {
         "weak": PGD(eps=0.02, steps=3),
-        "strong": get_attack("strong_pgd", eps=0.1),
+        "strong": get_attack("pgd", eps=0.1, strength="fast"),
         "cascade": Cascade(attacks=members[:1]),
         "mixed": Cascade(attacks=members),
         "l2": PGD(eps=0.5, norm="l2", steps=3),

@@ -9,7 +9,16 @@ from lightning_robustness._measurement.plan import (
     name_attacks,
     name_final_attack,
 )
-from lightning_robustness.attacks import CW, PGD, Budget, MinimumNormCW, Square, TorchattacksAdapter, get_attack
+from lightning_robustness.attacks import (
+    CW,
+    PGD,
+    Budget,
+    MinimumNormCW,
+    Square,
+    TorchattacksAdapter,
+    budget_of,
+    get_attack,
+)
 from lightning_robustness.input_space import InputSpace
 from tests._measurement.subjects import make_plan
 
@@ -26,14 +35,14 @@ class Mine:
 def test_attacks_by_name():
     attacks = name_attacks(["pgd", "fgsm", "cw", "square", "pgd_l2", "torchattacks:DeepFool"], eps=0.1)
     assert attacks == {
-        "pgd": get_attack("strong_pgd", eps=0.1),
+        "pgd": get_attack("pgd", eps=0.1, strength="fast"),
         "fgsm": get_attack("fgsm", eps=0.1),
         "cw": MinimumNormCW(initial_steps=16, steps=2),
         "square": Square(eps=0.1, num_queries=100),
-        "pgd_l2": PGD(eps=1.0, norm="l2"),
-        "deepfool": TorchattacksAdapter(attack="DeepFool"),
+        "pgd_l2": get_attack("pgd_l2", eps=1.0, strength="fast"),
+        "torchattacks_deepfool": TorchattacksAdapter(attack="DeepFool"),
     }
-    defaults = {"pgd": get_attack("strong_pgd"), "square": Square(num_queries=100)}
+    defaults = {"pgd": get_attack("pgd", strength="fast"), "square": Square(num_queries=100)}
     assert name_attacks(["pgd", "square"]) == defaults
     assert name_attacks(DEFAULT_ATTACKS) == {**defaults, "cw": MinimumNormCW(initial_steps=16, steps=2)}
     assert name_attacks([]) == {}
@@ -42,9 +51,9 @@ def test_attacks_by_name():
 def test_attacks_as_objects():
     given = [PGD(steps=100), Square(), custom, Mine(), torchattacks.PGDL2(nn.Linear(1, 1))]
     attacks = name_attacks(given, eps=0.1)
-    assert list(attacks) == ["pgd", "square", "custom", "mine", "pgdl2"]
+    assert list(attacks) == ["pgd", "square", "custom", "mine", "torchattacks_pgdl2"]
     assert list(attacks.values())[:4] == given[:4]
-    assert attacks["pgdl2"].attack is given[4]
+    assert attacks["torchattacks_pgdl2"].attack is given[4]
 
 
 def test_attacks_in_a_mapping():
@@ -60,21 +69,68 @@ def test_attacks_in_a_mapping():
     assert attacks["Square"] == Square(eps=0.1, num_queries=100)
 
 
-def test_attacks_as_published():
-    attacks = name_attacks(["pgd", "pgd_l2", "torchattacks:PGDL2"], eps=0.1, as_published=True)
-    others = name_attacks(["cw", "square"], eps=0.1, as_published=True)
-    assert others == {"cw": CW(), "square": Square(eps=0.1, num_queries=200)}
+def test_attacks_of_a_sweep():
+    attacks = name_attacks(["pgd", "pgd_l2", "torchattacks:PGDL2"], eps=0.1, strength="paper", is_sweep=True)
+    others = name_attacks(["cw", "square"], eps=0.1, strength="paper", is_sweep=True)
+    assert others == {"cw": CW(), "square": Square(eps=0.1, as_published=True)}
     expected = PGD(eps=0.1), PGD(eps=0.1, norm="l2"), get_attack("torchattacks:PGDL2", eps=0.1)
     assert tuple(attacks.values()) == expected
 
 
 def test_a_budget_in_another_norm_is_not_inherited():
-    assert name_attacks(["torchattacks:PGDL2"], eps=0.1)["pgdl2"] == get_attack("torchattacks:PGDL2")
+    assert name_attacks(["torchattacks:PGDL2"], eps=0.1)["torchattacks_pgdl2"] == get_attack("torchattacks:PGDL2")
     assert name_attacks([PGD(norm="l2", eps=0.5)], eps=0.1)["pgd"].eps == 0.5
 
 
+def test_attacks_in_l2():
+    names = ["pgd", "fgsm", "square", "cw", "pgd_l2", "cascade", "torchattacks:Square"]
+    attacks = name_attacks(names, eps=0.5, norm="l2")
+    l2 = {name: budget_of(attack) for name, attack in attacks.items() if name != "cw"}
+    assert l2 == dict.fromkeys([*l2], Budget("l2", 0.5))
+    assert attacks["cw"] == MinimumNormCW(initial_steps=16, steps=2)
+    plan = Plan.of(["pgd", "cw"], 0.5, InputSpace(), 16, norm="l2", **SETTINGS)
+    assert plan.budget == plan.minimum_norm_budget == Budget("l2", 0.5)
+    plan = Plan.of(["cw"], 0.5, InputSpace(), 16, norm="l2", **SETTINGS)
+    assert plan.budget == plan.minimum_norm_budget == Budget("l2", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"norm": "l3"}, "`norm` to be one of"),
+        ({"strength": "weak"}, "`strength` to be one of"),
+        ({"norm": "l2", "eps": None}, "`eps` with norm='l2' but got None"),
+        ({"norm": "l2", "eps": 8 / 255}, "`eps` with norm='l2' but got 8/255.* 0.5"),
+        ({"norm": "l2", "attacks": ["siren"]}, "'siren' to be among .* got norm"),
+        ({"norm": "l2", "attacks": ["torchattacks:PGD"]}, "torchattacks' PGD .* got norm"),
+    ],
+)
+def test_norm_and_strength_are_checked(options, match):
+    with pytest.raises(ValueError, match=match):
+        Plan.of(
+            **{"attacks": ["pgd"], "eps": 0.5, "input_space": InputSpace(), "attack_samples": 4} | options, **SETTINGS
+        )
+
+
+def test_the_papers_count_what_cw_finds_regardless_of_its_size():
+    plan = Plan.of(["pgd", "cw"], 0.3, InputSpace(), 16, "paper", **SETTINGS)
+    assert (plan.attacks["cw"], plan.minimum_norm_budget) == (CW(), None)
+
+
+@pytest.mark.parametrize(("attack", "is_slow"), [("torchattacks:Square", True), ("torchattacks:PGD", False)])
+def test_attacks_that_take_minutes_are_announced(attack, is_slow, recwarn):
+    Plan.of([attack], 0.1, InputSpace(), 256, **SETTINGS)
+    messages = [str(warning.message) for warning in recwarn]
+    expected = "torchattacks_square takes up to 5,000 passes of each of 256 samples"
+    assert [expected in message and "attack_samples" in message for message in messages] == [True] * is_slow
+    Plan.of([get_attack("torchattacks:Square", n_queries=100)], 0.1, InputSpace(), 256, **SETTINGS)
+    assert len(recwarn) == is_slow
+
+
 def test_the_worst_case_has_its_name_for_itself():
-    assert name_attacks(["worst"], eps=0.1) == {"cascade": get_attack("worst", eps=0.1)}
+    assert name_attacks(["cascade"], eps=0.1) == {"cascade": get_attack("cascade", eps=0.1)}
+    with pytest.raises(ValueError, match="name of an attack but got 'worst'"):
+        name_attacks({"mine": "worst"})
     for name in ("worst", "final"):
         match = rf"a name for 'pgd' other than '{name}', .* Pass {{'cascade': \.\.\.}}, for instance"
         with pytest.raises(ValueError, match=match):
@@ -82,8 +138,8 @@ def test_the_worst_case_has_its_name_for_itself():
 
 
 def test_final_attack():
-    assert name_final_attack("worst", eps=0.1) == {"final": get_attack("worst", eps=0.1)}
-    assert name_final_attack("square") == {"final": Square()}
+    assert name_final_attack("cascade", eps=0.1) == {"final": get_attack("cascade", eps=0.1)}
+    assert name_final_attack("square") == {"final": Square(num_queries=1000)}
     assert name_final_attack(custom, eps=0.1) == {"final": custom}
     with pytest.raises(ValueError, match=r"without a target but got PGD\("):
         name_final_attack(PGD(targeted=True))
@@ -177,7 +233,7 @@ def test_everything_that_values_depend_on_is_described():
         seed=3,
     )
     assert plan.describe() == {
-        "attacks": "mine: Square(eps=0.1, num_queries=5000, norm='linf', p=0.8, loss='margin')",
+        "attacks": "mine: Square(eps=0.1, num_queries=5000, norm='linf', p=0.8, loss='margin', as_published=False)",
         "attacked": "at most 32 samples",
         "Fisher information": "at most 64 samples, method 'lanczos', boundary in linf, eps 0.1",
         "CLEVER": "none",

@@ -11,11 +11,16 @@ def describe(attacks, **options):
 
 
 def test_norm_budget_steps_and_queries():
-    attacks = {"pgd": get_attack("strong_pgd", eps=8 / 255), "cw": CW(), "square": Square(eps=8 / 255, num_queries=200)}
+    attacks = {
+        "pgd": get_attack("pgd", eps=8 / 255, strength="fast"),
+        "cw": CW(),
+        "square": Square(eps=8 / 255, num_queries=200),
+    }
     assert describe(attacks, is_image=True, queries={"pgd": 15.6, "square": 151.2}) == {
         "norm": "l-infinity",
         "budget": "8/255",
-        "attacks": "pgd (8 steps, 2 restarts, 16 queries on average), cw (50 steps, no budget), "
+        "attacks": "pgd (8 steps, 2 restarts, 16 queries on average), cw (C&W as published, c = 1, "
+        "50 steps, no budget), "
         "square (at most 200 queries, 151 on average)",
         "samples": "512 attacked",
         "inputs": "images with values in [0, 1]",

@@ -32,7 +32,7 @@ def test_each_attack_sees_the_survivors_of_those_before(digits, digits_network):
 @pytest.mark.parametrize("network", ["digits_network", "robust_digits_network"])
 def test_worst_is_at_least_each_of_its_parts(digits, request, network):
     network, x, y = request.getfixturevalue(network), digits[0][:100], digits[1][:100]
-    strong, rivals, _ = get_attack("worst", eps=0.15).attacks
+    strong, rivals, _ = get_attack("cascade", eps=0.15).attacks
     short = replace(rivals, restarts=2), Square(eps=0.15, num_queries=100)
     parts = [run_attack(network, attack, x, y) for attack in (strong, *short)]
     worst = Cascade(attacks=tuple(part.attack for part in parts))

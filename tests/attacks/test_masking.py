@@ -78,11 +78,11 @@ def saturating_network(digits):
     return network.eval().requires_grad_(False)
 
 
-def test_a_trained_network_on_which_strong_pgd_misses_some_points(digits, saturating_network):
+def test_a_trained_network_on_which_fast_pgd_misses_some_points(digits, saturating_network):
     x, y = digits[0][1200:], digits[1][1200:]
     pgd, square = (
         run_attack(saturating_network, attack, x, y)
-        for attack in (get_attack("strong_pgd", eps=0.1), Square(eps=0.1, num_queries=1000))
+        for attack in (get_attack("pgd", eps=0.1, strength="fast"), Square(eps=0.1, num_queries=1000))
     )
     assert (pgd.preds == y).double().mean() > 0.9
     missed = (square.success & ~pgd.success).double().mean()

@@ -305,10 +305,10 @@ def test_rivals_are_attacked_one_by_one():
         assert result.queries.tolist() == [queries]
 
 
-def test_strong_pgd_breaks_more_than_ten_times_the_gradients(digits, robust_digits_network):
+def test_fast_pgd_breaks_more_than_ten_times_the_gradients(digits, robust_digits_network):
     x, y = digits
     plain = run_attack(robust_digits_network, PGD(eps=0.2, steps=200), x, y)
-    strong = run_attack(robust_digits_network, get_attack("strong_pgd", eps=0.2), x, y)
+    strong = run_attack(robust_digits_network, get_attack("pgd", eps=0.2, strength="fast"), x, y)
     assert strong.success.sum() > plain.success.sum()
     assert strong.queries.max() == 17
 

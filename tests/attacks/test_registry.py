@@ -6,6 +6,7 @@ import torch
 
 from lightning_robustness.attacks import (
     CW,
+    DDN,
     PGD,
     Cascade,
     MinimumNormCW,
@@ -27,7 +28,7 @@ STEPS = {
     "imagenet": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
     "fisher": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
 }
-KINDS = (CW, PGD, MinimumNormCW, Cascade, SirenAttack, Square, TorchattacksAdapter)
+KINDS = (CW, DDN, PGD, MinimumNormCW, Cascade, SirenAttack, Square, TorchattacksAdapter)
 NAMES = (
     "fgsm",
     "rfgsm",
@@ -36,12 +37,11 @@ NAMES = (
     "pgd_l2",
     "mifgsm",
     "cw",
-    "minimum_norm_cw",
+    "ddn",
     "square",
     "siren",
-    "strong_pgd",
-    "worst",
-    "autoattack",
+    "cascade",
+    "ensemble",
 )
 
 
@@ -54,19 +54,17 @@ def test_presets_of_gradient_attacks(preset):
     assert get_attack("mifgsm", preset=preset) == PGD(**settings, start="clean", momentum=1.0)
     assert get_attack("fgsm", preset=preset) == PGD(eps=settings["eps"], steps=1, start="clean")
     assert get_attack("pgd_l2", preset=preset) == PGD(eps=1.0, steps=settings["steps"], norm="l2")
-    strong = PGD(eps=settings["eps"], steps=8, loss=("cross_entropy", "margin"), schedule="shrinking")
-    assert get_attack("strong_pgd", preset=preset) == strong
 
 
 @pytest.mark.parametrize(
     ("preset", "cw", "square"),
     [
-        ("mnist", CW(steps=50, lr=0.01, c=1.0), Square(num_queries=5000, eps=0.3)),
-        ("fashion-mnist", CW(steps=50, lr=0.01, c=1.0), Square(num_queries=5000, eps=0.3)),
-        ("cifar10", CW(steps=10, lr=0.01, c=0.5), Square(num_queries=200, eps=0.1)),
-        ("cifar100", CW(steps=10, lr=0.01, c=0.1), Square(num_queries=200, eps=0.01)),
-        ("tiny-imagenet", CW(steps=10, lr=0.01, c=0.1), Square(num_queries=200, eps=0.01)),
-        ("imagenet", CW(steps=20, lr=0.01, c=1.0), Square(num_queries=5000, eps=8 / 255)),
+        ("mnist", CW(steps=50, lr=0.01, c=1.0), Square(num_queries=5000, eps=0.3, as_published=True)),
+        ("fashion-mnist", CW(steps=50, lr=0.01, c=1.0), Square(num_queries=5000, eps=0.3, as_published=True)),
+        ("cifar10", CW(steps=10, lr=0.01, c=0.5), Square(num_queries=200, eps=0.1, as_published=True)),
+        ("cifar100", CW(steps=10, lr=0.01, c=0.1), Square(num_queries=200, eps=0.01, as_published=True)),
+        ("tiny-imagenet", CW(steps=10, lr=0.01, c=0.1), Square(num_queries=200, eps=0.01, as_published=True)),
+        ("imagenet", CW(steps=20, lr=0.01, c=1.0), Square(num_queries=5000, eps=8 / 255, as_published=True)),
     ],
 )
 def test_presets_of_cw_and_square(preset, cw, square):
@@ -87,28 +85,48 @@ def test_eps_and_options_override_the_preset():
     assert get_attack("cw", eps=0.1, preset="mnist") == CW(steps=50, lr=0.01, c=1.0)
 
 
-@pytest.mark.parametrize("name", ["minimum_norm_cw", "ddn"])
+@pytest.mark.parametrize("name", ["ddn", "autoattack"])
 def test_presets_are_of_attacks_in_the_papers(name):
     with pytest.raises(ValueError, match=f"no preset for '{name}'.*Leave it out"):
         get_attack(name, preset="mnist")
 
 
-def test_worst_is_a_cascade():
-    strong = get_attack("strong_pgd", eps=0.2)
+FAST = {"steps": 8, "loss": ("cross_entropy", "margin"), "schedule": "shrinking"}
+STRONG = {"steps": 20, "loss": ("cross_entropy", "margin", *["rivals"] * 9), "schedule": "adaptive"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fast", "strong", "paper"),
+    [
+        ("pgd", PGD(eps=0.1, **FAST), PGD(eps=0.1, **STRONG), PGD(eps=0.1)),
+        ("pgd_l2", *(PGD(eps=0.1, norm="l2", **options) for options in (FAST, STRONG, {}))),
+        ("cw", MinimumNormCW(initial_steps=16, steps=2), MinimumNormCW(initial_steps=50, steps=50), CW()),
+        ("square", *(Square(eps=0.1, num_queries=n, as_published=n == 5000) for n in (100, 1000, 5000))),
+        ("bim", *[PGD(eps=0.1, start="clean")] * 3),
+    ],
+)
+def test_strengths(name, fast, strong, paper):
+    assert get_attack(name, eps=0.1, strength="fast") == fast
+    assert get_attack(name, eps=0.1, strength="strong") == strong
+    assert get_attack(name, eps=0.1, strength="paper") == get_attack(name, eps=0.1) == paper
+
+
+def test_the_cascade():
+    strong = get_attack("pgd", eps=0.2, strength="fast")
     rivals = PGD(eps=0.2, steps=20, loss="rivals", restarts=9, schedule="adaptive")
-    assert get_attack("worst", eps=0.2).attacks == (strong, rivals, Square(eps=0.2, num_queries=1000))
-    assert get_attack("worst", preset="mnist") == get_attack("worst", eps=0.3)
-    assert get_attack("worst") == get_attack("worst", eps=8 / 255)
+    assert get_attack("cascade", eps=0.2).attacks == (strong, rivals, Square(eps=0.2, num_queries=1000))
+    assert get_attack("cascade", preset="mnist") == get_attack("cascade", eps=0.3)
+    assert get_attack("cascade") == get_attack("cascade", eps=8 / 255)
 
 
-def test_autoattack_is_like_the_standard_ensemble():
+def test_the_ensemble_is_like_autoattack():
     settings = {"eps": 0.5, "norm": "l2"}
     first = PGD(**settings, steps=100, schedule="adaptive")
     second = PGD(**settings, steps=40, schedule="adaptive", loss="rivals", restarts=9)
-    assert get_attack("autoattack", **settings).attacks == (first, second, Square(**settings, num_queries=4000))
+    assert get_attack("ensemble", **settings).attacks == (first, second, Square(**settings, num_queries=4000))
 
 
-@pytest.mark.parametrize("name", ["worst", "autoattack"])
+@pytest.mark.parametrize("name", ["cascade", "ensemble"])
 def test_options_of_cascades_are_those_of_their_members(name):
     cascade = get_attack(name, norm="l2", targeted=True, all_steps=True)
     assert (cascade.targeted, cascade.all_steps) == (True, True)
@@ -117,7 +135,7 @@ def test_options_of_cascades_are_those_of_their_members(name):
     assert budget_of(cascade) == ("l2", 1.0)
 
 
-@pytest.mark.parametrize("name", ["worst", "autoattack"])
+@pytest.mark.parametrize("name", ["cascade", "ensemble"])
 def test_cascades_take_the_number_of_classes_from_the_model(name):
     """Two classes have one rival, and a linear model a closed form."""
     model = random_linear(seed=3, num_classes=2)
@@ -166,8 +184,11 @@ def test_callables_come_back_as_they_are():
         ({"attack": "pdg"}, "'pdg'. Known: fgsm, .*autoattack, .*torchattacks:"),
         ({"attack": "siren", "preset": "mnist"}, "`preset`.* speech .*'mnist'"),
         ({"attack": "pgd", "step": 3}, "steps.* got step"),
-        ({"attack": "worst", "steps": 3}, "norm, .* got steps"),
-        ({"attack": "worst", "preset": "mnist", "norm": "l2"}, "`eps` with norm='l2'"),
+        ({"attack": "cascade", "steps": 3}, "norm, .* got steps"),
+        ({"attack": "worst"}, "'worst'. Known: fgsm, .*cascade"),
+        ({"attack": "pgd", "strength": "weak"}, "`strength` .*fast.* 'weak'"),
+        ({"attack": "pgd", "strength": "fast", "preset": "mnist"}, "strength='paper' with `preset`.*Leave one"),
+        ({"attack": "cascade", "preset": "mnist", "norm": "l2"}, "`eps` with norm='l2'"),
         ({"attack": "pgd", "preset": "mnist", "norm": "l2"}, "`eps` with norm='l2'"),
         ({"attack": "torchattacks:PGD", "preset": "mnist"}, "no preset for 'torchattacks:PGD'"),
     ],

@@ -6,7 +6,8 @@ import torch
 from lightning_robustness.attacks import PGD, get_attack, run_attack
 
 SCALED = {
-    **{name: get_attack(name, eps=0.1) for name in ("fgsm", "rfgsm", "bim", "pgd", "mifgsm", "strong_pgd")},
+    **{name: get_attack(name, eps=0.1) for name in ("fgsm", "rfgsm", "bim", "pgd", "mifgsm")},
+    "fast_pgd": get_attack("pgd", eps=0.1, strength="fast"),
     "pgd_l2": PGD(eps=0.6, norm="l2"),
     "adaptive": PGD(eps=0.1, schedule="adaptive", steps=20),
     "adaptive_l2": PGD(eps=0.6, norm="l2", schedule="adaptive", steps=20),
@@ -19,7 +20,7 @@ SCALED = {
 
 # Cross-entropy of small logits is another function by its definition: all rivals of the label count alike
 CASES = [(name, scale) for name in SCALED for scale in (30.0, 1000.0)]
-CASES += [(name, 0.01) for name in ("strong_pgd", "margin", "rivals")]
+CASES += [(name, 0.01) for name in ("fast_pgd", "margin", "rivals")]
 
 
 @pytest.mark.parametrize(("name", "scale"), CASES)

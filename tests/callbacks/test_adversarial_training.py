@@ -446,7 +446,7 @@ def test_values(tmp_path, module):
     assert values["loss"] == pytest.approx((32 * sum(module.losses[:4]) + 16 * module.losses[4]) / 144, rel=1e-5)
     assert values["eps"] == pytest.approx(0.15)
     assert values["clipped"] == 0
-    assert set(values) == {"acc", "broken", "loss", "eps", "clipped"}
+    assert set(values) == {"acc", "broken", "loss", "eps", "clipped", "nonfinite_gradients"}
 
 
 @pytest.mark.parametrize(
@@ -625,13 +625,22 @@ def test_no_sign_of_catastrophic_overfitting(tmp_path, monkeypatch, recwarn):
 
 def test_many_steps_are_measured_for_one_step_only(tmp_path):
     _, trainer = fit(tmp_path, AdversarialTraining("fast", eps=0.1, overfitting_samples=48), max_epochs=4)
-    assert set(logged(trainer)) == {"acc", "broken", "loss", "eps", "clipped", "acc_pgd", "overfitting"}
+    assert set(logged(trainer)) == {
+        "acc",
+        "broken",
+        "loss",
+        "eps",
+        "clipped",
+        "nonfinite_gradients",
+        "acc_pgd",
+        "overfitting",
+    }
     x, y = digits_data(0, 48).tensors
     result = run_attack(trainer.lightning_module, PGD(eps=0.1, steps=5, all_steps=True), x, y)
     assert logged(trainer)["acc_pgd"] == pytest.approx((result.adv_preds == y).float().mean().item())
     for callback in (AdversarialTraining(**SETTINGS), AdversarialTraining("fast", eps=0.1, overfitting_samples=0)):
         _, trainer = fit(tmp_path, callback)
-        assert set(logged(trainer)) == {"acc", "broken", "loss", "eps", "clipped"}
+        assert set(logged(trainer)) == {"acc", "broken", "loss", "eps", "clipped", "nonfinite_gradients"}
 
 
 class Model(Recorder):

@@ -18,11 +18,11 @@ def epochs_trained(tmp_path, stopping, score, max_epochs=20, ckpt_path=None, cal
 
 
 def unguarded(**kwargs):
-    return RobustEarlyStopping("score", guard=None, **{"mode": "max", **kwargs})
+    return RobustEarlyStopping("score", guard=None, **{"mode": "max", "start_from_epoch": 0, **kwargs})
 
 
 def guarded(**kwargs):
-    return RobustEarlyStopping("score", mode="max", guard="acc", **kwargs)
+    return RobustEarlyStopping("score", mode="max", guard="acc", **{"start_from_epoch": 0, **kwargs})
 
 
 def test_counts_evaluations_where_lightning_counts_epochs(tmp_path):
@@ -134,7 +134,7 @@ def test_validate_and_test_change_nothing(tmp_path):
 
 
 def test_a_guard_that_does_not_come_gets_a_warning(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", patience=2, guard="val_accuracy")
+    stopping = RobustEarlyStopping("score", mode="max", patience=2, guard="val_accuracy", start_from_epoch=0)
     with pytest.warns(UserWarning, match="RobustEarlyStopping is guarded by 'val_accuracy', which was not logged"):
         assert epochs_trained(tmp_path, stopping, FALLING) == 3
 
@@ -186,3 +186,88 @@ def test_with_the_monitor(tmp_path):
     trainer.fit(Classifier(), train_loader(), val_loader())
     assert trainer.current_epoch == 1
     assert torch.isclose(trainer.callback_metrics["robustness/asr/fgsm"], torch.tensor(monitor.history[0]["asr/fgsm"]))
+
+
+class Attacking(RobustnessMonitor):
+    """Promises the keys of a monitor with attacks, and measures nothing."""
+
+    def setup(self, trainer, pl_module, stage):
+        pass
+
+
+def confirmed(tmp_path, rdi, robust, monitor=None, **options):
+    stopping = RobustEarlyStopping("robustness/rdi", patience=2, guard=None, start_from_epoch=0, **options)
+    scripted = Scripted(**{"robustness/rdi": rdi, "robustness/adv_acc/pgd": robust})
+    callbacks = [scripted, *([] if monitor is None else [monitor]), stopping]
+    trainer = make_trainer(tmp_path, *callbacks, max_epochs=12)
+    trainer.fit(Classifier(), train_loader(size=32), val_loader(size=16))
+    return trainer.current_epoch - 1, stopping
+
+
+DESCENDING = {epoch: -float(epoch) for epoch in range(12)}
+RISING_UNTIL_5 = {epoch: float(min(epoch, 5)) for epoch in range(12)}
+
+
+def test_an_attack_free_value_stops_only_with_robust_accuracy(tmp_path, caplog):
+    monitor = Attacking(attacks=["pgd", "square"])
+    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor)[0] == 7
+    assert "until robustness/adv_acc/pgd has too" in caplog.text
+    assert confirmed(tmp_path, RISING_UNTIL_5, DESCENDING, monitor)[0] == 7
+    assert "until robustness/rdi has too" in caplog.text
+
+
+def test_robust_accuracy_counts_at_its_own_evaluations(tmp_path):
+    rare = dict.fromkeys(range(0, 12, 3), 0.5)  # not better at 3 and 6
+    assert confirmed(tmp_path, DESCENDING, rare, Attacking(attacks=["pgd", "square"]))[0] == 6
+
+
+@pytest.mark.parametrize(("monitor", "options"), [(None, {}), (Attacking(), {"confirm": None}), (Attacking([]), {})])
+def test_a_value_without_confirmation_gets_a_warning(tmp_path, monitor, options):
+    with pytest.warns(UserWarning, match=r"goes by 'robustness/rdi' alone"):
+        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor, **options)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"attacks": ["pgd", "square"]}, "pgd"),
+        ({"attacks": ["square", "cw"]}, "worst"),
+        ({"attack_every_n_epochs": 1}, "worst"),
+        ({"attacks": ["square"]}, "square"),
+    ],
+)
+def test_the_attack_that_runs_most_often_confirms(tmp_path, options, expected):
+    monitor = RobustnessMonitor(**options)
+    assert monitor.reference_under(make_trainer(tmp_path)) == f"robustness/adv_acc/{expected}"
+
+
+def test_the_state_of_a_plain_early_stopping_is_taken_with_a_warning():
+    plain = EarlyStopping("score", mode="max")
+    with pytest.warns(UserWarning, match="plain EarlyStopping"):
+        unguarded().load_state_dict(plain.state_dict())
+
+
+def test_options_of_lightning(tmp_path):
+    values = {0: 1.0, 1: float("nan")}
+    assert epochs_trained(tmp_path, unguarded(check_finite=True), values) == 2
+    with pytest.raises(RuntimeError, match="never saw 'score'"):
+        epochs_trained(tmp_path, unguarded(strict=True), {}, max_epochs=2)
+
+
+def test_a_value_of_training_is_named_as_such(tmp_path):
+    stopping = RobustEarlyStopping("train_loss", mode="min")
+    trainer = make_trainer(tmp_path, stopping, max_epochs=1)
+
+    class Logs(Classifier):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("train_loss", loss)
+            return loss
+
+    with pytest.warns(UserWarning, match="logged in training"):
+        trainer.fit(Logs(), train_loader(size=32), val_loader(size=16))
+
+
+def test_a_key_without_its_prefix_is_told_so():
+    with pytest.raises(ValueError, match="'robustness/adv_acc/pgd'"):
+        RobustEarlyStopping("adv_acc/pgd")

@@ -1,4 +1,5 @@
 import math
+from datetime import timedelta
 from pathlib import Path
 
 import lightning as L
@@ -322,7 +323,7 @@ def test_validation_in_mid_epoch(tmp_path):
 
 
 def test_a_key_that_never_comes_gets_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match=r"never saw 'score', so it kept no checkpoint. Logged were: .*val_acc"):
+    with pytest.warns(UserWarning, match=r"never saw 'score'.*val_acc"):
         assert fit(tmp_path, unguarded(tmp_path), {}, max_epochs=2) == set()
 
 
@@ -451,3 +452,41 @@ def test_lightning_cli_knows_the_arguments_of_both_classes():
     checkpoint = getattr(parser, "instantiate", parser.instantiate_classes)(config).checkpoint
     assert (checkpoint.monitor, checkpoint.save_top_k, checkpoint.mode) == ("robustness/rdi", 2, "max")
     assert checkpoint.tie_margin == 0.01
+
+
+@pytest.mark.parametrize("options", [{"every_n_train_steps": 4}, {"train_time_interval": timedelta(microseconds=1)}])
+def test_a_trigger_between_validations_takes_the_value_of_the_next(tmp_path, options):
+    checkpoint = unguarded(tmp_path, **options)
+    trainer = make_trainer(
+        tmp_path, Scripted(score=[0.1, 0.2, 0.9, 0.3]), checkpoint, max_epochs=4, enable_checkpointing=True
+    )
+    trainer.fit(Classifier(), train_loader(size=320), val_loader(size=16))
+    assert kept(tmp_path) == {2}
+    assert checkpoint.best_model_score == pytest.approx(0.9)
+
+
+def test_the_trainer_of_the_other_package_is_refused(tmp_path):
+    other = pytest.importorskip("pytorch_lightning")
+    trainer = other.Trainer(
+        max_epochs=1,
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[unguarded(tmp_path)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+    class Module(other.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer.weight.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    with pytest.raises(MisconfigurationException, match=r"lightning\.pytorch"):
+        trainer.fit(Module(), train_loader(size=32))

@@ -1,5 +1,6 @@
 import copy
 import gc
+import html
 import pickle
 import warnings
 from contextlib import nullcontext
@@ -17,10 +18,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
+from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor, evaluate
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.samples import spread_indices
-from lightning_robustness.attacks import PGD, MinimumNormCW, Square, run_attack
+from lightning_robustness.attacks import PGD, MinimumNormCW, Square, get_attack, run_attack
 from lightning_robustness.functional import (
     boundary_distance,
     clever_score,
@@ -211,6 +212,24 @@ def test_validate_and_test_log_the_same_as_fit(tmp_path):
     for key in fitted:
         if not key.startswith("seconds/"):
             assert fitted[key] == validated[key] == tested[key], key
+
+
+def test_evaluate_reproduces_the_numbers_of_the_monitor(tmp_path):
+    """With its strength, on the same loader, seed and samples; attacks of torchattacks run beside ours."""
+    square = get_attack("torchattacks:Square", eps=0.1, n_queries=20)
+    attacks = ["pgd", "cw", "square", "torchattacks:PGD", "torchattacks:CW", square]
+    options = {"attacks": attacks, "eps": 0.1, "fim_samples": 16, "attack_samples": 40, "batch_size": 16, "seed": 3}
+    module, monitor = Classifier(), RobustnessMonitor(**options, log_figures=False)
+    make_trainer(tmp_path, monitor, max_epochs=1).fit(module, train_loader(), val_loader())
+    report = evaluate(module, val_loader(), strength="fast", **options, progress=False, num_examples=0)
+    expected = {key: value for key, value in monitor.history[-1].items() if not key.startswith("seconds/")}
+    assert {f"adv_acc/torchattacks_{name}" for name in ("pgd", "cw", "square")} <= expected.keys()
+    assert {key: report.metrics[key] for key in expected if key in report.metrics} == pytest.approx(
+        {key: value for key, value in expected.items() if key not in ("epoch", "step", "skipped")}, rel=1e-6
+    )
+    text = "C&W from a DDN start, 16 + 2 steps, l2 <= 0.2"
+    assert text in report.threat_model.describe()["attacks"]
+    assert text in html.unescape(monitor.to_html())
 
 
 @pytest.mark.parametrize("storage", ["exact", "streaming"])

@@ -12,7 +12,7 @@ import yaml
 from lightning.pytorch.cli import LightningCLI
 
 from lightning_robustness import __version__, cli
-from lightning_robustness.attacks import get_attack
+from lightning_robustness.attacks.registry import ATTACK_NAMES
 from lightning_robustness.cli import commands
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, evaluate, sweep
 from lightning_robustness.input_space import InputSpace
@@ -472,10 +472,14 @@ def test_version_and_attacks(capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["--list_attacks"])
     assert exit_info.value.code == 0
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert [name for name, _ in lines[:3]] == ["fgsm", "rfgsm", "bim"]
-    assert all(repr(get_attack(name)) == settings for name, settings in lines[:-1])
-    assert lines[-1][0] == "torchattacks:NAME"
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert tuple(dict.fromkeys(line[0] for line in lines)) == (*ATTACK_NAMES, "torchattacks:NAME")
+    assert ["cw", "fast", "C&W from a DDN start, 16 + 2 steps"] in lines
+    assert [line[1:] for line in lines if line[0] == "square"] == [
+        ["fast", "at most 100 queries"],
+        ["strong", "at most 1000 queries"],
+        ["paper", "at most 5000 queries, as published"],
+    ]
 
 
 def test_package_is_a_command():

@@ -10,7 +10,9 @@ from tests.evaluation.reports.reports import make_report
 def digits_comparison(digits, digits_network, robust_digits_network):
     loader = [(digits[0][1200:1500], digits[1][1200:1500])]
     models = {"natural": digits_network, "robust": robust_digits_network}
-    return compare(models, loader, decision_space="pca", fim_samples=200, attack_samples=200, progress=False)
+    return compare(
+        models, loader, strength="paper", decision_space="pca", fim_samples=200, attack_samples=200, progress=False
+    )
 
 
 def test_robust_network_ranks_above_the_natural_one(digits_comparison):

@@ -81,7 +81,7 @@ def test_agrees_with_the_monitor_key_by_key(digits, digits_network, storage):
         callbacks=[RobustnessMonitor(**settings)],
     )
     (logged,) = trainer.validate(module, DataLoader(data, batch_size=64), verbose=False)
-    report = evaluate(module, DataLoader(data, batch_size=100), progress=False, **settings)
+    report = evaluate(module, DataLoader(data, batch_size=100), progress=False, strength="fast", **settings)
     logged = {key.removeprefix("robustness/").removeprefix("debug/"): value for key, value in logged.items()}
     logged = {key: value for key, value in logged.items() if not key.startswith(("adv_acc_low/", "adv_acc_high/"))}
     assert logged.pop("skipped") == 0
@@ -453,7 +453,7 @@ def test_minimum_norm_attacks_count_within_an_l2_budget(loader, digits_network):
         ((preds == y) & ~counted).sum()
     )
     assert [example.label for example in report.adversarial_examples] == y[counted][:8].tolist()
-    assert report.facts["attacks"].startswith("cw (C&W from a DDN start, 16 + 2 steps, l2 <= 0.3, ")
+    assert report.facts["attacks"].startswith("cw (C&W from a DDN start, 50 + 50 steps, l2 <= 0.3, ")
     assert "at 0.3 in l2" in report.verdict
     assert "l2_budget" not in found.metrics
     assert "no budget" in found.facts["attacks"]

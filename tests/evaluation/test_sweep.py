@@ -148,7 +148,7 @@ def test_attack_objects_and_names_of_ones_own(digits, robust_digits_network):
 
 def test_cascade_by_name(digits, digits_network):
     x, y = digits[0][1200:1220], digits[1][1200:1220]
-    report = sweep(digits_network, [(x, y)], ["worst"], [0.25, 0.3], progress=False)
+    report = sweep(digits_network, [(x, y)], ["cascade"], [0.25, 0.3], progress=False)
     assert report.values["accuracy"] == [[0.0, 0.0]]
     assert report.values["ald2"][0][1] > report.values["ald2"][0][0] > 0.25
 

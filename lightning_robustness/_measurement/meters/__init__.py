@@ -1,8 +1,9 @@
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
@@ -37,8 +38,8 @@ class Meter(ABC):
         """Return distributions to show, by the tags of their histograms."""
         return {}
 
-    def curve(self, rows: Rows) -> BoundaryCurve | None:
-        """Return robust accuracy to first order over budgets, where it is measured."""
+    def curve(self, rows: Rows, estimate: Callable[[Rows, Tensor], Assisted]) -> BoundaryCurve | None:
+        """Return robust accuracy to first order over budgets, where it is measured, as it is estimated from rows."""
         return None
 
     def describe(self) -> str:

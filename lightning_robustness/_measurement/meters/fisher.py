@@ -1,17 +1,18 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch
 from lightning_robustness.functional._fisher_estimators import FisherComponents
-from lightning_robustness.functional.boundary_distance import BoundaryNorm, quantile, share_beyond
+from lightning_robustness.functional.boundary_distance import BoundaryNorm, quantile
 from lightning_robustness.functional.fisher_spectral_norm import (
     FisherMethod,
     FisherSettings,
@@ -49,7 +50,7 @@ class FisherMeter(Meter):
         settings = FisherSettings(self.method, space, seed=subject.seed)
         components = fisher_and_boundary(forward, batch.x, settings, self.norm, batch.y)
         columns = {name: column for name, column in components._asdict().items() if column is not None}
-        return columns | {"has_label": torch.full((len(batch.x),), batch.y is not None)}
+        return columns if batch.y is None else columns | {"y": batch.y.long()}
 
     @override
     def values(self, rows: Rows) -> dict[str, float]:
@@ -61,8 +62,8 @@ class FisherMeter(Meter):
         if "boundary" in rows.columns:
             distances = rows["boundary"].double()
             values["boundary"] = quantile(distances, 0.5).item()
-            if self.eps is not None and rows["has_label"].all():
-                values["boundary_acc"] = share_beyond(distances, [self.eps])[0].item()
+            if self.eps is not None and "y" in rows.columns:
+                values["boundary_acc"] = values["boundary_acc_plain"] = (distances > self.eps).double().mean().item()
         return values | {"samples_fim": len(rows)}
 
     @override
@@ -73,10 +74,10 @@ class FisherMeter(Meter):
         return histograms | ({"boundary_distance": rows["boundary"].float()} if "boundary" in rows.columns else {})
 
     @override
-    def curve(self, rows: Rows) -> BoundaryCurve | None:
-        if self.eps is None or "boundary" not in rows.columns or not rows["has_label"].all():
+    def curve(self, rows: Rows, estimate: Callable[[Rows, Tensor], Assisted]) -> BoundaryCurve | None:
+        if self.eps is None or not {"boundary", "y"} <= rows.columns.keys():
             return None
-        return BoundaryCurve.of(rows["boundary"].double(), self.norm, self.eps)
+        return BoundaryCurve.of(rows["boundary"].double(), self.norm, self.eps, partial(estimate, rows))
 
     @override
     def describe(self) -> str:

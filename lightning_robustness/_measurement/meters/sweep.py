@@ -4,7 +4,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from time import perf_counter
 from typing import Any, cast
 
 import torch
@@ -16,10 +15,12 @@ from lightning_robustness._measurement.plan import AttackLike, list_attacks, nam
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.access import check_finite
 from lightning_robustness._model.batch import Batch
+from lightning_robustness._numbers import read_clock
 from lightning_robustness.attacks import PGD, Attack, Budget, Cascade, budget_of
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
 from lightning_robustness.attacks._steps import as_column
-from lightning_robustness.attacks.attack import check_budgets, perturb
+from lightning_robustness.attacks.attack import Norm, check_budgets, perturb
+from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
 
@@ -36,6 +37,8 @@ def plan_sweep(
     eps: Sequence[float],
     input_space: InputSpace | None = None,
     prefix: str = "",
+    strength: Strength = "paper",
+    norm: Norm = "linf",
 ) -> list[dict[str, Callable[..., Any]]]:
     """Return attacks by name, one dictionary per budget; names of arguments in messages begin with the prefix.
 
@@ -44,8 +47,8 @@ def plan_sweep(
         >>> from lightning_robustness._measurement.meters.sweep import plan_sweep
         >>> for attacks in plan_sweep([Square(num_queries=100)], eps=[0.1, 0.2]):
         ...     print(attacks)
-        {'square': Square(eps=0.1, num_queries=100, norm='linf', p=0.8, loss='margin')}
-        {'square': Square(eps=0.2, num_queries=100, norm='linf', p=0.8, loss='margin')}
+        {'square': Square(eps=0.1, num_queries=100, norm='linf', p=0.8, loss='margin', as_published=False)}
+        {'square': Square(eps=0.2, num_queries=100, norm='linf', p=0.8, loss='margin', as_published=False)}
 
     """
     if len(eps) == 0 or not all(low < high for low, high in zip([0.0, *eps], eps, strict=False)):
@@ -55,7 +58,10 @@ def plan_sweep(
     attacks = list_attacks(attacks, f"{prefix}attacks")
     if len(attacks) == 0:
         raise ValueError(f"Expected argument `{prefix}attacks` to hold at least one attack but got none.")
-    plan = [_at_budget(name_attacks(attacks, budget, True, f"{prefix}attacks"), budget) for budget in eps]
+    argument = f"{prefix}attacks"
+    plan = [
+        _at_budget(name_attacks(attacks, budget, strength, norm, argument, is_sweep=True), budget) for budget in eps
+    ]
     check_budgets(plan[-1].values(), input_space)
     return plan
 
@@ -113,13 +119,13 @@ class SweepMeter(Meter):
     def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
         firsts, rights, qualities, seconds = list[Tensor](), list[Tensor](), list[Tensor](), list[float]()
         for name in self.plan[0]:
-            start = perf_counter()
+            start = read_clock(subject.device)
             attacks = [attacks[name] for attacks in self.plan]
             first, right, quality = _attack_batch(subject, attacks, batch, self.warm_starts)
             firsts.append(first)
             rights.append(right)
             qualities.append(quality)
-            seconds.append((perf_counter() - start) / len(batch.x))
+            seconds.append((read_clock(subject.device) - start) / len(batch.x))
         return {
             "y": batch.labels(),
             "first": torch.stack(firsts, dim=1),
@@ -183,6 +189,8 @@ def _follow(
 
 
 def _at_full_strength(attack: Callable[..., Any]) -> Callable[..., Any]:
+    if isinstance(attack, PGD):  # of several starts, one gives an image of full strength
+        return replace(attack, all_steps=True, restarts=1, loss=attack.losses[0])
     is_single = isinstance(attack, Attack) and not isinstance(attack, Cascade)
     return replace(attack, all_steps=True) if is_single else attack  # type: ignore[type-var]
 

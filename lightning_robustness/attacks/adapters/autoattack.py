@@ -53,7 +53,7 @@ class AutoAttackAdapter(ForeignAttack):
         if self.targeted:
             raise ValueError(
                 "Expected argument `targeted` to be False for AutoAttack, which chooses targets by itself, but got "
-                'True. Use get_attack("autoattack", targeted=True), the ensemble of this package.'
+                'True. Use get_attack("ensemble", targeted=True), the ensemble of this package.'
             )
         _import_package()
 
@@ -61,7 +61,7 @@ class AutoAttackAdapter(ForeignAttack):
         if x.ndim != 4:
             raise ValueError(
                 f"Expected images of shape (N, C, H, W) for AutoAttack but got {tuple(x.shape)}. "
-                'Use get_attack("autoattack"), the ensemble of this package, which takes inputs of any shape.'
+                'Use get_attack("ensemble"), the ensemble of this package, which takes inputs of any shape.'
             )
         num_classes = model.count_classes(x)
         fewest = _FEWEST_CLASSES[self.version]
@@ -69,7 +69,7 @@ class AutoAttackAdapter(ForeignAttack):
             raise ValueError(
                 f"Expected a model of at least {fewest} classes for AutoAttack's version {self.version!r}, whose loss "
                 f"compares {fewest} logits, but got {num_classes}. "
-                'Use get_attack("autoattack"), the ensemble of this package, which has no such limit.'
+                'Use get_attack("ensemble"), the ensemble of this package, which has no such limit.'
             )
         with _quietly():
             attack = _import_package().AutoAttack(
@@ -95,7 +95,7 @@ def _import_package() -> Any:
     except ImportError as error:
         raise ModuleNotFoundError(
             f"Expected the package autoattack to be installed but it cannot be imported: {error}. Install it with "
-            '`pip install git+https://github.com/fra31/auto-attack`, or use get_attack("autoattack"), the ensemble '
+            '`pip install git+https://github.com/fra31/auto-attack`, or use get_attack("ensemble"), the ensemble '
             "of this package."
         ) from error
 

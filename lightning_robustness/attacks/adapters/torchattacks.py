@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_robustness._arguments import check_attack, check_number
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks.adapters import ForeignAttack, UnitRangeModel, draw_seed
 from lightning_robustness.attacks.attack import Budget
 from lightning_robustness.input_space import InputSpace
@@ -27,7 +28,9 @@ class TorchattacksAdapter(ForeignAttack):
         attack: Name of a class of torchattacks, or an instance. Of an instance, a copy attacks the model that is
             given in the call; its budget is in units of [0, 1].
         options: Arguments of the class, if a name is given: a mapping, or pairs. ``eps`` and ``alpha`` are in the units
-            of the range; ``eps`` is left out for classes that have no budget. ``n_classes``, which torchattacks sets
+            of the range; ``eps`` is left out for classes that have no budget. Where all steps of the default ``alpha``
+            together cannot reach a given ``eps``, ``alpha`` grows in proportion to ``eps``; a given ``alpha`` stays,
+            with a warning. ``n_classes``, which torchattacks sets
             to 10, is that of the model unless it is given.
         targeted: Whether ``y`` holds the labels to be predicted; only with a name. An instance stays in its mode, its
             own map gives the targets, and every misclassification counts as a success.
@@ -70,28 +73,51 @@ class TorchattacksAdapter(ForeignAttack):
 
     @property
     def name(self) -> str:
+        """Name that its values are reported under, so that it can run beside the attack of this package."""
+        return f"torchattacks_{self._kind.lower()}"
+
+    @property
+    def _kind(self) -> str:
         """Name of torchattacks' class."""
         return self.attack if isinstance(self.attack, str) else type(self.attack).__name__
 
     @property
+    def steps(self) -> int | None:
+        """Number of steps, if it has one."""
+        return self._setting("steps")
+
+    @property
+    def num_queries(self) -> int | None:
+        """Number of queries, if it has one."""
+        return self._setting("n_queries")
+
+    @property
+    def num_restarts(self) -> int | None:
+        """Number of restarts, if it has one."""
+        return self._setting("n_restarts")
+
+    def _setting(self, name: str) -> Any:
+        if not isinstance(self.attack, str):
+            return getattr(self.attack, name, None)
+        return dict(self.options).get(name, self._default(name))
+
+    @property
     def white_box(self) -> bool:
         """Whether the attack uses gradients."""
-        return self.name not in _BLACK_BOX
+        return self._kind not in _BLACK_BOX
 
     @property
     def norm(self) -> str | None:
         """The norm that an attack without a budget minimises, if it is l2."""
-        return "l2" if self.name in _MINIMUM_L2 else None
+        return "l2" if self._kind in _MINIMUM_L2 else None
 
     def budgets_in(self, input_space: InputSpace) -> list[Budget | None]:
         """Return the budget in the units of a range, as the only entry."""
         options = dict(self.options)
-        default = "L2" if "L2" in self.name else "Linf"
-        if isinstance(self.attack, str):
-            parameter = inspect.signature(self._class()).parameters.get("eps")
-            unit, norm = None if parameter is None else parameter.default, options.get("norm", default)
-        else:
-            unit, norm = getattr(self.attack, "eps", None), getattr(self.attack, "norm", default)
+        default = "L2" if "L2" in self._kind else "Linf"
+        is_name = isinstance(self.attack, str)
+        unit = self._default("eps") if is_name else getattr(self.attack, "eps", None)
+        norm = options.get("norm", default) if is_name else getattr(self.attack, "norm", default)
         if unit is None:
             return [None]
         _, width = self._range(input_space)
@@ -116,6 +142,7 @@ class TorchattacksAdapter(ForeignAttack):
         for name in ("eps", "alpha"):
             if name in options:
                 options[name] = options[name] / model.width
+        options |= self._step_size(options)
         if "n_classes" in parameters and "n_classes" not in options:
             options["n_classes"] = model.count_classes(x)
         if "seed" in parameters and parameters["seed"].default is None and "seed" not in options:
@@ -124,10 +151,28 @@ class TorchattacksAdapter(ForeignAttack):
         for part in (attack, *attack._attacks.values()) if self.targeted else ():
             # The setter of torchattacks prints
             if "targeted" not in part.supported_mode:
-                raise ValueError(f"Expected an attack with a targeted mode but torchattacks' {self.name} has none.")
+                raise ValueError(f"Expected an attack with a targeted mode but torchattacks' {self._kind} has none.")
             part.targeted, part.attack_mode = True, "targeted(custom)"
             part._target_map_function = lambda inputs, labels: labels
         return attack
+
+    def _step_size(self, options: Mapping[str, Any]) -> dict[str, float]:
+        """Return a step size with which all steps together reach the budget, if it has to be another; in [0, 1]."""
+        eps, alpha, steps = options.get("eps"), options.get("alpha", self._default("alpha")), self.steps
+        if eps is None or alpha is None or steps is None or alpha * steps >= eps * (1 - 1e-6):
+            return {}
+        if "alpha" not in options and self._default("eps"):
+            return {"alpha": alpha * eps / self._default("eps")}
+        rank_zero_warn(
+            f"{steps} steps of {alpha:g} cannot reach the budget {eps:g} of torchattacks' {self._kind}, in units of "
+            f"[0, 1]: it will look weak. Pass `alpha` of at least {eps / steps:g}, or leave it out.",
+            stacklevel=1,  # once in a run, not once per batch
+        )
+        return {}
+
+    def _default(self, name: str) -> Any:
+        parameter = inspect.signature(self._class()).parameters.get(name)
+        return None if parameter is None else parameter.default
 
     def _class(self) -> Any:
         try:

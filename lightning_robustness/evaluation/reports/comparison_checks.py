@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lightning_robustness._arguments import is_number
+from lightning_robustness._measurement.feature_pass import LOGITS
 from lightning_robustness._measurement.meters.fisher import FisherMeter
 from lightning_robustness._numbers import write_budget
 from lightning_robustness.evaluation.cmmr import check_weights
@@ -90,6 +91,14 @@ def differing_settings(reports: Mapping[str, RobustnessReport], sweeps: Mapping[
             f"{FisherMeter.title} and distance to the boundary were measured with different settings: {listed}."
         )
     return notes
+
+
+def differing_outputs(reports: Mapping[str, RobustnessReport]) -> list[str]:
+    """Say that RDI is not ranked, if models return outputs of different kinds."""
+    kinds = {name: report.settings.get("outputs", LOGITS) for name, report in reports.items()}
+    if len(set(kinds.values())) == 1:
+        return []
+    return [f"RDI is not compared, since the outputs of the models are of different kinds: {_list_values(kinds)}."]
 
 
 def _list_values(values: Mapping[str, str]) -> str:

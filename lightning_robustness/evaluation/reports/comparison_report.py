@@ -1,5 +1,4 @@
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,30 +9,37 @@ from typing_extensions import override
 
 from lightning_robustness._display import report_figures as figures
 from lightning_robustness._display.table import Table
+from lightning_robustness._measurement.assisted import Assisted
+from lightning_robustness._measurement.feature_pass import LOGITS
 from lightning_robustness._measurement.keys import Key, attack_free_metrics, get_key
-from lightning_robustness._measurement.statistics import kendall, kendall_w, pearson, spearman
-from lightning_robustness._numbers import write_budget, write_share
+from lightning_robustness._measurement.statistics import kendall_w, pearson
+from lightning_robustness._measurement.verdict import rival, ties_of_models
+from lightning_robustness._numbers import write_budget
 from lightning_robustness.evaluation.cmmr import CompositeScores, composite_scores
 from lightning_robustness.evaluation.reports.comparison_checks import (
     check_budget,
     check_prior,
     check_reports,
+    differing_outputs,
     differing_settings,
 )
 from lightning_robustness.evaluation.reports.comparison_tables import (
-    METRIC_LABELS,
     agreement_table,
     checkpoint_table,
+    correlate,
     correlation_table,
     explain_weights,
+    model_table,
+    rank_models,
     settings_table,
+    unweighted,
     value_table,
     weight_table,
 )
 from lightning_robustness.evaluation.reports.report import Report
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS
-from lightning_robustness.evaluation.reports.verdict import Share
+from lightning_robustness.evaluation.reports.verdict import Share, comparison_verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,8 +51,6 @@ _HEADLINES = (
     Key("cmmr", "run", "CMMR", "", True, None, "composite score of the sweep"),
     replace(get_key("acc"), label="clean accuracy", higher_is_better=True),
 )
-# Values with a smaller relative difference are equal
-_ROUNDING = 1e-12
 
 
 @dataclass(repr=False)
@@ -81,7 +85,17 @@ class ComparisonReport(Report):
     title = "Robustness of several models"
 
     _derived = (
-        *("robust_accuracy", "scores", "curves", "composite", "entropy_weights", "weights", "adversarial_accuracy"),
+        *(
+            "ties",
+            "differences",
+            "robust_accuracy",
+            "scores",
+            "curves",
+            "composite",
+            "entropy_weights",
+            "weights",
+            "adversarial_accuracy",
+        ),
         *("ranks", "correlations", "metric_pearson", "attack_pearson", "concordance"),
     )
 
@@ -133,12 +147,16 @@ class ComparisonReport(Report):
     def ranks(self) -> dict[str, dict[str, int]]:
         """For each metric with a direction, the rank of each model, 1 for the most robust; ties share a rank."""
         directions = {name: key.higher_is_better for name, key in self._metrics().items()}
-        return {name: _rank(self._values(name), up) for name, up in directions.items() if up is not None}
+        return {name: rank_models(self._values(name), up) for name, up in directions.items() if up is not None}
 
     @cached_property
     def correlations(self) -> dict[str, dict[str, float]]:
         """Pearson, Spearman and Kendall correlation of attack-free metrics with adversarial accuracy, over models."""
-        return {name: self._correlate(name) for name in self._metrics() if name in attack_free_metrics()}
+        return {
+            name: correlate(self._values(name), self.adversarial_accuracy)
+            for name in self._metrics()
+            if name in attack_free_metrics()
+        }
 
     @cached_property
     def metric_pearson(self) -> dict[str, dict[str, float]]:
@@ -165,17 +183,27 @@ class ComparisonReport(Report):
     @property
     @override
     def verdict(self) -> str:
-        first, *others = self._order()
-        share, clean = self._robust(first), write_share(self._sweeps[first].clean_accuracy)
-        place = f"the most robust of {len(self.reports)} models" if others else "the only model"
-        text = f"{first} is {place} at {self._budget_text}: {write_share(share.value)} robust accuracy {share}"
-        text += f", {clean} clean"
-        if others:
-            second = self._robust(others[0])
-            text += f"; {others[0]} is next with {write_share(second.value)} {second}"
-        if self.missing:
-            text += f"; interrupted, without {', '.join(self.missing)}"
-        return f"{text}."
+        shares = {name: self._robust(name) for name in self._order()}
+        clean = self._sweeps[next(iter(shares))].clean_accuracy
+        text = comparison_verdict(shares, self.ties, self._budget_text, clean)
+        return f"{text}; interrupted, without {', '.join(self.missing)}." if self.missing else f"{text}."
+
+    @cached_property
+    def differences(self) -> dict[str, list[float]]:
+        """Robust accuracy at ``budget`` less that of the best model, with its 95 % interval; by pairs if possible."""
+        outcomes, (best, *others) = self._outcomes(), self._order()
+        return {name: list(rival(outcomes[best], outcomes[name])[:3]) for name in others if outcomes}
+
+    @cached_property
+    def ties(self) -> list[str]:
+        """Models that cannot be told from the most robust one: none if it is better than the next (p < 0.05)."""
+        outcomes = self._outcomes()
+        return ties_of_models(outcomes, self._order()) if outcomes else []
+
+    def _outcomes(self) -> dict[str, Assisted]:
+        """Return what the worst case did to each sample, by model; empty if one is not known."""
+        found = {name: sweep._outcome(self.budget or 0.0) for name, sweep in self._sweeps.items()}
+        return {} if None in found.values() else {name: own for name, own in found.items() if own is not None}
 
     @property
     @override
@@ -201,13 +229,9 @@ class ComparisonReport(Report):
         notes = [f"The run was interrupted: no results for {', '.join(self.missing)}."] if self.missing else []
         notes += [f"{name} is left out: it classifies no sample correctly." for name in self.left_out]
         notes += [f"{name} is left out: it could not be measured. {error}" for name, error in self.failed.items()]
-        notes += differing_settings(self.reports, self._sweeps)
+        notes += differing_settings(self.reports, self._sweeps) + differing_outputs(self.reports)
         notes += [f"{name}: {note}" for name, report in self.reports.items() for note in report.notes]
-        for metric, weight in self.entropy_weights.items():
-            if weight == 0:
-                values = torch.tensor([sweep.values[metric] for sweep in self._sweeps.values()])
-                reason = "is not defined for these inputs" if values.isnan().any() else "is constant"
-                notes.append(f"{METRIC_LABELS[metric]} {reason}: it carries no information and has weight 0 in CMMR.")
+        notes += unweighted(self.entropy_weights, self._sweeps.values())
         if len(self.reports) < 3:
             notes.append("Correlations over fewer than three models mean nothing: two points always lie on a line.")
         return notes
@@ -215,19 +239,11 @@ class ComparisonReport(Report):
     @override
     def tables(self) -> list[Table]:
         models, metrics = self._order(), self._metrics()
+        clean = {name: sweep.clean_accuracy for name, sweep in self._sweeps.items()}
+        columns = {"mean over budgets": self.adversarial_accuracy, "clean": clean, "CMMR": self.scores}
+        shares = {name: self._robust(name) for name in models}
         tables = [
-            Table(
-                "Models, the most robust first",
-                ["model", f"robust at {self._budget_text}", "95 % from", "to", "mean over budgets", "clean", "CMMR"],
-                [
-                    [
-                        *(model, *self._robust(model)[:3], self.adversarial_accuracy[model]),
-                        *(self._sweeps[model].clean_accuracy, self.scores[model]),
-                    ]
-                    for model in models
-                ],
-                note=explain_weights(self.weights),
-            ),
+            model_table(shares, self._budget_text, self.differences, self.ties, columns, explain_weights(self.weights)),
             value_table(list(self.correlations), {model: self.reports[model] for model in models}),
             Table(
                 "Ranks, 1 is most robust",
@@ -320,28 +336,12 @@ class ComparisonReport(Report):
     def _metrics(self) -> dict[str, Key]:
         """Return the metrics that all reports have, by name."""
         known = {key.name: key for key in (*_HEADLINES, *attack_free_metrics().values())}
+        if len({report.settings.get("outputs", LOGITS) for report in self.reports.values()}) > 1:
+            del known["rdi"]  # distances between log-probabilities are not those between logits
         return {name: key for name, key in known.items() if not any(map(math.isnan, self._values(name).values()))}
 
     def _values(self, key: str) -> dict[str, float]:
-        computed = {
-            "robust_acc": self.robust_accuracy,
-            "cmmr": self.scores,
-            "adv_acc": self.adversarial_accuracy,
-        }
+        computed = {"robust_acc": self.robust_accuracy, "cmmr": self.scores, "adv_acc": self.adversarial_accuracy}
         if key in computed:
             return computed[key]
         return {name: report.metrics.get(key, math.nan) for name, report in self.reports.items()}
-
-    def _correlate(self, key: str) -> dict[str, float]:
-        values = torch.tensor(list(self._values(key).values()), dtype=torch.float64)
-        accuracy = torch.tensor(list(self.adversarial_accuracy.values()), dtype=torch.float64)
-        measures = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
-        return {name: measure(values, accuracy) for name, measure in measures.items()}
-
-
-def _rank(values: Mapping[str, float], higher_is_better: bool) -> dict[str, int]:
-    sign = 1 if higher_is_better else -1
-    return {
-        name: 1 + sum(sign * (other - value) > _ROUNDING * abs(value) for other in values.values())
-        for name, value in values.items()
-    }

@@ -1,16 +1,70 @@
 """Tables of a comparison of models."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 
-from lightning_robustness._display.table import Table
+import torch
+
+from lightning_robustness._display.table import Cell, Table
 from lightning_robustness._measurement.keys import get_key
+from lightning_robustness._measurement.statistics import kendall, pearson, spearman
 from lightning_robustness._numbers import write_budget
 from lightning_robustness.evaluation.reports.comparison_checks import compared_settings
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.reports.sweep_report import SweepReport
+from lightning_robustness.evaluation.reports.verdict import Share
 
+# Values with a smaller relative difference are equal
+_ROUNDING = 1e-12
 # Metrics of a sweep
 METRIC_LABELS = {"accuracy": "accuracy", "ssim": "SSIM (ASS)", "psnr": "PSNR", "mse": "MSE", "ald2": "ALD2"}
+
+
+def rank_models(values: Mapping[str, float], higher_is_better: bool) -> dict[str, int]:
+    """Rank models, 1 for the most robust; ties share a rank."""
+    sign = 1 if higher_is_better else -1
+    return {
+        name: 1 + sum(sign * (other - value) > _ROUNDING * abs(value) for other in values.values())
+        for name, value in values.items()
+    }
+
+
+def correlate(values: Mapping[str, float], accuracies: Mapping[str, float]) -> dict[str, float]:
+    """Correlate the values of models with their accuracies."""
+    x, y = (torch.tensor(list(own.values()), dtype=torch.float64) for own in (values, accuracies))
+    measures = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
+    return {name: measure(x, y) for name, measure in measures.items()}
+
+
+def unweighted(weights: Mapping[str, float], sweeps: Collection[SweepReport]) -> list[str]:
+    """Say which metrics have no weight in CMMR, and why."""
+    notes = []
+    for metric in (name for name, weight in weights.items() if weight == 0):
+        values = torch.tensor([sweep.values[metric] for sweep in sweeps])
+        reason = "is not defined for these inputs" if values.isnan().any() else "is constant"
+        notes.append(f"{METRIC_LABELS[metric]} {reason}: it carries no information and has weight 0 in CMMR.")
+    return notes
+
+
+def model_table(
+    shares: Mapping[str, Share],
+    budget: str,
+    differences: Mapping[str, Sequence[float]],
+    ties: Collection[str],
+    columns: Mapping[str, Mapping[str, float]],
+    note: str,
+) -> Table:
+    """Make the table of models, the most robust first, with the difference of each to the best."""
+    header = ["model", f"robust at {budget}", "95 % from", "to", "less the best", "from", "to", "", *columns]
+    rows: list[list[Cell]] = [
+        [
+            *(name, *share[:3], *differences.get(name, [math.nan] * 3), "tied" if name in ties else ""),
+            *(column[name] for column in columns.values()),
+        ]
+        for name, share in shares.items()
+    ]
+    pairs = "Differences to the best have the 95 % interval of the paired test; tied: not distinguishable from it."
+    return Table("Models, the most robust first", header, rows, note=f"{note} {pairs}")
 
 
 def value_table(names: Sequence[str], reports: Mapping[str, RobustnessReport]) -> Table:

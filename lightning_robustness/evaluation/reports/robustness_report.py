@@ -9,6 +9,7 @@ from lightning_robustness._display.page import Picture
 from lightning_robustness._display.pictures import AdversarialExample
 from lightning_robustness._display.table import Cell, NumberText, Table
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
 from lightning_robustness._measurement.findings import ClassAccuracy
 from lightning_robustness._measurement.keys import attack_free_metrics, get_key
 from lightning_robustness._measurement.threat_model import ThreatModel
@@ -35,8 +36,10 @@ class RobustnessReport(Report):
         num_classes: Number of classes.
         metrics: Values by the keys of ``RobustnessMonitor``, without prefix.
         rates: For each attack, and for their worst case ``"worst"``: ``asr`` with its 95 % confidence interval
-            ``asr_low`` and ``asr_high``, ``error_rate``, ``adv_acc``, median l2 ``distortion`` with failures as
-            infinite, and counts of samples.
+            ``asr_low`` and ``asr_high``, ``error_rate``, ``adv_acc`` with ``adv_acc_low`` and ``adv_acc_high``, median
+            l2 ``distortion`` with failures as infinite, and counts of attacked samples. Accuracy, error and success
+            rates are estimates for all samples, assisted by their margins; ``adv_acc_plain`` is the share of the
+            attacked ones.
         signs: Signs of gradient masking.
         settings: Settings, as text.
         interrupted: The part that was being measured when the run was interrupted, or None.
@@ -45,12 +48,14 @@ class RobustnessReport(Report):
             decision boundary; ``index``, ``y``, ``preds`` and, by attack,
             ``adv_preds/<attack>``, ``l2/<attack>`` and ``linf/<attack>`` for the attacked ones. Where an attack
             without a budget succeeds beyond the sizes that count, the prediction is the clean one, and the sizes are
-            those of what it found.
+            those of what it found. Their averages are plain shares, such as ``adv_acc_plain``.
         sweep: On request, curves over perturbation budgets.
         decision_space: On request, embeddings in two dimensions.
         boundary: Robust accuracy to first order over budgets, if there are labels.
         threat_model: Norm, budget and settings of the attacks.
         classes: Clean and robust accuracy of each class, over the attacked samples, if all attacks ran.
+        outcomes: For each attack and their worst case, positions of the attacked samples, which of them withstand, and
+            what is needed to compare models by pairs.
         adversarial_examples: A few pictures, if the inputs are images and an attack succeeded.
         provenance: Where the report comes from: time, versions, machine, seed; from the command also the checkpoint
             and the command line.
@@ -70,6 +75,7 @@ class RobustnessReport(Report):
     boundary: BoundaryCurve | None = None
     threat_model: ThreatModel = field(default_factory=ThreatModel)
     classes: list[ClassAccuracy] = field(default_factory=list)
+    outcomes: dict[str, dict[str, Any]] = field(default_factory=dict)
     adversarial_examples: list[AdversarialExample] = field(default_factory=list)
     provenance: dict[str, str] = field(default_factory=dict)
 
@@ -145,6 +151,9 @@ class RobustnessReport(Report):
             notes.append(f"Gradients seem to be masked ({names}), so success rates are too low and distances too high.")
         if "worst" in self.rates and any(rate["asr"] > self.rates["worst"]["asr"] for rate in self.rates.values()):
             notes.append("'worst' counts an attack without a budget only where it stays within the others' budget.")
+        kind = self.settings.get("outputs", "")
+        if kind in OUTPUT_WARNINGS:
+            notes.append(f"{OUTPUT_WARNINGS[kind][:1].upper()}{OUTPUT_WARNINGS[kind][1:]}")
         return notes + ([] if self.sweep is None else self.sweep.notes)
 
     def plot(self) -> "Figure":
@@ -188,7 +197,7 @@ class RobustnessReport(Report):
             f"Classes, the least robust first{shown}",
             ["class", "clean", "robust", "samples"],
             [[a.label, a.clean, a.robust, a.samples] for a in ordered[:_MAX_CLASSES]],
-            note="Accuracy over the attacked samples, without an attack and under the worst of all attacks.",
+            note="Plain shares of the attacked samples that are right, without an attack and under the worst of all.",
         )
 
     def _signs(self) -> Table:
@@ -205,7 +214,7 @@ class RobustnessReport(Report):
     def _plot_accuracies(self) -> "Figure":
         clean, samples = self.metrics.get("acc", math.nan), self.metrics.get("samples", 0)
         shares = {} if math.isnan(clean) else {"clean": Share.of(clean, samples)}
-        shares |= {name: Share.of(rate["adv_acc"], rate["count"]) for name, rate in self.rates.items()}
+        shares |= {name: Share.of_rates(rate) for name, rate in self.rates.items()}
         unbounded = {name: facts.limit for name, facts in self.threat_model.attacks.items() if not facts.budgets}
         ends = {name: share[:3] for name, share in shares.items()}
         return figures.accuracies(ends, unbounded, self.threat_model.budget)

@@ -6,6 +6,7 @@ from typing_extensions import Self, override
 
 from lightning_robustness._display import report_figures as figures
 from lightning_robustness._display.table import Table
+from lightning_robustness._measurement.assisted import Assisted, Estimate
 from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness._numbers import write_budget
 from lightning_robustness.evaluation.reports.report import Report
@@ -29,13 +30,19 @@ class SweepReport(Report):
             one value per budget; NaN where a metric is undefined.
         worst: Accuracy at each budget when a sample counts as wrong as soon as any of the attacks breaks it.
         clean_accuracy: Accuracy without an attack.
-        samples: Number of samples.
+        samples: Number of attacked samples.
         seconds: Time that each attack took, over all budgets.
         settings: Settings, as text.
         interrupted: Whether the sweep was interrupted, so that some samples are missing.
         breaking_eps: On request, for each attack and sample, the smallest budget that breaks it: 0 if it is
             misclassified without an attack, infinity if no budget does.
         index: On request, the position of each of these samples in the loader.
+        shares: For each attack, and for their worst case ``"worst"``, accuracy at each budget with its 95 % interval
+            and the plain share. Where a pass over all samples was made, as in ``evaluate`` and ``compare``, these,
+            ``worst`` and ``clean_accuracy`` are estimates for all of them, assisted by their margins; ``values``, by
+            which CMMR goes, are always plain.
+        outcomes: For each budget, positions of the attacked samples, which of them withstand all attacks, and what is
+            needed to compare models by pairs.
         threat_model: Norm and settings of the attacks, at the smallest budget.
         provenance: Where the report comes from: time, versions, machine.
 
@@ -52,6 +59,8 @@ class SweepReport(Report):
     interrupted: bool = False
     breaking_eps: dict[str, list[float]] | None = None
     index: list[int] | None = None
+    shares: dict[str, list[Estimate]] = field(default_factory=dict)
+    outcomes: list[dict[str, Any]] = field(default_factory=list)
     threat_model: ThreatModel = field(default_factory=ThreatModel)
     provenance: dict[str, str] = field(default_factory=dict)
 
@@ -88,6 +97,7 @@ class SweepReport(Report):
     def _curves(self) -> dict[str, list[float]]:
         """Accuracy under each attack and under the worst of several, over no budget and all budgets."""
         curves = dict(zip(self.attacks, self.values["accuracy"], strict=True))
+        curves |= {name: [share.value for share in own] for name, own in self.shares.items() if name in curves}
         curves |= {figures.WORST: self.worst} if len(self.attacks) > 1 else {}
         return {name: [self.clean_accuracy, *values] for name, values in curves.items()}
 
@@ -104,8 +114,15 @@ class SweepReport(Report):
 
     def robust_accuracy(self, eps: float | None = None) -> Share:
         """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none."""
+        eps = self._middle if eps is None else eps
+        if eps in self.eps and "worst" in self.shares:
+            return Share(*self.shares["worst"][self.eps.index(eps)][:3], self.samples)
         accuracies = dict(zip([0.0, *self.eps], [self.clean_accuracy, *self.worst], strict=True))
-        return Share.of(accuracies[self._middle if eps is None else eps], self.samples)
+        return Share.of(accuracies[eps], self.samples)
+
+    def _outcome(self, eps: float) -> Assisted | None:
+        """Return what the worst of the attacks did to each sample at a budget; None in older reports."""
+        return Assisted.from_plain(self.outcomes[self.eps.index(eps)]) if self.outcomes else None
 
     @override
     def tables(self) -> list[Table]:

@@ -1,8 +1,11 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from lightning_robustness._measurement.assisted import assist
 from lightning_robustness._measurement.meters.fisher import FisherMeter
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
@@ -65,7 +68,7 @@ def test_robust_accuracy_to_first_order(batch_size, norm):
     values = meter.values(rows)
     assert values["boundary"] == pytest.approx(np.median(distances), rel=1e-4)
     assert values["boundary_acc"] == pytest.approx((distances > eps).mean())
-    curve = meter.curve(rows)
+    curve = meter.curve(rows, partial(assist, None, 0))
     assert (curve.norm, curve.eps[0], curve.eps[-1]) == (norm, 0.0, pytest.approx(4 * eps))
     assert curve.share == pytest.approx([(distances > budget).mean() for budget in curve.eps])
     assert all(low <= share <= high for low, share, high in zip(curve.low, curve.share, curve.high, strict=True))
@@ -80,14 +83,14 @@ def test_no_robust_accuracy_without_labels_or_a_budget():
         rows = rows_of(meter, model, x, labels)
         assert "boundary" in meter.values(rows)
         assert "boundary_acc" not in meter.values(rows)
-        assert meter.curve(rows) is None
+        assert meter.curve(rows, partial(assist, None, 0)) is None
 
 
 def test_no_distance_without_gradients():
     meter = FisherMeter(31, "blackbox", "linf", 0.1)
     rows = rows_of(meter, network(), inputs(), torch.arange(31) % 4)
     assert meter.values(rows).keys() == {"fim", "fim_inverse", "fim_geometric", "samples_fim"}
-    assert meter.curve(rows) is None
+    assert meter.curve(rows, partial(assist, None, 0)) is None
     assert meter.histograms(rows).keys() == {"lambda_log10"}
 
 
@@ -99,7 +102,7 @@ def test_the_histogram_spans_decades_but_not_those_of_saturated_samples():
 def test_fisher_information_of_nothing():
     meter = FisherMeter(31)
     rows = rows_of(meter, network(), torch.zeros(0, 0))
-    assert (meter.values(rows), meter.histograms(rows), meter.curve(rows)) == ({}, {}, None)
+    assert (meter.values(rows), meter.histograms(rows), meter.curve(rows, partial(assist, None, 0))) == ({}, {}, None)
 
 
 def measure_fisher_of_share(rank, sizes, dtype):

@@ -90,9 +90,9 @@ def test_budgets_may_be_of_any_kind_of_number():
 
 
 def test_attacks_have_the_budget_of_their_place():
-    plan = plan_sweep(["pgd", "worst"], COARSE)
+    plan = plan_sweep(["pgd", "cascade"], COARSE)
     assert [attacks["pgd"] for attacks in plan] == [PGD(eps=eps) for eps in COARSE]
-    assert [attacks["cascade"] for attacks in plan] == [get_attack("worst", eps=eps) for eps in COARSE]
+    assert [attacks["cascade"] for attacks in plan] == [get_attack("cascade", eps=eps) for eps in COARSE]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 import torchattacks
 from torch import nn
 
+from lightning_robustness import evaluate
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness.attacks import PGD, Budget, TorchattacksAdapter, budget_of, get_attack, run_attack
 from lightning_robustness.input_space import InputSpace
@@ -54,14 +55,14 @@ def test_normalisation_and_range_are_handed_over(digits, digits_network, name):
         return digits_network((images * 70 + 33) / 255)
 
     if name == "instance":
-        attack = plain = torchattacks.PGD(digits_network, eps=0.1, random_start=False)
+        attack = plain = torchattacks.PGD(digits_network, eps=0.1, alpha=0.01, random_start=False)
         plain.set_normalization_used(mean=[0.5], std=[0.5])  # not what holds for this model
     else:
-        attack = get_attack("torchattacks:PGD", eps=25.5, alpha=2 / 255 * 255, random_start=False)
-        plain = get_attack("torchattacks:PGD", eps=0.1, random_start=False)
+        attack = get_attack("torchattacks:PGD", eps=25.5, alpha=2.55, random_start=False)
+        plain = get_attack("torchattacks:PGD", eps=0.1, alpha=0.01, random_start=False)
     result = run_attack(normalised, attack, space.normalize(255 * x), y, input_space=space)
     expected = run_attack(digits_network, plain, x, y)
-    assert result.linf.max().item() == pytest.approx(20.0, abs=0.01)  # ten steps of two
+    assert result.linf.max().item() == pytest.approx(25.5, abs=0.01)
     close = (space.unnormalize(result.x_adv) / 255 - expected.x_adv).abs() < 1e-4
     assert close.float().mean() > 0.999
     assert torch.equal(result.success, expected.success)
@@ -154,6 +155,41 @@ def test_number_of_classes_and_seed_come_from_the_call(monkeypatch, digits, digi
 def test_eps_is_left_out_where_there_is_none():
     assert get_attack("torchattacks:CW", eps=0.1) == TorchattacksAdapter(attack="CW")
     assert budget_of(get_attack("torchattacks:CW")) is None
+
+
+@pytest.mark.parametrize(
+    ("width", "steps", "alpha"), [(1, 10, 2 / 255 * 0.1 / (8 / 255)), (255, 10, 0.025), (1, 20, 2 / 255)]
+)
+def test_a_default_step_size_that_cannot_reach_the_budget_grows(digits, digits_network, width, steps, alpha):
+    x, y, space = digits[0][:64], digits[1][:64], InputSpace(high=width, std=width)
+    attack = get_attack("torchattacks:PGD", eps=0.1 * width, steps=steps, random_start=False)
+    same = get_attack("torchattacks:PGD", eps=0.1 * width, steps=steps, random_start=False, alpha=alpha * width)
+    found, expected = (run_attack(digits_network, one, x, y, input_space=space) for one in (attack, same))
+    torch.testing.assert_close(found.x_adv, expected.x_adv)
+    assert found.linf.max() == pytest.approx(0.1 * width, rel=1e-4)
+
+
+def test_a_given_step_size_that_cannot_reach_the_budget_is_warned_about(digits, digits_network):
+    attack = get_attack("torchattacks:PGD", eps=0.1, alpha=0.001)
+    with pytest.warns(UserWarning, match=r"10 steps of 0.001 cannot reach .*0.1 .*Pass `alpha` of at least 0.01"):
+        run_attack(digits_network, attack, digits[0][:4], digits[1][:4])
+
+
+@pytest.mark.filterwarnings("ignore:The attack torchattacks_square takes")
+def test_beside_our_attacks_in_evaluate(digits, digits_network):
+    """Keys are those of torchattacks, and rates what torchattacks itself gives."""
+    x, y = digits[0][1200:1264], digits[1][1200:1264]
+    names = ["torchattacks:PGD", "torchattacks:CW", get_attack("torchattacks:Square", eps=0.1, n_queries=50)]
+    options = {"eps": 0.1, "attack_samples": 64, "fim_samples": 0, "num_examples": 0, "progress": False}
+    report = evaluate(digits_network, [(x, y)], ["pgd", *names], **options)
+    assert list(report.rates) == ["pgd", "torchattacks_pgd", "torchattacks_cw", "torchattacks_square", "worst"]
+    with sandbox(digits_network, x):
+        attack = torchattacks.PGD(digits_network, eps=0.1, alpha=0.025, steps=10)
+        accuracy = (digits_network(attack(x, y)).argmax(1) == y).double().mean().item()
+    assert report.rates["torchattacks_pgd"]["adv_acc"] == pytest.approx(accuracy, abs=0.04)
+    text = report.threat_model.describe()["attacks"]
+    assert "torchattacks_pgd (10 steps" in text
+    assert "torchattacks_square (at most 50 queries" in text
 
 
 def test_attack_that_leaves_its_budget(digits, digits_network, monkeypatch):

@@ -1,0 +1,123 @@
+"""When an evaluation counts towards the patience of early stopping: once the learning rate has come down."""
+
+import math
+from typing import Any, NamedTuple
+
+from lightning.pytorch import Trainer
+
+from lightning_robustness._arguments import check_integer
+
+# Share of its peak to which the learning rate must have fallen, or in one step from the lowest so far to count anew
+_FALL = 0.5 * (1 + 1e-6)
+# Share of the run after which evaluations count in any case
+_LATEST = 0.75
+
+
+class Count(NamedTuple):
+    """Whether an evaluation counts towards patience, and whether the count restarts with it."""
+
+    counts: bool = True
+    restarts: bool = False
+
+
+class LearningRateWait:
+    """Wait with the patience of early stopping until the learning rate has come down.
+
+    Robust accuracy stays flat while the learning rate is high, and jumps when it falls. An evaluation counts once the
+    rate is at most half of its peak, and the count restarts where the rate falls in one step to at most half of the
+    lowest rate that counted. Waiting ends after three quarters of the run, whatever the rate does; without a scheduler
+    or a limit of the run there is none. A first epoch, where one is given, takes the place of all this.
+    """
+
+    def __init__(self, start_from_epoch: int | None) -> None:
+        self.start_from_epoch = start_from_epoch
+        if start_from_epoch is not None:
+            check_integer("start_from_epoch", start_from_epoch, minimum=0)
+        self._peaks: dict[str, float] = {}
+        self._lowest = math.inf
+        self._rate: float | None = None
+
+    def observe(self, trainer: Trainer) -> None:
+        """See the learning rates of a training batch."""
+        if self.start_from_epoch is not None:
+            return
+        rates = _scheduled_rates(trainer)
+        for name, rate in rates.items():
+            self._peaks[name] = max(rate, self._peaks.get(name, 0.0))
+        shares = [rate / self._peaks[name] for name, rate in rates.items() if self._peaks[name] > 0]
+        self._rate = max(shares, default=None)
+
+    def judge(self, trainer: Trainer) -> Count:
+        """Tell whether an evaluation counts."""
+        if self.start_from_epoch is not None:
+            return Count(trainer.current_epoch >= self.start_from_epoch)
+        if self._rate is None or _progress(trainer) is None:
+            return Count()
+        if self._rate > _FALL and not self._is_late(trainer):
+            return Count(counts=False)
+        restarts = self._rate <= _FALL * self._lowest < math.inf
+        self._lowest = min(self._lowest, self._rate)
+        return Count(restarts=restarts)
+
+    def describe(self, trainer: Trainer) -> str:
+        """Say what is waited for."""
+        if self.start_from_epoch is not None:
+            return f"patience waits for epoch {self.start_from_epoch}"
+        has_epochs = trainer.max_epochs is not None and trainer.max_epochs > 0
+        limit = math.ceil(_LATEST * (trainer.max_epochs if has_epochs else trainer.max_steps))  # type: ignore[operator]
+        latest = f"until {'epoch' if has_epochs else 'step'} {limit} at the latest"
+        return f"patience waits for the learning rate ({self._rate or 0.0:.2g} of its peak), {latest}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to go on as it would have."""
+        return {"peaks": dict(self._peaks), "lowest": self._lowest, "rate": self._rate}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._peaks, self._lowest = dict(state_dict["peaks"]), state_dict["lowest"]
+        self._rate = state_dict["rate"]
+
+    def _is_late(self, trainer: Trainer) -> bool:
+        progress = _progress(trainer)
+        return progress is not None and progress >= _LATEST
+
+
+class Series:
+    """Evaluations of a value, and for how many it has not improved."""
+
+    def __init__(self, is_higher_better: bool, min_delta: float = 0.0) -> None:
+        self._sign = 1 if is_higher_better else -1
+        self._min_delta = abs(min_delta)
+        self._best = -math.inf
+        self.wait = 0
+
+    def add(self, value: float, count: Count) -> None:
+        """Add an evaluation, which the best value includes whether it counts or not."""
+        is_better = self._sign * value - self._min_delta > self._best
+        self._best = self._sign * value if is_better else self._best
+        if count.counts:
+            self.wait = 0 if is_better else 1 if count.restarts else self.wait + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to go on as it would have."""
+        return {"best": self._best, "wait": self.wait}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self._best, self.wait = state_dict["best"], state_dict["wait"]
+
+
+def _scheduled_rates(trainer: Trainer) -> dict[str, float]:
+    """Return the rates of all groups of the optimizers that have a scheduler."""
+    optimizers = {id(config.scheduler.optimizer): config.scheduler.optimizer for config in trainer.lr_scheduler_configs}
+    return {
+        f"{number}.{index}": float(group["lr"])
+        for number, optimizer in enumerate(optimizers.values())
+        for index, group in enumerate(optimizer.param_groups)
+    }
+
+
+def _progress(trainer: Trainer) -> float | None:
+    """Return the share of the run that is over; None if it has no limit."""
+    pairs = (trainer.current_epoch, trainer.max_epochs), (trainer.global_step, trainer.max_steps)
+    return max((done / limit for done, limit in pairs if limit is not None and limit > 0), default=None)

@@ -1,0 +1,145 @@
+"""Which epoch or model is the most robust, and which ones cannot be told from it: one rule for all who say so."""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import NormalDist
+from typing import NamedTuple, TypeVar
+
+from lightning_robustness._measurement.assisted import Assisted, difference_interval, p_value
+from lightning_robustness._measurement.statistics import (
+    Evaluation,
+    accuracy_interval,
+    comparable,
+    most_robust,
+    reference_of,
+)
+
+Name = TypeVar("Name", bound=Hashable)
+# Outcomes of the attacks of each evaluation, by its step
+Outcomes = Mapping[int, Mapping[str, Assisted]]
+_LEVEL = 0.05
+_MAX_NAMED = 5
+
+
+class Rival(NamedTuple):
+    """Robust accuracy less that of the best, with its 95 % interval, and the p-value of the test behind both."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+
+def rival(best: Assisted, other: Assisted) -> Rival:
+    """Compare a model or an epoch with the best one, by pairs if the samples are the same."""
+    if best.positions.equal(other.positions):
+        return Rival(*difference_interval(other, best), p_value(best, other))
+    shares = best.estimate(), other.estimate()
+    gap, z = shares[1].value - shares[0].value, NormalDist().inv_cdf(0.975)
+    reach = math.hypot(*((share.high - share.low) / 2 for share in shares))
+    return Rival(gap, gap - reach, gap + reach, 2 * NormalDist().cdf(-abs(gap) / (reach / z)))
+
+
+def tied(p_values: Mapping[Name, float]) -> list[Name]:
+    """Return those that cannot be told from the best one, given the p-values of all comparisons with it (Holm).
+
+    Example:
+        >>> from lightning_robustness._measurement.verdict import tied
+        >>> tied({"a": 0.02, "b": 0.3, "c": 0.03, "d": 0.001})
+        ['a', 'b', 'c']
+
+    """
+    ordered = sorted(p_values, key=lambda name: p_values[name])
+    for number, name in enumerate(ordered):
+        if p_values[name] * (len(ordered) - number) >= _LEVEL:
+            return [other for other in p_values if other in ordered[number:]]
+    return []
+
+
+def ties_of_models(outcomes: Mapping[str, Assisted], order: Sequence[str]) -> list[str]:
+    """Return the models that cannot be told from the best, the first in order; none if it beats the runner-up."""
+    best, *others = order
+    p_values = {name: rival(outcomes[best], outcomes[name]).p_value for name in others}
+    if not others or p_values[others[0]] < _LEVEL:
+        return []
+    return [name for name in others if name in {others[0], *tied(p_values)}]
+
+
+def list_names(names: Sequence[str]) -> str:
+    """List names, at most five, and count the others."""
+    rest = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+class Kept(NamedTuple):
+    """The epoch of a run that is kept: its accuracy under attack, and the evaluations that cannot be told from it.
+
+    Accuracy is corrected for selection if the epoch was chosen by it: chosen with one half of the attacked samples and
+    read with the other, both ways. ``is_checkpoint`` tells whether a checkpoint kept it.
+    """
+
+    reference: str
+    entry: Evaluation
+    accuracy: float
+    low: float
+    high: float
+    is_corrected: bool = False
+    ties: tuple[Evaluation, ...] = ()
+    is_checkpoint: bool = False
+
+
+def kept_epoch(
+    history: Sequence[Evaluation], outcomes: Outcomes | None = None, checkpoint: tuple[str, int] | None = None
+) -> Kept | None:
+    """Return the epoch that a checkpoint kept, given the value it went by and its step, else the most robust one.
+
+    None if no attack ran.
+    """
+    by, step = checkpoint or ("", -1)
+    reference = by if by.startswith("adv_acc/") else reference_of(history)
+    entries = comparable(history, reference, reference)
+    found = most_robust(history, reference)
+    if found is None:
+        return None
+    entry = next((own for own in entries if own["step"] == step), None) if checkpoint else None
+    is_chosen, is_checkpoint = entry is None or reference == by, entry is not None
+    entry = entry or found[1]
+    low, high = interval_of(entry, reference)
+    kept = Kept(reference, entry, entry[reference], low, high, is_checkpoint=is_checkpoint)
+    attack, known = reference.removeprefix("adv_acc/"), dict[int, Assisted]()
+    for own in entries:
+        outcome = (outcomes or {}).get(int(own.get("step", -1)), {}).get(attack)
+        if outcome is not None:
+            known[int(own["step"])] = outcome
+    if len(known) < len(entries) or len(entries) < 2:
+        return kept
+    best = known[int(entry["step"])]
+    p_values = {step: rival(best, other).p_value for step, other in known.items() if step != int(entry["step"])}
+    alike = set(tied(p_values))
+    kept = kept._replace(ties=tuple(own for own in entries if int(own["step"]) in alike))
+    if not is_chosen or not all(best.positions.equal(other.positions) for other in known.values()):
+        return kept
+    accuracy = _corrected(entries, reference, known)
+    shift = accuracy - kept.accuracy
+    ends = (min(max(end + shift, 0.0), 1.0) for end in (low, high))
+    return kept._replace(accuracy=accuracy, low=next(ends), high=next(ends), is_corrected=True)
+
+
+def interval_of(entry: Evaluation, name: str) -> tuple[float, float]:
+    """Return the interval of an accuracy, as it was logged or, in older runs, of the plain share."""
+    family, _, member = name.partition("/")
+    ends = [entry.get(f"{family}_{end}/{member}", math.nan) for end in ("low", "high")]
+    if not any(map(math.isnan, ends)):
+        return ends[0], ends[1]
+    return accuracy_interval(entry[name], entry["samples_attacks"]) if "samples_attacks" in entry else (0.0, 1.0)
+
+
+def _corrected(entries: Sequence[Evaluation], reference: str, known: Mapping[int, Assisted]) -> float:
+    """Choose by one half of the attacked samples and read the other, both ways."""
+    read = []
+    for fold in (0, 1):
+        halves = [{**own, reference: known[int(own["step"])].half(fold, is_read=False)} for own in entries]
+        chosen = most_robust(halves, reference)
+        assert chosen is not None
+        read.append(known[int(chosen[1]["step"])].half(fold, is_read=True))
+    return min(max(sum(read) / 2, 0.0), 1.0)
