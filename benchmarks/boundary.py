@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lightning_robustness.attacks import PGD, run_attack
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
-from lightning_robustness.functional.fisher_spectral_norm import fisher_and_boundary
+from lightning_robustness.functional.fisher_spectral_norm import FisherSettings, fisher_and_boundary
 from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
 
 
@@ -36,7 +36,7 @@ def cost(repetitions: int) -> None:
         y = torch.randint(num_classes, (number,))
         functions: dict[str, Callable[[], object]] = {
             "fim": lambda n=network, x=x: fisher_spectral_norm(n, x),
-            "both": lambda n=network, x=x, y=y: fisher_and_boundary(n, x, boundary="linf", y=y),
+            "both": lambda n=network, x=x, y=y: fisher_and_boundary(n, x, FisherSettings(), "linf", y),
             "alone": lambda n=network, x=x, y=y: boundary_distance(n, x, y),
             "pgd": lambda n=network, x=x: pgd(n, x),
         }

@@ -69,6 +69,9 @@ VALID: dict[Callable[..., Any], dict[str, Any]] = {
     functional.boundary_distance: SAMPLES,
     functional.clever_score: SAMPLES | CLEVER,
     functional.fisher_spectral_norm: SAMPLES,
+    functional.fisher_step: SAMPLES | {"eps": 0.1},
+    functional.num_rayleigh_directions: {"num_classes": 3, "accuracy": 0.1},
+    functional.smoothing_radius: {"probs": torch.eye(3), "sigma": 0.1},
     functional.lipschitz_constant: SAMPLES,
     functional.robustness_difference_index: FEATURES,
     functional.roby: FEATURES,
@@ -92,6 +95,7 @@ VALID: dict[Callable[..., Any], dict[str, Any]] = {
     losses.mart_loss: LABELLED,
     losses.rdi_loss: {"features": X, "y": Y},
     losses.trades_loss: LABELLED,
+    evaluation.composite_scores: {"values": torch.rand(1, 1, 3, 2), "higher_is_better": (True, False)},
     evaluation.compare: EVALUATION | {"models": {"a": MODEL}, "budgets": [0.1, 0.2]},
     evaluation.evaluate: EVALUATION | {"model": MODEL, "sweep_budgets": [0.1], "sweep_attacks": [PGD(steps=1)]},
     evaluation.sweep: EVALUATION | {"model": MODEL, "budgets": [0.1]},
@@ -104,7 +108,7 @@ VALID: dict[Callable[..., Any], dict[str, Any]] = {
 } | {report.from_dict: {"fields": report.to_dict()} for report in REPORTS}
 # What the package returns, and the base class of attacks: nobody has to build these
 RESULTS = {"Attack", "AttackResult", "Budget", "MaskingSign", "SpectralBounds", "SpectralRow"}
-RESULTS |= {"ComparisonReport", "RobustnessReport", "SweepReport"}
+RESULTS |= {"ComparisonReport", "CompositeScores", "RobustnessReport", "SweepReport"}
 
 # Values of many types. The annotation of an argument says for which arguments one is wrong.
 VALUES = [None, True, -1, 1.5, NAN, INF, "", "nonsense", [], [None], ["nonsense"], [NAN], [-1.0], (0, 1), {}]
@@ -161,7 +165,7 @@ TAKEN: dict[str, Sequence[Any]] = {
     "mean": [-1, [-1.0]],  # and have its mean there
     "stopping_threshold": [-1],  # a monitored value may be negative
     "divergence_threshold": [-1],
-    "p": [INF],  # the maximum norm
+    **{key: [INF] for key in ["p", "roby_p"]},  # the maximum norm
 }
 
 

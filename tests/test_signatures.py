@@ -37,6 +37,7 @@ SHARED = {
         "clever_samples",
         "clever_radius",
         "storage",
+        "roby_p",
         "batch_size",
         "seed",
     ),

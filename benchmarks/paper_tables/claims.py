@@ -315,7 +315,7 @@ def _fisher_claims(everything: list[Results]) -> list[Claim]:
         ),
         Claim(
             "DenseNet is least robust, VGG and ViT most",
-            "Fisher, section 3",
+            "Fisher, Table 4",
             "; ".join(map(lowest_and_highest, everything)),
             "holds" if all(_is_as_ranked(results) for results in everything) else "fails",
         ),

@@ -123,7 +123,7 @@ class Board:
     ) -> None:
         """Show the summary of the run, pictures that wait, and that of the run with the epoch that was kept."""
         if kept is not None and kept.is_checkpoint:
-            self.show_history(history, kept)
+            self.show_history(history, {}, kept)
         with self._faults.skipping("pictures could not be logged", is_raised_early=True):
             self._draw_waiting()
         with self._faults.skipping("the summary could not be logged", is_raised_early=True):

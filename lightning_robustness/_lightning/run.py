@@ -267,8 +267,8 @@ class Run:
         return Watch(subject, found.route, features, share, sample, is_checked, is_counted, has_passes)
 
     def _features(self, route: Route) -> FeaturePass:
-        storage, device = self.settings.plan.storage, self._module.device
-        return FeaturePass(route.num_classes, storage, device, route.head is not None)
+        plan, device = self.settings.plan, self._module.device
+        return FeaturePass(route.num_classes, plan.storage, device, route.head is not None, plan.roby_p)
 
     def _keep(self, sample: FixedSample | None) -> None:
         """Keep the sample for the rest of the run; a process without batches has none of its samples."""

@@ -50,13 +50,22 @@ class FeaturePass:
     RDI and ROBY are metric states and no rows: the features of a large data set would not fit into memory.
     """
 
-    def __init__(self, num_classes: int, storage: Storage, device: torch.device, has_embedding: bool = True) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        storage: Storage,
+        device: torch.device,
+        has_embedding: bool = True,
+        roby_p: float = 2.0,
+    ) -> None:
         self._num_classes = num_classes
         self._has_embedding = has_embedding
         self._rdi = RobustnessDifferenceIndex(num_classes, storage=storage).to(device)
-        rdi, roby = RobustnessDifferenceIndex(num_classes, storage=storage), ROBY(num_classes, storage=storage)
-        # Both have the same state, which is kept once
-        self._embedding = MetricCollection({"rdi": rdi, "roby": roby}, compute_groups=[["rdi", "roby"]]).to(device)
+        rdi = RobustnessDifferenceIndex(num_classes, storage=storage)
+        roby = ROBY(num_classes, p=roby_p, storage=storage)
+        # With the same distance both have the same state, which is kept once
+        groups = [["rdi", "roby"]] if roby_p == 2 else [["rdi"], ["roby"]]
+        self._embedding = MetricCollection({"rdi": rdi, "roby": roby}, compute_groups=groups).to(device)
         self._accuracy = MeanMetric().to(device)
         self._outputs: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._extent: Tensor | None = None  # smallest and largest value of each logit, and of the log of their sum

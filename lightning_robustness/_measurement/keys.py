@@ -87,7 +87,7 @@ KEYS: tuple[Key, ...] = (
     Key("fim_geometric", "fim", "Fisher, geometric mean", "1/input²", None, None,
         "geometric mean of these norms; depends on confidence, so it does not rank models", is_detail=True),
     Key("fim_inverse", "fim", "Fisher, inverse", "input²", None, None,
-        "mean inverse of these norms; saturated samples dominate it, so it does not rank models"),
+        "mean inverse of these norms, the Fisher paper's score; saturated samples dominate it"),
     Key("lipschitz", "fim", "Lipschitz constant", "1/input", False, None,
         "mean local Lipschitz constant of the probabilities, if the Jacobian is exact (few classes)", is_detail=True),
     Key("boundary", "fim", "distance to the boundary", "input", True, "Distance to the boundary",
@@ -102,7 +102,8 @@ KEYS: tuple[Key, ...] = (
         "robust accuracy: share of all samples that are correct under the attack, estimated from the attacked ones and "
         "the margins of all"),
     Key("asr/<attack>", "attacks", "success rate of the <attack> attack", "share", False, None,
-        "attack success rate: share of the correctly classified samples that the attack breaks"),
+        "attack success rate: share of the correctly classified samples that the attack breaks; the RDI paper's ASR, "
+        "errors over all samples, is 1 - `adv_acc`"),
     Key("distortion/<attack>", "attacks", "distortion of the <attack> attack", "input, l2", True,
         "Distortion of the <attack> attack",
         "median size of the perturbation over all correct samples, failures counting as infinite; absent if most fail"),

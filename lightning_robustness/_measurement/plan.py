@@ -13,6 +13,7 @@ from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import PGD, Attack, Budget, budget_of, get_attack
 from lightning_robustness.attacks.attack import Norm, check_budgets, most_passes
 from lightning_robustness.attacks.registry import Strength
+from lightning_robustness.functional._class_statistics import check_p
 from lightning_robustness.functional.boundary_distance import BoundaryNorm
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
@@ -158,6 +159,7 @@ class Plan:
     storage: Storage
     batch_size: int
     seed: int
+    roby_p: float = 2.0
 
     def __post_init__(self) -> None:
         for name in ("attack_samples", "fim_samples", "clever_samples", "seed"):
@@ -166,6 +168,7 @@ class Plan:
         check_option("fim_method", self.fim_method, FisherMethod)
         check_number("clever_radius", self.clever_radius, exclusive=True)
         check_option("storage", self.storage, Storage)
+        check_p(self.roby_p, "roby_p")
         check_budgets(self.attacks.values(), self.input_space)
 
     @classmethod
@@ -219,7 +222,8 @@ class Plan:
             "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in self.attacks.items()) or "none",
             "attacked": f"at most {self.attack_samples} samples" if self.attacks else "none",
             **{meter.title: meter.describe() if meter.size else "none" for meter in self._all_meters()},
-            "RDI and ROBY": f"all samples, storage {self.storage!r}",
+            "RDI and ROBY": f"all samples, storage {self.storage!r}"
+            + (f", ROBY in l{self.roby_p:g}" if self.roby_p != 2 else ""),
             "input space": repr(self.input_space),
             "seed": str(self.seed),
         }

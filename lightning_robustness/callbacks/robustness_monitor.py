@@ -94,6 +94,7 @@ class RobustnessMonitor(Callback):
             features and streaming beyond, with a warning.
         log_details: Whether loggers get parts of values, intervals, sample sizes, times and trust too, in groups of
             their own (``robustness_details/``, ``robustness_trust/``); callbacks find them in any case.
+        roby_p: Order of the distance in ROBY, at least 1; ``float("inf")`` is allowed.
         log_figures: Whether to log pictures and histograms, where a logger takes them.
         log_combined: Whether TensorBoard opens with all accuracies as lines of one chart, success rates in a second
             and RDI, ROBY and Fisher information in a third; each line is a run of its own there.
@@ -137,6 +138,7 @@ class RobustnessMonitor(Callback):
         prefix: str = "robustness",
         storage: Storage = "auto",
         log_details: bool = True,
+        roby_p: float = 2.0,
         log_figures: bool = True,
         log_combined: bool = False,
         log_embeddings: bool = False,
@@ -155,6 +157,7 @@ class RobustnessMonitor(Callback):
             clever_samples=clever_samples,
             clever_radius=clever_radius,
             storage=storage,
+            roby_p=roby_p,
             batch_size=batch_size,
             seed=seed,
         )

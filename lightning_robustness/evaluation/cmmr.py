@@ -1,13 +1,15 @@
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import is_number
+from lightning_robustness._arguments import check_option, check_tensor, is_number
 
 # Values are measured in float32: a spread below its rounding error counts as constant
 _ROUNDING = 1e-6
+
+Weighting = Literal["entropy", "printed", "correlation"]
 
 
 class CompositeScores(NamedTuple):
@@ -22,7 +24,11 @@ class CompositeScores(NamedTuple):
 
 
 def composite_scores(
-    values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float] | None = None, balance: float = 0.0
+    values: Tensor,
+    higher_is_better: Sequence[bool],
+    prior: Sequence[float] | None = None,
+    balance: float = 0.0,
+    weighting: Weighting = "entropy",
 ) -> CompositeScores:
     r"""Compute the composite multidimensional model robustness, CMMR, of several models, higher is more robust.
 
@@ -40,9 +46,23 @@ def composite_scores(
 
     A metric that is constant up to rounding, or missing in any setting, has weight 0.
 
+    Args:
+        values: Tensor of shape ``(models, attacks, budgets, metrics)``, of any metrics, of your own too.
+        higher_is_better: Whether higher is more robust, for each metric.
+        prior: Prior weights of the metrics; by default all are equal.
+        balance: Balancing weight, 0.08 in the paper, in [0, 1).
+        weighting: ``"entropy"`` is the formula above. ``"printed"`` is equation 8 as the paper prints it, with
+            :math:`w_j` in place of :math:`\lambda_j`, so that prior and balance have no effect. ``"correlation"`` gives
+            the weights at which the mean Pearson correlation of M with the metrics, weighted by the prior, is highest,
+            where the paper adjusts them step by step: :math:`\lambda'_j / \sigma_j`, with the standard deviation of
+            the normalised metric.
+
+    Raises:
+        ValueError: If shapes do not fit, a weight is out of range, or no metric varies.
+
     Example:
         >>> import torch
-        >>> from lightning_robustness.evaluation.cmmr import composite_scores
+        >>> from lightning_robustness.evaluation import composite_scores
         >>> accuracy = torch.tensor([[0.9, 0.5], [0.6, 0.1]])  # two models, two budgets
         >>> mse = torch.tensor([[0.01, 0.02], [0.01, 0.02]])
         >>> result = composite_scores(torch.stack([accuracy, mse], dim=-1).unsqueeze(1), (True, False))
@@ -52,13 +72,19 @@ def composite_scores(
         tensor([0.5808, 0.4394], dtype=torch.float64)
 
     """
-    prior = [1.0] * len(higher_is_better) if prior is None else prior
     _check(values, higher_is_better, prior, balance)
+    prior = [1.0] * len(higher_is_better) if prior is None else prior
+    check_option("weighting", weighting, Weighting)
     flat = values.double().flatten(0, 2)
     informative = _is_informative(flat)
     normalized = _normalize(flat, torch.tensor(higher_is_better), informative)
     entropy_weights = _entropy_weights(normalized, informative)
     weights = entropy_weights * torch.tensor(prior, dtype=torch.float64)
+    if weighting == "correlation":
+        spread = torch.where(informative, normalized.std(dim=0), 1.0)
+        weights = torch.where(informative, torch.tensor(prior, dtype=torch.float64) / spread, 0.0)
+    elif weighting == "printed":
+        weights, balance = entropy_weights, 0.0
     if not weights.sum() > 0:
         raise ValueError(
             "Expected at least one metric with a positive prior weight that differs between models, attacks or budgets "
@@ -103,14 +129,19 @@ def _entropy_weights(normalized: Tensor, informative: Tensor) -> Tensor:
     return information / information.sum() if informative.any() else information
 
 
-def _check(values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float], balance: float) -> None:
+def _check(values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float] | None, balance: float) -> None:
+    check_tensor("values", values)
     if values.ndim != 4 or values.numel() == 0:
         raise ValueError(
             f"Expected `values` of shape (models, attacks, budgets, metrics) but got {tuple(values.shape)}."
         )
-    for name, given in {"higher_is_better": higher_is_better, "prior": prior}.items():
-        if len(given) != values.shape[3]:
+    prior = [1.0] * values.shape[3] if prior is None else prior
+    given: Sequence[bool] | Sequence[float]
+    for name, given in (("higher_is_better", higher_is_better), ("prior", prior)):
+        kinds = bool if name == "higher_is_better" else (int, float)
+        is_list = isinstance(given, Sequence) and not isinstance(given, str)
+        if not is_list or len(given) != values.shape[3] or not all(isinstance(entry, kinds) for entry in given):
             raise ValueError(
-                f"Expected `{name}` to have one entry for each of {values.shape[3]} metrics but got {len(given)}."
+                f"Expected `{name}` to have one entry for each of {values.shape[3]} metrics but got {given!r}."
             )
     check_weights(prior, balance)

@@ -62,6 +62,7 @@ def compare(
     embed_fn: Callable[..., Any] | None = None,
     batch_fn: Callable[..., Any] | None = None,
     storage: Storage = "auto",
+    roby_p: float = 2.0,
     batch_size: int = 128,
     device: str | torch.device | None = None,
     seed: int = 0,
@@ -101,6 +102,7 @@ def compare(
         embed_fn: See there.
         batch_fn: See there.
         storage: See there.
+        roby_p: See there.
         batch_size: See there.
         device: See there.
         seed: See there.
@@ -177,6 +179,7 @@ def compare(
             embed_fn=embed_fn,
             batch_fn=batch_fn,
             storage=storage,
+            roby_p=roby_p,
             batch_size=batch_size,
             device=device,
             seed=seed,

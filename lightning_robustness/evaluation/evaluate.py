@@ -61,6 +61,7 @@ def evaluate(
     device: str | torch.device | None = None,
     seed: int = 0,
     storage: Storage = "auto",
+    roby_p: float = 2.0,
     per_sample: bool = False,
     num_examples: int = 8,
     progress: bool = True,
@@ -113,6 +114,7 @@ def evaluate(
         seed: Seed of the sample, of random starts and directions.
         storage: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
+        roby_p: Order of the distance in ROBY, at least 1; ``float("inf")`` is allowed.
         per_sample: Whether to keep the results of each sample.
         num_examples: Number of adversarial examples to keep in the report as small pictures, if the inputs are images.
         progress: Whether to show progress bars, in the first process.
@@ -163,6 +165,7 @@ def evaluate(
         clever_samples=clever_samples,
         clever_radius=clever_radius,
         storage=storage,
+        roby_p=roby_p,
         batch_size=batch_size,
         seed=seed,
     )
@@ -178,7 +181,7 @@ def evaluate(
         meters = [*plan.meters(), *plan.attack_meters(), *extra]
         look = partial(_look, bool(plan.attacks or extra), bool(meters))
         size = max([1, *(meter.size for meter in meters)])
-        passed = pass_over(dataloader, subject, size, look, processes, folder, storage)
+        passed = pass_over(dataloader, subject, size, look, processes, folder, storage, roby_p)
         measured = _measure(meters, passed, processes, folder)
         findings = conclude(plan, passed.features, measured.rows)
         pictures, interrupted = list[AdversarialExample](), measured.interrupted

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -143,6 +144,7 @@ def pass_over(
     processes: Processes,
     folder: ResumeFolder,
     storage: Storage = "auto",
+    roby_p: float = 2.0,
 ) -> Passed:
     """Go through a loader in all processes, and collect a sample of it; all of it without a size.
 
@@ -152,7 +154,7 @@ def pass_over(
     own = take_share(subject.model, dataloader, processes, subject.seed)
     saved = folder.features()
     sample = FixedSample(2**62 if size is None else size, own.share.total, subject.seed)
-    under_way = _Pass(subject, sample, storage, look)
+    under_way = _Pass(subject, sample, partial(FeaturePass, storage=storage, roby_p=roby_p), look)
     is_interrupted = False
     try:
         with processes.step(), closing(_batches(own, subject)) as batches:
@@ -189,7 +191,7 @@ class _Pass:
         self,
         subject: Subject,
         sample: FixedSample,
-        storage: Storage,
+        make_features: Callable[..., FeaturePass],
         look: Callable[[Subject, Batch], tuple[Subject, Found | None]],
     ) -> None:
         self.subject = subject
@@ -199,7 +201,7 @@ class _Pass:
         self.has_samples = False
         self._look = look
         self._sample = sample
-        self._storage = storage
+        self._make_features = make_features
         self._features: FeaturePass | None = None
 
     def add(self, batch: Batch, is_measured: bool, is_hashed: bool) -> None:
@@ -225,7 +227,8 @@ class _Pass:
         self._features.add(batch, self._tap.run(self.subject.logits_of_loaded(batch), batch.x))
 
     def _open(self, route: Route) -> FeaturePass:
-        return FeaturePass(route.num_classes, self._storage, self.subject.device, route.head is not None)
+        has_head = route.head is not None
+        return self._make_features(route.num_classes, device=self.subject.device, has_embedding=has_head)
 
 
 def _batches(own: OwnShare, subject: Subject) -> Generator[Batch, None, None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.provenance import describe_data, describe_run
@@ -44,6 +44,7 @@ def sweep(
     *,
     strength: Strength = "paper",
     norm: Norm = "linf",
+    warm_starts: bool = True,
     attack_samples: int | None = 256,
     input_space: InputSpace | None = None,
     forward_fn: Callable[..., Any] | None = None,
@@ -62,7 +63,8 @@ def sweep(
     accuracy can only fall. The others start from where the attack ended at the budget before, with the perturbation
     stretched to the new one, and take 40 % of the steps; more where more than a fifth of the budget is new, and all
     from a half on. FGSM only has to be stretched, since its gradient is the same at all budgets. Attacks other than PGD
-    and its settings, and those with restarts, start again with what is left.
+    and its settings, and those with restarts, start again with what is left. With ``warm_starts=False``, each budget is
+    attacked anew and accuracy is that of the images of full strength, equation 1 of the CMMR paper: it can rise again.
 
     Quality is that of images of full strength of all samples, as in the CMMR paper: samples that are broken, or wrong
     without an attack, go on to the last step at every budget too, from where they were at the budget before. Cascades
@@ -77,6 +79,7 @@ def sweep(
         dataloader: Batches with inputs and labels.
         attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
         budgets: Budgets in un-normalised units, increasing.
+        warm_starts: Whether attacks start from where they ended at the budget before, and broken samples stay broken.
         strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         norm: Norm of the budgets of attacks that are given by name, ``"linf"`` or ``"l2"``.
         attack_samples: Number of samples, spread over the loader; None for all, which are then held in memory.
@@ -120,6 +123,7 @@ def sweep(
     check_device(device)
     check_integer("seed", seed, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
+    check_flag("warm_starts", warm_starts)
     check_flag("per_sample", per_sample)
     check_flag("progress", progress)
     if attack_samples is not None:
@@ -132,6 +136,7 @@ def sweep(
         "function": "sweep",
         "attacks": plan[0],
         "budgets": budgets,
+        "warm_starts": warm_starts,
         "attack_samples": attack_samples,
         "seed": seed,
     }
@@ -143,7 +148,8 @@ def sweep(
         passed = pass_over(dataloader, subject, attack_samples, _look, processes, folder)
         if passed.is_interrupted:
             raise KeyboardInterrupt
-        meter, is_interrupted = SweepMeter(sys.maxsize if attack_samples is None else attack_samples, plan), False
+        meter = SweepMeter(sys.maxsize if attack_samples is None else attack_samples, plan, warm_starts)
+        is_interrupted = False
         try:
             rows = measure(meter, passed.subject, passed.take(meter.size), processes, folder)
         except Interrupted as stop:
@@ -166,8 +172,9 @@ def sweep_report(
     are_images = any(processes.gather(has_images))
     rows = rows if len(rows) else _no_rows(len(meter.plan[0]), len(eps))
     margins = None if passed.features is None else passed.features.margins
-    report = _report(list(meter.plan[0]), rows, eps, is_interrupted, margins, subject.seed)
+    report = _report(meter, rows, eps, is_interrupted, margins, subject.seed)
     settings = describe_sweep(meter.plan, eps, rows["y"], subject.input_space, subject.seed)
+    settings |= {} if meter.warm_starts else {"warm starts": "no"}
     threat = ThreatModel.of(meter.plan[0], subject.input_space, len(rows), are_images)
     return replace(report, settings=settings, threat_model=threat)
 
@@ -182,34 +189,31 @@ def _no_rows(num_attacks: int, num_budgets: int) -> Rows:
     columns = {
         "y": torch.zeros(0, dtype=torch.long),
         "first": torch.zeros(0, num_attacks, dtype=torch.long),
+        "right": torch.zeros(0, num_attacks, num_budgets, dtype=torch.bool),
         "quality": torch.zeros(0, num_attacks, num_budgets, len(ImageQuality._fields), dtype=torch.float64),
         "seconds": torch.zeros(0, num_attacks, dtype=torch.float64),
     }
     return Rows(torch.zeros(0, dtype=torch.long), columns)
 
 
-def _survivors(first: Tensor, num_budgets: int) -> Tensor:
-    """Share of samples that are right at each budget."""
-    return (first.unsqueeze(-1) > torch.arange(num_budgets)).double().mean(dim=0)
-
-
 def _report(
-    names: list[str], rows: Rows, eps: Sequence[float], is_interrupted: bool, margins: Rows | None, seed: int
+    meter: SweepMeter, rows: Rows, eps: Sequence[float], is_interrupted: bool, margins: Rows | None, seed: int
 ) -> SweepReport:
-    first, quality = rows["first"], rows["quality"]
+    names, first, right, quality = list(meter.plan[0]), rows["first"], rows["right"], rows["quality"]
     clean = (first[:, 0] >= 0).double().mean().item()
     if margins is not None and len(margins):
         clean = margins["right"].double().mean().item()
-    firsts = dict(zip([*names, WORST], [*first.T, first.amin(dim=1)], strict=True))
+    rights = dict(zip([*names, WORST], [*right.unbind(dim=1), right.all(dim=1)], strict=True))
     known = {
-        name: [assist(margins, seed, rows, own > number) for number in range(len(eps))]
-        for name, own in (firsts if len(first) else {}).items()
+        name: [assist(margins, seed, rows, column) for column in own.T]
+        for name, own in (rights if len(first) else {}).items()
     }
-    shares = {name: falling([own.estimate() for own in row]) for name, row in known.items()}
+    order = falling if meter.warm_starts else list
+    shares = {name: order([own.estimate() for own in row]) for name, row in known.items()}
     if shares:  # the worst case is never above an attack
         shares[WORST] = [falling(list(column))[-1] for column in zip(*shares.values(), strict=True)]
     # Shape: attacks, budgets, metrics
-    values = torch.cat([_survivors(first, len(eps)).unsqueeze(2), quality.mean(dim=0)], dim=2)
+    values = torch.cat([right.double().mean(dim=0).unsqueeze(2), quality.mean(dim=0)], dim=2)
     budgets = torch.tensor([0.0, *eps, math.inf], dtype=torch.float64)
     seconds = rows["seconds"].sum(dim=0)
     share = rows.seconds / seconds.sum().item() if len(first) else 1.0  # of the slowest process

@@ -145,10 +145,10 @@ def warn_if_unseparated(statistics: ClassStatistics, consequence: str) -> bool:
     return populated < 2
 
 
-def check_p(p: float) -> None:
+def check_p(p: float, name: str = "p") -> None:
     """Check the order of a Minkowski distance."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
-        raise ValueError(f"Expected argument `p` to be a number of at least 1, or infinity, but got {p}.")
+        raise ValueError(f"Expected argument `{name}` to be a number of at least 1, or infinity, but got {p}.")
 
 
 # The n-th sample of a class has the key n * _GOLDEN modulo _ALL. The quotient of the two is the golden ratio, so that

@@ -71,7 +71,11 @@ _STEP_SIZE = 1e-3  # of the central differences
 
 
 class FisherComponents(NamedTuple):
-    """Spectral norm of the Fisher information of each sample, with the by-products of its computation."""
+    """Spectral norm of the Fisher information of each sample, with the by-products of its computation.
+
+    Estimators return the direction as a vector over the classes, which (L J)^T maps to the space of inputs; those
+    without gradients return it there.
+    """
 
     spectral_norm: Tensor
     products: Tensor
@@ -81,19 +85,24 @@ class FisherComponents(NamedTuple):
     lipschitz: Tensor | None = None
     boundary: Tensor | None = None
     nonfinite_gradients: Tensor | None = None
+    direction: Tensor | None = None
 
 
-def exact(jacobian: InputJacobian) -> FisherComponents:
+def exact(jacobian: InputJacobian, direction: bool = False) -> FisherComponents:
     """Compute everything from all rows of J: G has the eigenvalues of the K x K matrix (L J)(L J)^T."""
     operator, rows = FisherOperator(jacobian), jacobian.rows()
     gram = operator.gram()
     squared_norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0)  # p_k ||grad log p_k||^2
+    values, vectors = (
+        decompose(torch.linalg.eigh, gram) if direction else (decompose(torch.linalg.eigvalsh, gram), None)
+    )
     return FisherComponents(
-        spectral_norm=decompose(torch.linalg.eigvalsh, gram)[:, -1].clamp(min=0),
+        spectral_norm=values[:, -1].clamp(min=0),
         products=torch.full_like(operator.preds[:, 0], rows.shape[1]),
         trace=squared_norms.sum(dim=1),
         jacobian_norm=decompose(torch.linalg.eigvalsh, (rows @ rows.mT).to(gram.dtype))[:, -1].clamp(min=0).sqrt(),
         lipschitz=(operator.sqrt_p * squared_norms.sqrt()).amax(dim=1),
+        direction=None if vectors is None else vectors[:, :, -1],
     )
 
 
@@ -105,17 +114,21 @@ class _Result:
         self.tiny = torch.finfo(zeros.dtype).tiny
         self._value, self._residual = zeros, zeros.clone()
         self._products = torch.zeros_like(operator.preds[:, 0])
+        self._vector = torch.zeros_like(operator.p)
 
-    def write(self, active: Tensor, going: Tensor, value: Tensor, residual: Tensor, products: int) -> None:
+    def write(
+        self, active: Tensor, going: Tensor, value: Tensor, residual: Tensor, vector: Tensor, products: int
+    ) -> None:
         index = active[going]
         self._value[index], self._residual[index], self._products[index] = value[going], residual[going], products
+        self._vector[index] = vector[going]
 
     def components(self) -> FisherComponents:
-        return FisherComponents(self._value, self._products, self._residual)
+        return FisherComponents(self._value, self._products, self._residual, direction=self._vector)
 
 
-def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the largest Ritz value of G on the span of (L J)^T C, a bound on its residual, and the gap to the next.
+def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute the largest Ritz value of G on the span of (L J)^T C, a bound on its residual, its vector, and the gap.
 
     With M = (L J)(L J)^T, the inner products of these vectors are C^T M C, and those with G between them are
     (M C)^T (M C). So the image M C gives a Ritz value half a step ahead of the one on C itself.
@@ -131,7 +144,7 @@ def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor
     # The residual of y = J^T L^T C s is J^T L^T (M - value) C s, and that matrix has norm sqrt(||G||)
     residual = torch.linalg.vector_norm((mapped - value[:, None, None] * (basis @ axes)) @ vector, dim=(1, 2))
     gap = value - (values[:, -2] if values.shape[1] > 1 else 0.0)
-    return value, value.sqrt() * residual + rounding * value, gap
+    return value, value.sqrt() * residual + rounding * value, (basis @ (axes @ vector)).squeeze(2), gap
 
 
 def lanczos(jacobian: InputJacobian, tolerance: float, steps: int) -> FisherComponents:
@@ -144,8 +157,8 @@ def lanczos(jacobian: InputJacobian, tolerance: float, steps: int) -> FisherComp
     for step in range(1, min(steps, c.shape[1]) + 1):
         mapped = operator.gram_product(c)
         basis, image = torch.cat([basis, c.unsqueeze(2)], dim=2), torch.cat([image, mapped.unsqueeze(2)], dim=2)
-        value, residual, gap = _ritz(basis, image, operator.rounding)
-        result.write(active, going, value, residual, 2 * step)
+        value, residual, vector, gap = _ritz(basis, image, operator.rounding)
+        result.write(active, going, value, residual, vector, 2 * step)
         # The error of a Ritz value is at most the residual and, once it is separated from the next, quadratic in it
         error = torch.minimum(residual, residual.square() / gap.clamp(min=result.tiny))
         for _ in range(2):
@@ -175,7 +188,7 @@ def power(jacobian: InputJacobian, tolerance: float, steps: int) -> FisherCompon
         previous_value, previous_change = value, change
         value = (c * mapped).sum(dim=1).clamp(min=0)
         residual = torch.linalg.vector_norm(mapped - value.unsqueeze(1) * c, dim=1)
-        result.write(everything, going, value, residual, 2 * step)
+        result.write(everything, going, value, residual, c, 2 * step)
         # Changes shrink geometrically, so the change still to come is the sum of a geometric series
         change = (value - previous_value).abs()
         ratio = (change / previous_change.clamp(min=result.tiny)).clamp(max=0.999)
@@ -202,16 +215,24 @@ def rayleigh(jacobian: InputJacobian, num_directions: int, distribution: str, se
     operator = FisherOperator(jacobian)
     directions = _directions(num_directions, operator.p.shape[1:], operator.p, seed)
     directions = directions if distribution == "gaussian" else directions.sign()
-    value = torch.zeros_like(operator.p[:, 0])
+    value, best = torch.zeros_like(operator.p[:, 0]), torch.zeros_like(operator.p)
     for w in directions:
         product = operator.transposed_product(w.expand_as(operator.p))
-        value = torch.maximum(value, product.square().sum(dim=1) / w.square().sum())
-    return FisherComponents(value, torch.full_like(operator.preds[:, 0], num_directions))
+        quotient = product.square().sum(dim=1) / w.square().sum()
+        best = torch.where((quotient > value).unsqueeze(1), w, best)
+        value = torch.maximum(value, quotient)
+    return FisherComponents(value, torch.full_like(operator.preds[:, 0], num_directions), direction=best)
 
 
 @torch.no_grad()
 def blackbox(
-    model: Callable[..., Any], x: Tensor, space: InputSpace, num_directions: int, rayleigh_ritz: bool, seed: int
+    model: Callable[..., Any],
+    x: Tensor,
+    space: InputSpace,
+    num_directions: int,
+    rayleigh_ritz: bool,
+    seed: int,
+    direction: bool = False,
 ) -> FisherComponents:
     """Take central differences of log p along random unit vectors v, the same ones for all samples."""
 
@@ -225,11 +246,30 @@ def blackbox(
     steps = _STEP_SIZE * directions.view(-1, *x.shape[1:]).to(x.dtype)
     differences = torch.stack([(log_p(h) - log_p(-h)) / (2 * _STEP_SIZE) for h in steps], dim=2)
     form = differences.mT @ (p.unsqueeze(2) * differences)  # V^T G V
-    value = form.diagonal(dim1=1, dim2=2).amax(dim=1)
+    value, best = form.diagonal(dim1=1, dim2=2).max(dim=1)
+    mix = torch.nn.functional.one_hot(best, num_directions).to(form)
     if rayleigh_ritz:
         # Largest eigenvalue of the form relative to V^T V, which is singular for more directions than dimensions
         lengths, axes = decompose(torch.linalg.eigh, directions @ directions.T)
         axes = axes[:, lengths > 1e-4] / lengths[lengths > 1e-4].sqrt()
         value = torch.maximum(value, decompose(torch.linalg.eigvalsh, axes.mT @ form @ axes)[:, -1])
+        mix = decompose(torch.linalg.eigh, axes.mT @ form @ axes)[1][:, :, -1] @ axes.mT if direction else mix
     queries = torch.full((len(x),), 2 * num_directions + 1, device=x.device)
-    return FisherComponents(value, queries)
+    if not direction:
+        return FisherComponents(value, queries)
+    slope = (differences.gather(1, p.argmax(1)[:, None, None].expand(-1, 1, num_directions)).squeeze(1) * mix).sum(1)
+    return FisherComponents(value, queries, direction=downhill(mix @ directions, slope))
+
+
+def downhill(direction: Tensor, slope: Tensor) -> Tensor:
+    """Return unit vectors along which the probability of the predicted class falls, given its slope along them."""
+    direction = direction / direction.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(direction.dtype).tiny)
+    return normalize(torch.where((slope > 0).unsqueeze(1), -direction, direction))
+
+
+def input_direction(jacobian: InputJacobian, vector: Tensor) -> Tensor:
+    """Map a vector over the classes to a unit vector in the space of inputs, along (L J)^T c."""
+    operator = FisherOperator(jacobian)
+    direction = operator.transposed_product(vector.to(operator.p))
+    # (L J)^T e_k is parallel to the gradient of log p_k, which `start` gives without rounding
+    return downhill(direction, (direction * operator.transposed_product(operator.start())).sum(dim=1))

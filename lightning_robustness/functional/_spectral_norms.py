@@ -3,7 +3,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 # Number of complex values to hold in memory at a time
@@ -166,6 +166,35 @@ def _layer_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
     eps = torch.finfo(x.dtype).eps if options.eps is None else options.eps
     scale = 1.0 if weight is None else _wide(weight).abs().max().item()
     return SpectralNorm(scale / math.sqrt(eps) if eps else math.inf, exact=False)
+
+
+def layer_norm_radius(norm: nn.LayerNorm) -> float:
+    """Bound the length of what a layer norm returns for one token."""
+    size = math.prod(norm.normalized_shape)
+    weight = torch.ones(size) if norm.weight is None else _wide(norm.weight)
+    bias = torch.zeros(size) if norm.bias is None else _wide(norm.bias)
+    return math.sqrt(size) * weight.abs().max().item() + torch.linalg.vector_norm(bias).item()
+
+
+def attention_norm(attention: nn.MultiheadAttention, radius: float, num_tokens: int) -> float | None:
+    r"""Bound the Jacobian of self-attention of N tokens of at most length R.
+
+    A head P X W_v with P = softmax(X A X^T) changes by P dX W_v, at most sqrt(N), since the rows of P sum to one, and
+    by dP X W_v: queries pass on the covariance of X under P, at most R^2 ||A||, and keys at most R^2 ||A|| sqrt(N),
+    where a bias b of the queries adds R ||W_k b||. Heads stand side by side.
+    """
+    if attention.in_proj_weight is None or attention.bias_k is not None or attention.add_zero_attn:
+        return None
+    size = attention.head_dim
+    query, key, value = _wide(attention.in_proj_weight).chunk(3)
+    bias = torch.zeros(len(query)) if attention.in_proj_bias is None else _wide(attention.in_proj_bias).chunk(3)[0]
+    heads = []
+    for q, k, v, b in zip(*(part.split(size) for part in (query, key, value, bias.double())), strict=True):
+        logits = matrix_spectral_norm(q.T @ k) / math.sqrt(size)
+        shift = torch.linalg.vector_norm(k.T @ b).item() / math.sqrt(size)
+        by_keys = radius * (radius * logits + shift) + 1
+        heads.append(matrix_spectral_norm(v) * (radius**2 * logits + math.sqrt(num_tokens) * by_keys))
+    return math.hypot(*heads) * matrix_spectral_norm(attention.out_proj.weight)
 
 
 def _instance_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:

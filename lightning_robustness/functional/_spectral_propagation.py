@@ -11,7 +11,12 @@ from torch.fx.operator_schemas import normalize_function
 from typing_extensions import override
 
 from lightning_robustness._model.access import find_logits
-from lightning_robustness.functional._spectral_norms import layer_spectral_norm, matrix_spectral_norm
+from lightning_robustness.functional._spectral_norms import (
+    attention_norm,
+    layer_norm_radius,
+    layer_spectral_norm,
+    matrix_spectral_norm,
+)
 
 NO_RULE = "no rule"
 
@@ -133,7 +138,7 @@ class Propagation(fx.Interpreter):
         if kind in _SHAPES and _keeps_numbers(kind, args, value):
             return branches[0].bound
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        step = None
+        step = self._attention(n, module, branches[0]) if isinstance(module, nn.MultiheadAttention) else None
         if isinstance(value, Tensor) and value.is_floating_point() and "out" not in kwargs:
             step = _meet(kind, branches, args, kwargs, value)
             is_layer_of_input = len(branches) == 1 and self.env[nodes[0]] is branches[0].value
@@ -145,6 +150,19 @@ class Propagation(fx.Interpreter):
         if kind_name.endswith("_") or kwargs.get("inplace") or getattr(module, "inplace", False):
             self._overwrite(args[0] if args and isinstance(args[0], Tensor) else branches[0].value, step.bound)
         return step.bound
+
+    def _attention(self, n: fx.Node, attention: nn.MultiheadAttention, branch: _Branch) -> _Step | None:
+        """Apply the rule for self-attention of what a layer norm returns, where nobody reads the attention weights."""
+        sources = {*n.args[:3], *(n.kwargs.get(name) for name in ("query", "key", "value"))} - {None}
+        source = sources.pop()
+        norm = (
+            self.fetch_attr(str(source.target)) if isinstance(source, fx.Node) and source.op == "call_module" else None
+        )
+        read = any(user.args[1] != 0 and user.users for user in n.users)
+        if sources or read or not isinstance(norm, nn.LayerNorm) or len(norm.normalized_shape) > 1:
+            return None
+        value = attention_norm(attention, layer_norm_radius(norm), branch.value.numel() // attention.embed_dim)
+        return None if value is None else _Step(value, rule_text(False), value * branch.bound)
 
     def _report(self, name: str, kind_name: str, step: _Step) -> None:
         self.rows.append(SpectralRow(name, kind_name, step.norm, step.rule, _known(step.bound)))

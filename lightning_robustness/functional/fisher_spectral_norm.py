@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from lightning_robustness.functional._fisher_estimators import (
     FisherComponents,
     blackbox,
     exact,
+    input_direction,
     lanczos,
     power,
     rayleigh,
@@ -37,23 +39,30 @@ FLOOR = 1e-12
 _JACOBIAN_NUMBERS = 2**25
 
 
-def _check_arguments(
-    method: FisherMethod,
-    tolerance: float,
-    counts: dict[str, int | None],
-    distribution: str,
-    rayleigh_ritz: bool,
-    boundary: BoundaryNorm | None = None,
-) -> None:
-    check_option("method", method, FisherMethod)
-    check_flag("rayleigh_ritz", rayleigh_ritz)
-    if boundary is not None:
-        check_option("boundary", boundary, BoundaryNorm)
-    check_option("distribution", distribution, Distribution)
-    check_number("tolerance", tolerance)
-    for name, count in counts.items():
-        if count is not None or name in ("max_steps", "num_directions"):
-            check_integer(name, count, minimum=1)
+@dataclass(frozen=True)
+class FisherSettings:
+    """How the spectral norm is computed, checked once: the options that function, metric and meter share."""
+
+    method: FisherMethod = "auto"
+    input_space: InputSpace | None = None
+    tolerance: float = 1e-6
+    max_steps: int = 100
+    num_directions: int = 20
+    distribution: Distribution = "gaussian"
+    rayleigh_ritz: bool = True
+    chunk_size: int | None = None
+    seed: int = 0
+    direction: bool = False
+
+    def __post_init__(self) -> None:
+        check_option("method", self.method, FisherMethod)
+        check_option("distribution", self.distribution, Distribution)
+        check_number("tolerance", self.tolerance)
+        check_flag("rayleigh_ritz", self.rayleigh_ritz)
+        check_integer("max_steps", self.max_steps, minimum=1)
+        check_integer("num_directions", self.num_directions, minimum=1)
+        if self.chunk_size is not None:
+            check_integer("chunk_size", self.chunk_size, minimum=1)
 
 
 def fisher_spectral_norm(
@@ -70,6 +79,7 @@ def fisher_spectral_norm(
     chunk_size: int | None = None,
     seed: int = 0,
     return_components: bool = False,
+    return_direction: bool = False,
 ) -> Tensor | FisherComponents:
     r"""Compute the spectral norm of the Fisher information of each input, lower is more robust.
 
@@ -106,6 +116,10 @@ def fisher_spectral_norm(
         seed: Seed of the random vectors, which are the same for all samples.
         return_components: Whether to also return the error bound, the number of products and the by-products of the
             method: with ``"exact"``, the trace of G, the norm of J and the local Lipschitz constant.
+        return_direction: Whether to return these components with ``direction``, the worst-case perturbation to second
+            order: the principal eigenvector of G, or the vector of the method's lower bound, as unit vectors in
+            un-normalised units of the shape of ``x``. It points to where the probability of the predicted class falls;
+            it is zero where G is.
 
     Returns:
         Tensor of shape ``(N,)``, float64 for float64 inputs and float32 otherwise; or :class:`FisherComponents` of
@@ -130,69 +144,113 @@ def fisher_spectral_norm(
 
     """
     check_flag("return_components", return_components)
-    components = fisher_and_boundary(
-        model,
-        x,
+    check_flag("return_direction", return_direction)
+    settings = FisherSettings(
         method,
-        input_space=input_space,
-        tolerance=tolerance,
-        max_steps=max_steps,
-        num_directions=num_directions,
-        distribution=distribution,
-        rayleigh_ritz=rayleigh_ritz,
-        chunk_size=chunk_size,
-        seed=seed,
+        input_space,
+        tolerance,
+        max_steps,
+        num_directions,
+        distribution,
+        rayleigh_ritz,
+        chunk_size,
+        seed,
+        return_direction,
     )
-    return components if return_components else components.spectral_norm
+    components = fisher_and_boundary(model, x, settings)
+    return components if return_components or return_direction else components.spectral_norm
+
+
+def fisher_step(
+    model: Callable[..., Any],
+    x: Tensor,
+    y: Tensor | None = None,
+    *,
+    eps: float,
+    norm: BoundaryNorm = "l2",
+    method: FisherMethod = "auto",
+) -> Tensor:
+    r"""Attack by one step along the principal eigenvector of the Fisher information, which needs no labels.
+
+    .. math:: x' = x + \epsilon v \quad \text{(l2)} \qquad x' = x + \epsilon \operatorname{sign}(v) \quad \text{(linf)}
+
+    Where :math:`v` is the direction that :func:`~lightning_robustness.functional.fisher_spectral_norm` returns, along
+    which the prediction changes most to second order. FGSM is the same step along the gradient of the loss. With
+    ``functools.partial(fisher_step, eps=...)`` it can be used wherever an attack is expected.
+
+    Args:
+        model: Callable from inputs of shape ``(N, ...)`` to logits; in an attack, it takes un-normalised inputs.
+        x: Floating point tensor of un-normalised inputs, in [0, 1] or, in an attack, the range of its input space;
+            results stay in it.
+        y: Labels, which are ignored; attacks are called with them.
+        eps: Length of the step.
+        norm: Norm in which it is measured.
+        method: How the direction is computed.
+
+    Returns:
+        Tensor of the shape of ``x``.
+
+    Raises:
+        TypeError: If the inputs are not floating point.
+        ValueError: If an argument is not as described.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.functional import fisher_step
+        >>> model = torch.nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        >>> fisher_step(model, torch.tensor([[0.5, 0.5]]), eps=0.1)
+        tensor([[0.4400, 0.4200]])
+
+    """
+    check_number("eps", eps)
+    check_option("norm", norm, BoundaryNorm)
+    if y is not None:
+        check_labels("y", y, len(x))
+    space = InputSpace(getattr(model, "low", 0.0), getattr(model, "high", 1.0))
+    direction: Any = fisher_and_boundary(model, x, FisherSettings(method, space, direction=True)).direction
+    x_adv = x + eps * (direction if norm == "l2" else direction.sign()).to(x.dtype)
+    return x_adv if space.low is None and space.high is None else x_adv.clamp(space.low, space.high)
 
 
 def fisher_and_boundary(
     model: Callable[..., Any],
     x: Tensor,
-    method: FisherMethod = "auto",
-    *,
-    input_space: InputSpace | None = None,
-    tolerance: float = 1e-6,
-    max_steps: int = 100,
-    num_directions: int = 20,
-    distribution: Distribution = "gaussian",
-    rayleigh_ritz: bool = True,
-    chunk_size: int | None = None,
-    seed: int = 0,
+    settings: FisherSettings,
     boundary: BoundaryNorm | None = None,
     y: Tensor | None = None,
-    num_rivals: int | None = None,
 ) -> FisherComponents:
     """Compute the spectral norm and, from the same Jacobian, the distance to the decision boundary in a norm."""
-    counts = {
-        "max_steps": max_steps,
-        "num_directions": num_directions,
-        "chunk_size": chunk_size,
-        "num_rivals": num_rivals,
-    }
-    _check_arguments(method, tolerance, counts, distribution, rayleigh_ritz, boundary)
+    if boundary is not None:
+        check_option("boundary", boundary, BoundaryNorm)
+    method, chunk_size, seed = settings.method, settings.chunk_size, settings.seed
+    number, tolerance, steps = settings.num_directions, settings.tolerance, settings.max_steps
     estimators: dict[str, Callable[[InputJacobian], FisherComponents]] = {
-        "exact": exact,
-        "lanczos": lambda jacobian: lanczos(jacobian, tolerance, max_steps),
-        "power": lambda jacobian: power(jacobian, tolerance, max_steps),
-        "rayleigh": lambda jacobian: rayleigh(jacobian, num_directions, distribution, seed),
+        "exact": lambda jacobian: exact(jacobian, settings.direction),
+        "lanczos": lambda jacobian: lanczos(jacobian, tolerance, steps),
+        "power": lambda jacobian: power(jacobian, tolerance, steps),
+        "rayleigh": lambda jacobian: rayleigh(jacobian, number, settings.distribution, seed),
     }
 
     def measure(x: Tensor, y: Tensor | None, space: InputSpace) -> FisherComponents:
         if method == "blackbox":
-            return blackbox(model, x, space, num_directions, rayleigh_ritz, seed)
-        jacobian = InputJacobian(model, x, space, twice=method in ("lanczos", "power"))
-        components = estimators[method](jacobian)._replace(nonfinite_gradients=jacobian.nonfinite)
-        if boundary is None:
-            return components
-        return components._replace(boundary=nearest_boundary(jacobian, y, boundary, num_rivals))
+            found = blackbox(model, x, space, number, settings.rayleigh_ritz, seed, settings.direction)
+        else:
+            jacobian = InputJacobian(model, x, space, twice=method in ("lanczos", "power"))
+            found = estimators[method](jacobian)
+            vector = input_direction(jacobian, found.direction) if settings.direction else None  # type: ignore[arg-type]
+            distance = None if boundary is None else nearest_boundary(jacobian, y, boundary, None)
+            found = found._replace(boundary=distance, direction=vector, nonfinite_gradients=jacobian.nonfinite)
+        return found if found.direction is None else found._replace(direction=found.direction.view_as(x))
 
-    with opened(model, x, input_space, seed) as (x, space):
+    with opened(model, x, settings.input_space, seed) as (x, space):
         if y is not None:
             check_labels("y", y, len(x))
             y = y.to(x.device)
         if len(x) == 0:
-            chunks = [FisherComponents(x.new_zeros(0), torch.zeros(0, dtype=torch.long, device=x.device))]
+            direction = torch.zeros_like(x) if settings.direction else None
+            products = torch.zeros(0, dtype=torch.long, device=x.device)
+            chunks = [FisherComponents(x.new_zeros(0), products, direction=direction)]
         else:
             if method in ("auto", "exact"):
                 num_classes = compute_logits(model, x[:1]).shape[1]

@@ -17,6 +17,7 @@ from lightning_robustness.functional._spectral_propagation import (
     propagate,
     rule_text,
 )
+from lightning_robustness.functional.fisher_spectral_norm import FisherSettings, fisher_and_boundary
 from lightning_robustness.input_space import InputSpace, check_input_space
 
 
@@ -28,12 +29,19 @@ class SpectralBounds:
         rows: The layers, in the order in which they run.
         bound: Upper bound of the network's Lipschitz constant, or None where it is unknown.
         missing: Names of layers without a rule, or the reason why the network could not be traced.
+        fisher_norm: Largest spectral norm of the Fisher information of the given inputs, where the bound is known.
 
     """
 
     rows: tuple[SpectralRow, ...]
     bound: float | None
     missing: tuple[str, ...]
+    fisher_norm: float | None = None
+
+    @property
+    def fisher_bound(self) -> float | None:
+        r"""Upper bound :math:`L^2 / 2` of the spectral norm of the Fisher information at any input."""
+        return None if self.bound is None else self.bound**2 / 2
 
     def __str__(self) -> str:
         header = ("layer", "type", "norm", "rule", "bound up to here")
@@ -42,6 +50,8 @@ class SpectralBounds:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
         unknown = f"unknown: {NO_RULE} for {', '.join(self.missing)}"
         total = f"Bound of the network: {unknown if self.bound is None else _text(self.bound)}"
+        if self.fisher_norm is not None:
+            total += f"\nFisher information: at most {_text(self.fisher_bound)}, measured {_text(self.fisher_norm)}"
         return "\n".join([*(line.rstrip() for line in lines), total])
 
     __repr__ = __str__
@@ -59,9 +69,11 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
 
     Where :math:`z` is the output of the network and :math:`L` the bound. It is propagated from the input, where it is
     1: a layer multiplies it by its spectral norm, a sum of branches, as in a residual block, adds their bounds, and a
-    concatenation, as in a dense block, takes the root of the sum of their squares. A layer or function without a rule,
-    such as attention, which is not Lipschitz at all, is named in the table; the bound is then unknown from there on,
-    never guessed. The model is evaluated in eval mode.
+    concatenation, as in a dense block, takes the root of the sum of their squares. A layer or function without a rule
+    is named in the table; the bound is then unknown from there on, never guessed. Attention is not Lipschitz, except
+    where its inputs are bounded: there is a rule for ``nn.MultiheadAttention`` of what a layer norm returns. The model
+    is evaluated in eval mode. For a classifier, :math:`L^2 / 2` bounds the spectral norm of the Fisher information,
+    and is printed beside the largest one of ``x``.
 
     Spectral norms are exact for dense layers, batch norm, average pooling, common activations, and convolutions with
     circular padding that keeps the size or kernels of size 1. They are upper bounds for other convolutions (the
@@ -71,8 +83,8 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
 
     Args:
         model: The network; ``torch.fx`` must be able to trace it for a bound of the whole.
-        x: Floating point tensor of shape ``(N, ...)``, an example of an input: sizes matter to convolutions, values
-            don't.
+        x: Floating point tensor of shape ``(N, ...)``, examples of inputs: sizes matter to convolutions, values to the
+            measured Fisher information alone.
         input_space: Normalisation of the input, by default none; the bound is in un-normalised units. The range does
             not matter.
 
@@ -95,6 +107,7 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
         1      ReLU    1        exact  2
         2      Linear  1.22474  exact  2.44949
         Bound of the network: 2.44949
+        Fisher information: at most 3, measured 0
 
     """
     if not isinstance(model, nn.Module):
@@ -118,7 +131,10 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
             return _untraced(model, example, f"a network that torch.fx cannot trace ({reason[0]})")
         if not _same(expected, find_logits(propagation.result)):
             return _untraced(model, example, "a network whose trace by torch.fx gives another output")
-    return SpectralBounds(tuple(propagation.rows), propagation.bound, tuple(propagation.missing))
+    measured = None
+    if propagation.bound is not None and expected is not None and expected.ndim == 2 and expected.shape[1] > 1:
+        measured = fisher_and_boundary(model, x, FisherSettings(input_space=space)).spectral_norm.max().item()
+    return SpectralBounds(tuple(propagation.rows), propagation.bound, tuple(propagation.missing), measured)
 
 
 def _same(expected: Tensor | None, result: Tensor | None) -> bool:

@@ -11,7 +11,7 @@ from lightning_robustness.functional.fisher_spectral_norm import (
     FLOOR,
     Distribution,
     FisherMethod,
-    _check_arguments,
+    FisherSettings,
     fisher_and_boundary,
     fisher_means,
 )
@@ -103,27 +103,23 @@ class FisherSpectralNorm(SampleMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        counts = {
-            "max_steps": max_steps,
-            "num_directions": num_directions,
-            "chunk_size": chunk_size,
-        }
-        _check_arguments(method, tolerance, counts, distribution, rayleigh_ritz)
         check_number("floor", floor, exclusive=True)
-        self.method: FisherMethod = method
         self.floor = floor
-        self.options: dict[str, Any] = {
-            "input_space": check_input_space(input_space),
-            "tolerance": tolerance,
-            "distribution": distribution,
-            "rayleigh_ritz": rayleigh_ritz,
-            "seed": check_integer("seed", seed, minimum=0),
-            **counts,
-        }
+        self.settings = FisherSettings(
+            method,
+            check_input_space(input_space),
+            tolerance,
+            max_steps,
+            num_directions,
+            distribution,
+            rayleigh_ritz,
+            chunk_size,
+            check_integer("seed", seed, minimum=0),
+        )
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""
-        found = fisher_and_boundary(model, x, method=self.method, **self.options)
+        found = fisher_and_boundary(model, x, self.settings)
         absent = torch.full_like(found.spectral_norm, torch.nan)
         parts = (getattr(found, name) for name in FISHER_PARTS)
         self._add(found.spectral_norm, found.products, *(absent if part is None else part for part in parts))

@@ -3,8 +3,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_robustness._arguments import check_integer
-from lightning_robustness.functional.lipschitz_constant import lipschitz_constant
+from lightning_robustness._arguments import check_integer, check_option
+from lightning_robustness.functional.lipschitz_constant import LipschitzNorm, lipschitz_constant
 from lightning_robustness.input_space import InputSpace, check_input_space
 from lightning_robustness.metrics._base import SampleMetric, mean
 
@@ -32,6 +32,7 @@ class LipschitzConstant(SampleMetric):
     ``count``, the number of samples; all are 0 without samples.
 
     Args:
+        norm: ``"classes"`` or ``"spectral"``, the spectral norm of the Jacobian of all probabilities.
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
             Results are in un-normalised units.
         seed: Seed of the random state, for models that draw random numbers even in eval mode.
@@ -57,14 +58,23 @@ class LipschitzConstant(SampleMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: None = None
 
-    def __init__(self, *, input_space: InputSpace | None = None, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        norm: LipschitzNorm = "classes",
+        input_space: InputSpace | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        check_option("norm", norm, LipschitzNorm)
+        self.norm: LipschitzNorm = norm
         self.input_space = check_input_space(input_space)
         self.seed = check_integer("seed", seed, minimum=0)
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""
-        self._add(lipschitz_constant(model, x, input_space=self.input_space, seed=self.seed))
+        self._add(lipschitz_constant(model, x, norm=self.norm, input_space=self.input_space, seed=self.seed))
 
     def _summarize(self, *columns: Tensor) -> dict[str, Tensor]:
         (values,) = columns

@@ -139,3 +139,15 @@ def test_features_of_two_processes_equal_those_of_one(two_processes, sizes, stor
         torch.testing.assert_close(found.distances, expected.distances)
         assert torch.equal(found.margins.positions, expected.margins.positions)
         assert torch.equal(found.margins["margin"], expected.margins["margin"])
+
+
+@pytest.mark.parametrize("storage", ["exact", "streaming"])
+def test_order_of_the_distance_in_roby(storage):
+    torch.manual_seed(0)
+    embedding, logits = torch.randn(60, 3, dtype=torch.double), torch.randn(60, 4)
+    found = measure_features(FeaturePass(4, storage, CPU, roby_p=np.inf), embedding, logits, None, 60).values
+    groups = [embedding.numpy()[logits.argmax(1).numpy() == k] for k in range(4)]
+    centres = [group.mean(axis=0) for group in groups]
+    spread = [np.abs(group - centre).max(axis=1).mean() for group, centre in zip(groups, centres, strict=True)]
+    pairs = [spread[i] + spread[j] - np.abs(centres[i] - centres[j]).max() for i in range(4) for j in range(i)]
+    assert found["roby"] == pytest.approx(np.mean((pairs - np.min(pairs)) / np.ptp(pairs)), abs=1e-5)

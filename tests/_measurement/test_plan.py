@@ -177,6 +177,7 @@ def test_numbers_are_checked(name):
         ({"batch_size": 0}, "`batch_size` to be an integer of at least 1"),
         ({"fim_method": "guess"}, "`fim_method` to be one of"),
         ({"storage": "guess"}, "`storage` to be one of"),
+        ({"roby_p": 0.5}, "`roby_p` to be a number of at least 1"),
         ({"clever_radius": 0.0}, "`clever_radius` to be a finite number above 0 but got 0"),
         ({"attacks": {"pgd": PGD(eps=2.0)}}, "eps.*input_space"),
     ],

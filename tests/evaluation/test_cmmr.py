@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy.optimize import minimize
 
-from lightning_robustness.evaluation.cmmr import composite_scores
+from lightning_robustness.evaluation import composite_scores
 
 BENEFIT = (True, True, True, False, False)
 tables = arrays(
@@ -110,9 +111,9 @@ def test_balance_lowers_all_scores_by_its_share():
         ({"values": torch.rand(0, 3, 4, 2)}, r"but got \(0, 3, 4, 2\)"),
         (
             {"higher_is_better": (True,)},
-            "`higher_is_better`.* 2 metrics .* 1",
+            "`higher_is_better`.* 2 metrics .*True",
         ),
-        ({"prior": (1.0, 1.0, 1.0)}, "`prior`.* 2 metrics .* 3"),
+        ({"prior": (1.0, 1.0, 1.0)}, "`prior`.* 2 metrics .*1.0, 1.0, 1.0"),
         ({"prior": (1.0, -1.0)}, r"`prior`.*\[1.0, -1"),
         ({"balance": 1.0}, "`balance`.* 1.0"),
         ({"values": torch.ones(1, 2, 3, 2)}, "at least one metric"),
@@ -137,3 +138,28 @@ def test_equal_models_have_equal_scores(num_budgets):
         result = composite_scores(table, BENEFIT)
         assert result.scores[0] == result.scores[2]
         assert torch.equal(result.composite[0], result.composite[2])
+
+
+@given(tables, st.lists(st.floats(0.1, 3), min_size=5, max_size=5))
+def test_printed_weights_are_the_entropy_weights(table, prior):
+    result = composite_scores(torch.tensor(table), BENEFIT, prior, 0.08, weighting="printed")
+    np.testing.assert_allclose(result.weights, transcription(table, BENEFIT, [1.0] * 5, 0.0)[1], atol=1e-9)
+
+
+def test_correlation_weights_are_where_a_search_ends():
+    torch.manual_seed(0)
+    table, prior = torch.rand(2, 3, 6, 5, dtype=torch.double), np.array([1.0, 2.0, 1.0, 0.5, 1.0])
+    result = composite_scores(table, BENEFIT, prior.tolist(), weighting="correlation")
+    rows = result.normalized.reshape(-1, 5).numpy()
+
+    def loss(logits):
+        composite = rows @ np.exp(logits)
+        return -sum(weight * np.corrcoef(composite, rows[:, j])[0, 1] for j, weight in enumerate(prior))
+
+    found = np.exp(minimize(loss, np.zeros(5), tol=1e-10).x)
+    np.testing.assert_allclose(result.weights, found / found.sum(), rtol=1e-3)
+
+
+def test_unknown_weighting_is_refused():
+    with pytest.raises(ValueError, match="weighting"):
+        composite_scores(torch.rand(1, 1, 3, 5), BENEFIT, weighting="entropie")

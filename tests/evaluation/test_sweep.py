@@ -258,3 +258,30 @@ def test_interruption_returns_what_is_finished(digits, digits_network):
     assert report.samples == 80
     assert report.notes == ["The sweep was interrupted: it covers 80 samples."]
     assert report.values == sweep(digits_network, [(x[:80], y[:80])], **options).values
+
+
+def test_without_warm_starts_accuracy_is_that_of_each_budget_alone():
+    # Right below 0.3 and above 0.7, so that larger steps leave the adversarial region again
+    class Band(nn.Module):
+        def forward(self, x):
+            inside = 20 * (0.2 - (x[:, :1] - 0.5).abs())
+            return torch.cat([torch.zeros_like(inside), inside], dim=1)
+
+    x = torch.linspace(0.02, 0.28, 14).unsqueeze(1)
+    loader, budgets = [(x, torch.zeros(14, dtype=torch.long))], [0.11, 0.31, 0.51, 0.71]
+    report = sweep(Band(), loader, ["fgsm"], budgets, warm_starts=False, progress=False)
+    moved = x.double().numpy() + np.array(budgets)
+    expected = (np.abs(moved.clip(0, 1) - 0.5) > 0.2).mean(axis=0)
+    assert report.values["accuracy"][0] == pytest.approx(expected.tolist())
+    assert expected[-1] > expected[1]
+    warm = sweep(Band(), loader, ["fgsm"], budgets, progress=False).values["accuracy"][0]
+    assert warm == sorted(warm, reverse=True)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "psnr", "ald2"])
+def test_plot_draws_any_metric(loader, digits_network, metric):
+    report = sweep(digits_network, loader, ["fgsm"], COARSE, attack_samples=20, progress=False)
+    line = report.plot(metric).axes[0].lines[0]
+    assert line.get_ydata().tolist()[-4:] == report.values[metric][0]
+    with pytest.raises(ValueError, match=r"ald2.*'lpips'"):
+        report.plot("lpips")

@@ -8,7 +8,7 @@ from lightning_robustness import InputSpace
 from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
 from lightning_robustness.functional._jacobian import InputJacobian
 from lightning_robustness.functional.boundary_distance import quantile, share_beyond
-from lightning_robustness.functional.fisher_spectral_norm import fisher_and_boundary
+from lightning_robustness.functional.fisher_spectral_norm import FisherSettings, fisher_and_boundary
 from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED
@@ -95,7 +95,7 @@ def test_rivals_are_those_with_the_highest_logits(options):
 def test_from_the_jacobian_of_the_fisher_information(method, num_classes):
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, num_classes)).double()
     x, y, calls = torch.rand(9, 6).double(), torch.randint(num_classes, (9,)), []
-    parts = fisher_and_boundary(model, x, method, boundary="l2", y=y, chunk_size=4)
+    parts = fisher_and_boundary(model, x, FisherSettings(method, chunk_size=4), "l2", y)
     rivals = num_classes if method == "exact" else None
     torch.testing.assert_close(parts.boundary, boundary_distance(model, x, y, "l2", num_rivals=rivals))
 
@@ -105,14 +105,14 @@ def test_from_the_jacobian_of_the_fisher_information(method, num_classes):
 
     fisher_spectral_norm(count, x, method, max_steps=1)
     alone = len(calls)
-    fisher_and_boundary(count, x, method, max_steps=1, boundary="linf")
+    fisher_and_boundary(count, x, FisherSettings(method, max_steps=1), "linf")
     assert len(calls) == 2 * alone
 
 
 def test_not_without_gradients():
     model, x = nn.Linear(6, 4), torch.rand(3, 6)
     assert fisher_spectral_norm(model, x, "exact", return_components=True).boundary is None
-    assert fisher_and_boundary(model, x, "blackbox", boundary="linf").boundary is None
+    assert fisher_and_boundary(model, x, FisherSettings("blackbox"), "linf").boundary is None
 
 
 def test_rows_are_used_where_they_are_kept():
@@ -167,7 +167,7 @@ def test_the_model_is_left_alone():
 @pytest.mark.parametrize("y", [[0, 4], [0, -1], [0]])
 def test_labels_are_checked(y):
     with pytest.raises(ValueError, match="`y`"):
-        fisher_and_boundary(nn.Linear(6, 4), torch.rand(2, 6), boundary="linf", y=torch.tensor(y))
+        fisher_and_boundary(nn.Linear(6, 4), torch.rand(2, 6), FisherSettings(), "linf", torch.tensor(y))
 
 
 def test_bad_models_and_inputs():
@@ -182,7 +182,7 @@ def test_bad_models_and_inputs():
         distances = boundary_distance(lambda x: x.sqrt(), x)  # without the infinite slope of the first coordinate
     torch.testing.assert_close(distances, torch.tensor([1.0, (0.5**0.5 - 0.5) / (1 + 0.5**0.5)]))
     with pytest.raises(ValueError, match="`boundary`"):
-        fisher_and_boundary(nn.Linear(6, 4), torch.rand(2, 6), boundary="l1")
+        fisher_and_boundary(nn.Linear(6, 4), torch.rand(2, 6), FisherSettings(), "l1")
 
 
 @pytest.mark.parametrize("number", [1, 2, 9, 10])

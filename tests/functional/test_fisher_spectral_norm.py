@@ -1,6 +1,7 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -174,3 +175,37 @@ def test_models_that_do_not_fit():
     assert fisher_spectral_norm(lambda x: x.detach(), torch.randn(4, 3), "blackbox").shape == (4,)
     with pytest.raises(RuntimeError, match="neither twice nor in forward mode"):
         fisher_spectral_norm(square(twice=False, in_forward_mode=False), torch.randn(4, 6), "lanczos")
+
+
+@pytest.mark.parametrize("method", PRECISE)
+@pytest.mark.parametrize("num_classes", [3, 20])
+def test_direction_is_the_principal_eigenvector_and_lowers_the_prediction(method, num_classes):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, num_classes)).double()
+    x = torch.randn(6, 3, 4, dtype=torch.float64)
+    found = fisher_spectral_norm(model, x, method, max_steps=2000, tolerance=1e-12, return_direction=True)
+    for sample, direction, matrix in zip(x, found.direction, dense.information(model, x), strict=True):
+        expected = np.linalg.eigh(matrix.numpy())[1][:, -1]
+        assert abs(expected @ direction.flatten().numpy()) == pytest.approx(1, abs=1e-5)
+        p, moved = (model(t[None])[0].softmax(0) for t in (sample, sample + 1e-4 * direction))
+        assert moved[p.argmax()] < p.max()
+
+
+@pytest.mark.parametrize("method", ["rayleigh", "blackbox"])
+def test_direction_of_a_lower_bound_attains_it(method):
+    torch.manual_seed(0)
+    model, x = linear(4, 6), torch.randn(5, 6, dtype=torch.float64)
+    found = fisher_spectral_norm(model, x, method, num_directions=4, return_direction=True)
+    attained = torch.einsum("ni,nij,nj->n", found.direction, dense.information(model, x), found.direction)
+    assert (attained >= found.spectral_norm * (1 - 1e-5)).all()
+    torch.testing.assert_close(found.direction.norm(dim=1), torch.ones(5, dtype=torch.float64))
+
+
+def test_direction_of_saturated_and_normalised_inputs():
+    model, space = nn.Linear(2, 2, bias=False), InputSpace(None, None, std=(0.5, 0.25))
+    model.weight.data = torch.tensor([[3.0, 2.0], [0.0, 0.0]])
+    x = torch.tensor([[0.1, 0.0], [20.0, 0.0]]).reshape(2, 2, 1, 1)
+    found = functional.fisher_spectral_norm(
+        lambda t: model(t.flatten(1)), x, input_space=space, return_direction=True
+    ).direction
+    torch.testing.assert_close(found.flatten(1), torch.tensor([[-0.6, -0.8]] * 2))  # weight / std, downhill

@@ -1,5 +1,6 @@
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -105,3 +106,14 @@ def test_models_are_checked(model, match):
 def test_inputs_outside_the_range_are_refused():
     with pytest.raises(ValueError, match=r"\[0.0, 1.0\] but observed"):
         lipschitz_constant(nn.Linear(3, 2), 5 * torch.ones(1, 3), input_space=None)
+
+
+def test_spectral_norm_equals_the_dense_jacobian():
+    model, x = network(5).eval(), torch.randn(4, 2, 4, 4, dtype=torch.double)
+    jacobian = dense.jacobian(lambda t: model(t).softmax(dim=1), x)
+    expected = [np.linalg.svd(matrix.detach().numpy(), compute_uv=False)[0] for matrix in jacobian]
+    result = lipschitz_constant(model, x, norm="spectral")
+    np.testing.assert_allclose(result, expected, rtol=1e-9)
+    assert (result >= lipschitz_constant(model, x)).all()
+    with pytest.raises(ValueError, match=r"`norm`.*'l2'"):
+        lipschitz_constant(model, x, norm="l2")

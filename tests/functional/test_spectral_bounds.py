@@ -1,6 +1,7 @@
 import dataclasses
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -78,7 +79,7 @@ def test_units_are_those_of_the_input_space():
     plain = spectral_bounds(network, x)
     space = InputSpace(std=(0.5, 0.25, 1.0))
     assert spectral_bounds(network, x, input_space=space).bound == pytest.approx(4 * plain.bound)
-    assert spectral_bounds(network, 100 * x, input_space=InputSpace()) == plain  # values don't matter
+    assert spectral_bounds(network, 100 * x, input_space=InputSpace()).rows == plain.rows  # values don't matter
 
 
 # Without a rule
@@ -180,6 +181,7 @@ def test_text_is_a_table():
         "1.layers.0  ReLU    1     exact            3",
         "add         add     -     sum of branches  6",
         "Bound of the network: 6",
+        "Fisher information: at most 18, measured 0.245978",
     ]
 
 
@@ -205,3 +207,64 @@ def test_precision(dtype):
 def test_errors_of_the_model_are_its_own():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         spectral_bounds(nn.Linear(2, 2), torch.ones(1, 3))
+
+
+class NormedAttention(nn.Module):
+    def __init__(self, heads=2, bias=True):
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.attention = nn.MultiheadAttention(6, heads, bias=bias, batch_first=True)
+        self.head = nn.Linear(24, 3)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        attended, _ = self.attention(normed, normed, normed, need_weights=False)
+        return self.head((x + attended).flatten(1))
+
+
+def attention_reference(module, radius, tokens):
+    """The bound in numpy, with A of each head made explicit."""
+    weight, bias = module.in_proj_weight.detach().numpy(), module.in_proj_bias.detach().numpy()
+    query, key, value = np.split(weight, 3)
+    total, size = 0.0, module.head_dim
+    for h in range(module.num_heads):
+        rows = slice(h * size, (h + 1) * size)
+        a = np.linalg.norm(query[rows].T @ key[rows], 2) / size**0.5
+        shift = np.linalg.norm(key[rows].T @ bias[:6][rows]) / size**0.5
+        scale = tokens**0.5 + radius**2 * a + tokens**0.5 * radius * (radius * a + shift)
+        total += (np.linalg.norm(value[rows], 2) * scale) ** 2
+    return total**0.5 * np.linalg.norm(module.out_proj.weight.detach().numpy(), 2)
+
+
+def test_attention_after_a_layer_norm_is_bounded():
+    torch.manual_seed(0)
+    model = NormedAttention().double().eval()
+    nn.init.normal_(model.attention.in_proj_bias)
+    nn.init.normal_(model.norm.bias)
+    x = 3 * torch.randn(20, 4, 6, dtype=torch.double)
+    bounds = spectral_bounds(model, x[:1])
+    row = next(row for row in bounds.rows if row.name == "attention")
+    radius = 6**0.5 * model.norm.weight.abs().max().item() + model.norm.bias.norm().item()
+    assert row.norm == pytest.approx(attention_reference(model.attention, radius, 4))
+    assert bounds.bound is not None
+    tokens = model.norm(x).detach()
+    attend = lambda t: model.attention(t, t, t, need_weights=False)[0].flatten(1)  # noqa: E731
+    assert max(np.linalg.norm(matrix, 2) for matrix in dense.jacobian(attend, tokens).detach().numpy()) <= row.norm
+
+
+def test_attention_of_unbounded_inputs_has_no_rule():
+    model = NormedAttention()
+    model.norm = nn.Identity()
+    assert "attention (MultiheadAttention)" in spectral_bounds(model, torch.rand(1, 4, 6)).missing
+
+
+def test_fisher_information_is_below_its_bound():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    x = torch.randn(6, 5, dtype=torch.double)
+    bounds = spectral_bounds(model, x)
+    expected = dense.largest_eigenvalue(model, x).max().item()
+    assert bounds.fisher_norm == pytest.approx(expected)
+    norms = [np.linalg.norm(model[i].weight.detach().numpy(), 2) for i in (0, 2)]
+    assert bounds.fisher_bound == pytest.approx((norms[0] * norms[1]) ** 2 / 2)
+    assert bounds.fisher_norm <= bounds.fisher_bound

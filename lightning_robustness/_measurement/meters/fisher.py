@@ -13,7 +13,12 @@ from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch
 from lightning_robustness.functional._fisher_estimators import FisherComponents
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, quantile
-from lightning_robustness.functional.fisher_spectral_norm import FisherMethod, fisher_and_boundary, fisher_means
+from lightning_robustness.functional.fisher_spectral_norm import (
+    FisherMethod,
+    FisherSettings,
+    fisher_and_boundary,
+    fisher_means,
+)
 
 # The norms of saturated samples are so small that they would stretch the axis of a histogram
 _SMALLEST_LAMBDA = 1e-12
@@ -42,9 +47,8 @@ class FisherMeter(Meter):
     @override
     def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
         forward, space = subject.logits_of(batch), subject.input_space
-        components = fisher_and_boundary(
-            forward, batch.x, self.method, input_space=space, seed=subject.seed, boundary=self.norm, y=batch.y
-        )
+        settings = FisherSettings(self.method, space, seed=subject.seed)
+        components = fisher_and_boundary(forward, batch.x, settings, self.norm, batch.y)
         columns = {name: column for name, column in components._asdict().items() if column is not None}
         return columns if batch.y is None else columns | {"y": batch.y.long()}
 

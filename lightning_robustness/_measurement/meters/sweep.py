@@ -103,12 +103,13 @@ def describe_sweep(
 class SweepMeter(Meter):
     """Attack with one set of attacks per budget, by name.
 
-    Columns are the index of the first budget that breaks a sample, -1 if it is wrong anyway; the quality of its images;
-    and seconds; each for every attack.
+    Columns are the index of the first budget that breaks a sample, -1 if it is wrong anyway; whether it is right under
+    the attack at each budget; the quality of its images; and seconds; each for every attack.
     """
 
     size: int
     plan: Sequence[Mapping[str, Callable[..., Any]]]
+    warm_starts: bool = True
 
     name = "sweep"
     title = "sweep"
@@ -116,22 +117,27 @@ class SweepMeter(Meter):
 
     @override
     def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
-        firsts, qualities, seconds = list[Tensor](), list[Tensor](), list[float]()
+        firsts, rights, qualities, seconds = list[Tensor](), list[Tensor](), list[Tensor](), list[float]()
         for name in self.plan[0]:
             start = read_clock(subject.device)
-            first, quality = _attack_batch(subject, [attacks[name] for attacks in self.plan], batch)
+            attacks = [attacks[name] for attacks in self.plan]
+            first, right, quality = _attack_batch(subject, attacks, batch, self.warm_starts)
             firsts.append(first)
+            rights.append(right)
             qualities.append(quality)
             seconds.append((read_clock(subject.device) - start) / len(batch.x))
         return {
             "y": batch.labels(),
             "first": torch.stack(firsts, dim=1),
+            "right": torch.stack(rights, dim=1),
             "quality": torch.stack(qualities, dim=1),
             "seconds": torch.tensor(seconds, dtype=torch.float64).expand(len(batch.x), -1),
         }
 
 
-def _attack_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Batch) -> tuple[Tensor, Tensor]:
+def _attack_batch(
+    subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Batch, warm_starts: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     input_space = subject.input_space
     x, y, positions = batch.x, batch.labels(), batch.positions
     opened = open_classifier(subject.logits_of(batch), x, y, input_space, subject.seed, positions=positions)
@@ -140,18 +146,31 @@ def _attack_batch(subject: Subject, attacks: Sequence[Callable[..., Any]], batch
             logits = model.from_normalized(x)
         check_finite(logits)
         is_right = logits.argmax(dim=1) == y
-        first, qualities = torch.where(is_right, len(attacks), -1), []
+        rights, qualities = [], []
         x, space = model.unnormalize(x), InputSpace(input_space.low, input_space.high)
-        for number, (x_adv, broken) in enumerate(_follow(model, attacks, x, y, is_right)):
-            first[broken] = number
+        for x_adv, right in (_follow if warm_starts else _repeat)(model, attacks, x, y, is_right):
+            rights.append(right)
             qualities.append(torch.stack(image_quality(x_adv, x, space), dim=1))
-    return first, torch.stack(qualities, dim=1).cpu().double()
+    right = torch.stack(rights, dim=1)
+    # The first budget at which a sample is wrong, and the number of budgets where there is none
+    first = torch.cat([~right, torch.ones_like(right[:, :1])], dim=1).int().argmax(dim=1)
+    return torch.where(is_right, first, -1), right, torch.stack(qualities, dim=1).cpu().double()
+
+
+def _repeat(
+    model: Classifier, attacks: Sequence[Callable[..., Any]], x: Tensor, y: Tensor, is_right: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Attack all samples with each budget anew, to the last step; give the images, and which are right."""
+    for attack in attacks:
+        x_adv = perturb(_at_full_strength(attack), model, x, y).x_adv
+        with torch.no_grad():
+            yield x_adv, model(x_adv).argmax(dim=1) == y
 
 
 def _follow(
     model: Classifier, attacks: Sequence[Callable[..., Any]], x: Tensor, y: Tensor, is_right: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Attack with one budget after the other; give images of full strength, and indices of newly broken samples."""
+    """Attack with one budget after the other; give images of full strength, and which samples are not broken yet."""
     x_adv, before, is_right = x, None, is_right.clone()
     for attack in attacks:
         start = x if before is None else _stretch(model, attack, x, x_adv)
@@ -166,7 +185,7 @@ def _follow(
         if len(rest):
             x_adv[rest] = _advance(model, _at_full_strength(attack), before, x, y, start, rest)
         before = attack
-        yield x_adv, broken
+        yield x_adv, is_right.clone()
 
 
 def _at_full_strength(attack: Callable[..., Any]) -> Callable[..., Any]:

@@ -150,13 +150,22 @@ class SweepReport(Report):
         """Return the report without per-sample values."""
         return replace(self, breaking_eps=None, index=None)
 
-    def plot(self) -> "Figure":
-        """Draw accuracy against the budget, one curve per attack.
+    def plot(self, metric: str = "accuracy") -> "Figure":
+        """Draw a metric against the budget, one curve per attack.
+
+        Args:
+            metric: ``"accuracy"``, ``"ssim"``, ``"psnr"``, ``"mse"`` or ``"ald2"``.
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
+            ValueError: If the metric is unknown.
 
         """
+        if metric not in self.values:
+            raise ValueError(f"Expected `metric` to be one of {', '.join(self.values)} but got {metric!r}.")
+        if metric != "accuracy":
+            lines = dict(zip(self.attacks, self.values[metric], strict=True))
+            return figures.curves(self.eps, lines, metric, self._scale, limits=None)
         return figures.curves([0.0, *self.eps], self._curves, "accuracy under attack", self._scale)
 
     @override

@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta, norm
+
+from lightning_robustness.functional import num_rayleigh_directions, smoothing_radius
+
+
+def test_radius_and_its_change_equal_scipy():
+    probs, trace, sigma = np.array([[0.05, 0.85, 0.1], [0.4, 0.25, 0.35]]), np.array([0.3, 2.0]), 0.25
+    result = smoothing_radius(torch.tensor(probs), sigma, torch.tensor(trace))
+    a, b = norm.ppf([0.85, 0.4]), norm.ppf([0.1, 0.35])
+    np.testing.assert_allclose(result.radius, sigma / 2 * (a - b), rtol=1e-10)
+    change = sigma / 2 * (1 / norm.pdf(a) + 1 / norm.pdf(b)) * sigma / 2 * np.sqrt(trace)
+    np.testing.assert_allclose(result.change, change, rtol=1e-10)
+
+
+def test_mean_change_of_probabilities_is_within_the_bound():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3).double()
+    x, sigma = torch.rand(1, 5, dtype=torch.double), 0.05
+    p, weight = model(x).softmax(1)[0], model.weight
+    trace = torch.trace(weight.T @ (p.diag() - p.outer(p)) @ weight)
+    noisy = model(x + sigma * torch.randn(20_000, 5, dtype=torch.double)).softmax(1)
+    assert (noisy - p).abs().max(dim=1).values.mean() <= sigma / 2 * trace.sqrt()
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 10])
+@pytest.mark.parametrize("accuracy", [0.05, 0.3])
+def test_number_of_directions_equals_scipy(num_classes, accuracy):
+    chance = beta.sf(1 - accuracy, 0.5, (num_classes - 1) / 2)
+    expected = np.ceil(np.log(0.1) / np.log1p(-chance))
+    assert num_rayleigh_directions(num_classes, accuracy, 0.9) == pytest.approx(expected, rel=1e-4, abs=1)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "confidence"])
+def test_shares_are_checked(name):
+    with pytest.raises(ValueError, match=f"`{name}`.*1.5"):
+        num_rayleigh_directions(3, **{"accuracy": 0.1, "confidence": 0.9, name: 1.5})
+
+
+def test_probabilities_are_checked():
+    with pytest.raises(ValueError, match="softmax"):
+        smoothing_radius(torch.tensor([[2.0, -1.0]]), 0.1)
