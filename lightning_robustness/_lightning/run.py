@@ -1,16 +1,14 @@
 """One run of a Trainer as the monitor sees it, from ``setup`` to ``teardown``."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_robustness._isolation.leaks import find_leaks
 from lightning_robustness._lightning.board import Board
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.settings import MonitorSettings
@@ -24,8 +22,9 @@ from lightning_robustness._lightning.trainer import (
     log_step,
     logged_in_this_epoch,
     num_training_batches,
+    takes_any_key,
 )
-from lightning_robustness._lightning.watch import Watch
+from lightning_robustness._lightning.watch import Watch, announce, check_sample, warn_of_leaks
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS, FeaturePass
 from lightning_robustness._measurement.findings import Findings, conclude
@@ -37,7 +36,7 @@ from lightning_robustness._measurement.inspection import (
     largest_difference,
     rehearse,
 )
-from lightning_robustness._measurement.keys import name_of
+from lightning_robustness._measurement.keys import get_key, name_of, tag
 from lightning_robustness._measurement.measure import measure
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import Examples, attack_again
@@ -50,8 +49,7 @@ from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
 
 _NUM_COMPARED = 64  # samples whose outputs are compared with those of validation
-# Largest difference, relative to their size, in float32, TF32 included, and in lower precision
-_TOLERANCE, _MIXED_TOLERANCE = 0.005, 0.05
+_HEADLINES = ("rdi", "fim", "adv_acc/worst")  # shown in the progress bar
 _NUM_EXAMPLES = 4  # pictures of adversarial inputs, per attack
 
 
@@ -88,6 +86,17 @@ class Run:
         return self._sample is not None
 
     def log(self, values: Mapping[str, float]) -> None:
+        """Log values by name as the module would; loggers that may reject a key get theirs from us."""
+        is_safe, has_details = takes_any_key(self._trainer), self.settings.log_details
+        for name, value in values.items():
+            is_given = is_safe and (has_details or not get_key(name).group)
+            # All processes have the same values, except for the times
+            options: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max", "batch_size": 1, "logger": is_given}
+            self._module.log(tag(self.prefix, name), value, prog_bar=name in _HEADLINES, **options)
+        if not is_safe:
+            self.hand_over({tag(self.prefix, name): value for name, value in values.items()})
+
+    def hand_over(self, values: Mapping[str, float]) -> None:
         """Hand values to loggers by ourselves, so that one that rejects a key does not end the run."""
         has_details = self.settings.log_details
         chosen = {key: value for key, value in values.items() if has_details or key.startswith(f"{self.prefix}/")}
@@ -142,7 +151,7 @@ class Run:
             difference, subject = 0.0, self._subject_for(self._known[1])
             with self.faults.guard():
                 difference = self._difference(subject, self._watch.sample, self._watch.features)
-            self._check_sample(difference)
+            check_sample(self.faults, self._trainer, difference)
         self.close_epoch()
 
     def find_collisions(self) -> set[str]:
@@ -184,19 +193,17 @@ class Run:
         if self._sample is None:
             self._keep(watch.sample if isinstance(watch, Watch) else None)
         subject = self._subject_for(found)
-        plan = self.settings.plan
-        difference = 0.0
+        plan, difference = self.settings.plan, 0.0
         with self.faults.skipping("the sample is not compared with validation"), self._processes.step():
             difference = 0.0 if self._sample is None else self._difference(subject, self._sample, own)
-        if not self._check_sample(max(self._processes.gather(difference))):
+        if not check_sample(self.faults, self._trainer, max(self._processes.gather(difference))):
             features = features._replace(margins=Rows.join([]))  # they are not of the sample's positions
         rows = {} if found.is_discrete else self._measure([*plan.meters(), *plan.attack_meters(due)], subject)
         findings = conclude(plan, features, rows)
         if findings.is_shuffled:
             self.faults.warn(
-                "the validation loader shuffles, so samples of the first epoch are not at the same places in later "
-                "ones, and their margins cannot assist: accuracy under attack is the plain share of the attacked "
-                "samples, with a wider interval. Pass `shuffle=False`.",
+                "the validation loader shuffles, so margins of all samples cannot assist: accuracy under attack is the "
+                "plain share of the attacked samples, with a wider interval. Pass `shuffle=False`.",
                 key="shuffled",
             )
         return self._shown(findings, subject, is_last)
@@ -227,11 +234,11 @@ class Run:
             require_labels(batch.y, "attacks", otherwise="watch without them: `attacks=()`")
         subject = self._subject()
         if is_new:
-            self._warn_of_leaks(subject, batch.first(2))
+            warn_of_leaks(self.faults, subject, batch.first(2))
         subject, found = inspect(subject, batch, settings.needs_gradients)
         if settings.needs_gradients and not found.is_discrete and is_new:  # later, what fails is left out when it does
             rehearse(subject, batch, settings.plan.meters(), settings.attacks)
-        _announce(found.route)
+        announce(found.route)
         return subject, found
 
     def _open_after(self, step: StepRoute) -> Watch:
@@ -242,7 +249,7 @@ class Run:
             reason = "layers are divided among processes, each of which may have a part of the embedding"
             route = route._replace(head=None, num_features=0, reason=reason)
         check_route(self._module, route, call.logits, step.batch.y, self.settings.access.num_classes)
-        _announce(route)
+        announce(route)
         self._known = self._subject(), Found(route)
         watch = self._open(*self._known)
         watch.before(step.batch)
@@ -284,22 +291,6 @@ class Run:
             return 0.0
         samples = sample.take(_NUM_COMPARED, subject.extra_names)
         return largest_difference(subject, samples, features.outputs())
-
-    def _check_sample(self, difference: float) -> bool:
-        """Refuse a network that has other outputs than in validation; later, warn. Return whether they agree."""
-        is_exact = str(self._trainer.precision) in ("32-true", "64-true")
-        if difference <= (_TOLERANCE if is_exact else _MIXED_TOLERANCE):
-            return True
-        self.faults.refuse(
-            "expected the outputs that validation computed for the fixed sample but the network now gives others, so "
-            "attacks and Fisher information would be of another network, or of other inputs, than RDI, ROBY and "
-            "accuracy. Likely causes: weights that a callback swaps in for validation and out at its end, as averaging "
-            "does (put RobustnessMonitor first); a validation loader that shuffles or augments; a `validation_step` "
-            "that changes inputs in place (let it work on a copy, and pass a `forward_fn=` that prepares inputs in the "
-            "same way), or that leaves layers in train mode.",
-            consequence="Attacks and Fisher information are of the network and the sample as they are now.",
-        )
-        return False
 
     def _measure(self, meters: Sequence[Meter], subject: Subject) -> dict[str, Rows]:
         """Measure one part after the other; leave out what fails."""
@@ -353,25 +344,7 @@ class Run:
         extra = None if known is None else known.extra
         return replace(self._subject(), extra=extra, route=found.route)
 
-    def _warn_of_leaks(self, subject: Subject, few: Batch) -> None:
-        leaks: list[str] = []
-        with suppress(Exception):  # a model that fails is refused by the inspection, which comes next
-            subject = replace(subject, extra=subject.access.find_extras(subject.model, few))
-            leaks = find_leaks(subject.logits_of_loaded(few), few.x)
-        if leaks:
-            self.faults.warn(
-                f"forward passes change {', '.join(leaks[:10])}, which cannot be put back, so those of the monitor "
-                "change training. Let `forward` leave them alone where `lightning_robustness.is_sandboxed()`.",
-                key="leaks",
-            )
-
     def _check_loader(self) -> None:
         """Check that there is a loader of this index, where no batch came from it."""
         with self.faults.guard():
             evaluation_loader(self._trainer, self.settings.dataloader_idx)
-
-
-def _announce(route: Route) -> None:
-    """Say in the log what was found."""
-    head = "no embedding" if route.head is None else f"{route.num_features} features of {route.head!r}"
-    rank_zero_info(f"RobustnessMonitor sees {route.num_classes} classes, and {head}.")

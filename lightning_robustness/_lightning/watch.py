@@ -1,8 +1,15 @@
 """One pass over a validation loader, watched from outside."""
 
+from contextlib import suppress
+from dataclasses import replace
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lightning_robustness._isolation.leaks import find_leaks
 from lightning_robustness._isolation.sandbox import is_compiled
+from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.step import NOT_SEEN, StepCheck
 from lightning_robustness._measurement.feature_pass import FeaturePass
 from lightning_robustness._measurement.samples import FixedSample, LoaderShare
@@ -10,6 +17,9 @@ from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall
 from lightning_robustness._model.route import Route
+
+# Largest difference, relative to their size, in float32, TF32 included, and in lower precision
+_TOLERANCE, _MIXED_TOLERANCE = 0.005, 0.05
 
 
 class Watch:
@@ -96,3 +106,40 @@ class Watch:
 
 def _first(values: Tensor | None, number: int) -> Tensor | None:
     return None if values is None else values[:number]
+
+
+def check_sample(faults: Faults, trainer: Trainer, difference: float) -> bool:
+    """Refuse a network that has other outputs than in validation; later, warn. Return whether they agree."""
+    is_exact = str(trainer.precision) in ("32-true", "64-true")
+    if difference <= (_TOLERANCE if is_exact else _MIXED_TOLERANCE):
+        return True
+    faults.refuse(
+        "expected the outputs that validation computed for the fixed sample but the network now gives others, so "
+        "attacks and Fisher information would be of another network, or of other inputs, than RDI, ROBY and "
+        "accuracy. Likely causes: weights that a callback swaps in for validation and out at its end, as averaging "
+        "does (put RobustnessMonitor first); a validation loader that shuffles or augments; a `validation_step` "
+        "that changes inputs in place (let it work on a copy, and pass a `forward_fn=` that prepares inputs in the "
+        "same way), or that leaves layers in train mode.",
+        consequence="Attacks and Fisher information are of the network and the sample as they are now.",
+    )
+    return False
+
+
+def announce(route: Route) -> None:
+    """Say in the log what was found."""
+    head = "no embedding" if route.head is None else f"{route.num_features} features of {route.head!r}"
+    rank_zero_info(f"RobustnessMonitor sees {route.num_classes} classes, and {head}.")
+
+
+def warn_of_leaks(faults: Faults, subject: Subject, few: Batch) -> None:
+    """Warn of what forward passes change and the sandbox cannot put back."""
+    leaks: list[str] = []
+    with suppress(Exception):  # a model that fails is refused by the inspection, which comes next
+        subject = replace(subject, extra=subject.access.find_extras(subject.model, few))
+        leaks = find_leaks(subject.logits_of_loaded(few), few.x)
+    if leaks:
+        faults.warn(
+            f"forward passes change {', '.join(leaks[:10])}, which cannot be put back, so those of the monitor "
+            "change training. Let `forward` leave them alone where `lightning_robustness.is_sandboxed()`.",
+            key="leaks",
+        )

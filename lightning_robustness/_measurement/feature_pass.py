@@ -26,7 +26,7 @@ OUTPUT_WARNINGS = {
 }
 # Spread of logits, relative to the largest, below which they are constant; sum of probabilities around 1
 _COLLAPSED, _NORMALIZED = 1e-6, 1e-3
-OUTPUT = "logsumexp"
+OUTPUT = "largest"
 _MARGINS = ("y", "right", "margin")
 
 
@@ -76,7 +76,7 @@ class FeaturePass:
         with self.timed():
             embedding, logits = call
             preds = logits.argmax(dim=1)
-            columns = {OUTPUT: logits.logsumexp(dim=1), "pred": preds}
+            columns = {OUTPUT: logits.amax(dim=1)}
             if batch.y is not None:
                 check_label_range(batch.y, self._num_classes)
                 columns |= {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
@@ -115,8 +115,8 @@ class FeaturePass:
         return Features(numbers, distances, margins, self._seconds, kind)
 
     def outputs(self) -> Rows:
-        """Return the prediction of each sample of this process, and the log-sum-exp of its logits."""
-        return Rows.join([self._rows((OUTPUT, "pred"))])
+        """Return the largest logit of each sample of this process."""
+        return Rows.join([self._rows((OUTPUT,))])
 
     def _rows(self, names: Sequence[str]) -> list[Rows]:
         return [

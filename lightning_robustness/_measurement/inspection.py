@@ -136,7 +136,7 @@ def _outputs(subject: Subject, samples: Samples, batch_size: int, seed: int = 0)
     for batch in replace(subject, progress=False).batches(samples, "outputs", batch_size):
         forward = subject.logits_of(batch)
         with sandbox(forward, batch.x, seed=seed) as (copies,), torch.no_grad():
-            columns = {OUTPUT: compute_logits(forward, copies).logsumexp(dim=1).double().cpu()}
+            columns = {OUTPUT: compute_logits(forward, copies).amax(dim=1).double().cpu()}
         parts.append(Rows(batch.positions.cpu(), columns))
     return Rows.join([parts])
 

@@ -20,10 +20,9 @@ from lightning_robustness._lightning.trainer import (
     check_validation,
     is_sharded,
     is_spawned,
-    takes_any_key,
 )
 from lightning_robustness._measurement.assisted import Assisted
-from lightning_robustness._measurement.keys import get_key, tag
+from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_final_attack
 from lightning_robustness._model.access import Access
 from lightning_robustness._processes import write_file
@@ -37,25 +36,17 @@ from lightning_robustness.metrics._base import Storage
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Values of an evaluation, and outcomes of its attacks
 _Found = tuple[Mapping[str, float], Mapping[str, Assisted]]
-# Shown in the progress bar
-_HEADLINES = ("rdi", "fim", "adv_acc/worst")
 
 
 class RobustnessMonitor(Callback):
     r"""Watch the robustness of a classifier while it trains, epoch by epoch.
 
-    After every validation epoch (and under ``trainer.validate`` and ``trainer.test``) it logs as the module itself
-    would, so that loggers, ``ModelCheckpoint`` and ``EarlyStopping`` see the values: RDI, ROBY, the Fisher information,
-    the distance to the decision boundary, clean accuracy, and the success of attacks. ``docs/monitor.md`` lists all
-    keys, with their units and which direction is more robust. Keys start with the ``prefix``, in ``trainer.test`` with
-    ``test_`` and the prefix.
-
-    RDI and ROBY come from a hook on the classifier head while ``validation_step`` runs, without another forward pass.
-    The Fisher information and the attacks see a fixed sample, spread over the whole validation set. Nothing that
-    happens here changes training: weights, buffers, optimizer, random states and the order of data are bit for bit as
-    without it.
+    After every validation epoch (and under ``trainer.validate`` and ``trainer.test``) it logs RDI, ROBY, the Fisher
+    information, the distance to the decision boundary, clean accuracy, and the success of attacks, as the module itself
+    would, so that loggers, ``ModelCheckpoint`` and ``EarlyStopping`` see them. ``docs/monitor.md`` lists all keys. RDI
+    and ROBY come from a hook on the classifier head, without another forward pass; the Fisher information and the
+    attacks see a fixed sample, spread over the validation set. Training is bit for bit what it is without the monitor.
 
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
@@ -66,22 +57,19 @@ class RobustnessMonitor(Callback):
             the l2 norm keep unless ``norm`` is ``"l2"``.
         norm: Norm of that budget, and of attacks that are given by name and know both: ``"linf"`` or ``"l2"``.
         strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
-        attack_every_n_epochs: How often to attack: in the first validation epoch, whenever this many epochs have
-            passed, and at the end of training. A mapping has a number for each attack. By default the attack called
-            ``pgd`` runs in every validation epoch, the others in every fifth.
+        attack_every_n_epochs: Attack in the first validation epoch, whenever this many epochs have passed, and at the
+            end of training. A mapping has a number for each attack. By default 1 for ``pgd`` and 5 for the others.
         final_attack: Attack for one strong verdict at the end of training, logged as ``adv_acc/final``: ``"cascade"``,
             ``"ensemble"``, another name, with ``strength="strong"``, or an attack.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
-        num_classes: Number of classes, to be checked; by default the number of logits.
+        num_classes: Number of classes, to be checked.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
-        embed_fn: Callable that takes the module and what the loader gives, such as tokens, and returns embeddings: the
-            inputs that are perturbed then, in a space without bounds unless ``input_space`` has some. ``forward_fn``
-            takes them to logits; by default ``module(inputs_embeds=...)`` if it has such an argument.
-        batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form; as a third
-            value a dictionary of what else ``forward`` takes from a batch, with one row per sample.
-        fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
-            comes with it; 0 for none.
+        embed_fn: Callable that takes the module and what the loader gives, such as tokens, and returns the embeddings
+            that are perturbed. ``forward_fn`` takes them to logits, or ``module(inputs_embeds=...)`` does.
+        batch_fn: Callable that takes a batch and returns inputs, labels and, if ``forward`` takes more, a dictionary of
+            it with one row per sample.
+        fim_samples: Number of samples for the Fisher information and the distance to the boundary; 0 for none.
         fim_method: How it is computed; see :func:`~lightning_robustness.functional.fisher_spectral_norm`.
         clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
         clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
@@ -89,15 +77,13 @@ class RobustnessMonitor(Callback):
         batch_size: Number of samples of these two that are worked on at a time.
         dataloader_idx: Which of several validation loaders to watch.
         seed: Seed of the sample, of random starts and directions: the same in every epoch.
-        prefix: What keys start with.
-        storage: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
-            features and streaming beyond, with a warning.
-        log_details: Whether loggers get parts of values, intervals, sample sizes, times and trust too, in groups of
-            their own (``robustness_details/``, ``robustness_trust/``); callbacks find them in any case.
+        prefix: What keys start with; in ``trainer.test``, ``test_`` comes before it.
+        storage: ``"exact"`` keeps all features, ``"streaming"`` bounds memory, ``"auto"`` is exact up to 1 GiB.
+        log_details: Whether loggers get ``robustness_details/`` and ``robustness_trust/`` too; callbacks always do.
         roby_p: Order of the distance in ROBY, at least 1; ``float("inf")`` is allowed.
         log_figures: Whether to log pictures and histograms, where a logger takes them.
-        log_combined: Whether TensorBoard opens with all accuracies as lines of one chart, success rates in a second
-            and RDI, ROBY and Fisher information in a third; each line is a run of its own there.
+        log_combined: Whether TensorBoard opens with accuracies, success rates, and RDI, ROBY and Fisher information as
+            lines of three charts; each line is a run of its own there.
         log_embeddings: Whether to log the embeddings of the sample to TensorBoard's projector.
         progress: Whether to show progress bars; by default, where the Trainer has one.
 
@@ -283,18 +269,7 @@ class RobustnessMonitor(Callback):
             return
         self._run.epoch = trainer.current_epoch
         values, collisions = self._evaluate(self._run, trainer), self._run.find_collisions()
-        is_safe, details = takes_any_key(trainer), self.settings.log_details
-        logged: dict[str, float] = {}
-        for name, value in values.items():
-            key = tag(self._run.prefix, name)
-            if key in collisions:
-                continue
-            logged[key] = value
-            shown, is_given = name in _HEADLINES, is_safe and (details or not get_key(name).group)
-            # All processes have the same values, except for the times
-            pl_module.log(key, value, prog_bar=shown, logger=is_given, sync_dist=True, reduce_fx="max", batch_size=1)
-        if not is_safe:
-            self._run.log(logged)
+        self._run.log({name: value for name, value in values.items() if tag(self._run.prefix, name) not in collisions})
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -336,7 +311,7 @@ class RobustnessMonitor(Callback):
             return
         values = self._add(run, trainer, found, missing)
         logged = {tag(run.prefix, key): value for key, value in values.items()}
-        run.log(logged)
+        run.hand_over(logged)
         trainer.callback_metrics.update({key: torch.tensor(value) for key, value in logged.items()})
         self.late_keys = set(logged)
 

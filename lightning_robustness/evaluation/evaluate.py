@@ -69,15 +69,10 @@ def evaluate(
 ) -> RobustnessReport:
     """Measure how robust a trained model is, with and without attacks.
 
-    The numbers are those that ``RobustnessMonitor`` logs for the same weights, data, seed and settings, ``strength``
-    among them: RDI and ROBY of all
-    samples, Fisher information and attacks of a fixed sample that is spread over the loader. The model, its gradients
-    and modes, and all random states are afterwards what they were.
-
-    In an initialised process group, all processes must call it. Each then measures its share of the samples, and all of
-    them return the report of a single process. An ordinary loader over a map-style data set is enough; one that
-    shuffles does so with ``seed``. A loader that divides the samples itself, by a ``DistributedSampler`` or as an
-    iterable data set, is taken as it is. An error in one process ends all of them.
+    The numbers are those that ``RobustnessMonitor`` logs for the same weights, data and settings, ``strength`` among
+    them: RDI and ROBY of all samples, Fisher information and attacks of a fixed sample. The model and all random states
+    are afterwards what they were. In an initialised process group, all processes must call it: each measures its share
+    of a loader, which need not divide the samples itself, and all return the report of a single process.
 
     Args:
         model: The trained model, any module that returns logits.
@@ -94,9 +89,8 @@ def evaluate(
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
-        embed_fn: Callable that takes the model and what the loader gives, such as tokens, and returns embeddings: the
-            inputs that are perturbed then, in a space without bounds unless ``input_space`` has some. ``forward_fn``
-            takes them to logits; by default ``model(inputs_embeds=...)`` if it has such an argument.
+        embed_fn: Callable that takes the model and what the loader gives, such as tokens, and returns the embeddings
+            that are perturbed. ``forward_fn`` takes them to logits, or ``model(inputs_embeds=...)`` does.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form; as a third
             value a dictionary of what else ``forward`` takes from a batch, with one row per sample.
         fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
@@ -107,8 +101,7 @@ def evaluate(
         clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
         sweep_budgets: Budgets of a sweep, increasing, for curves and for ``compare``; empty for none.
         sweep_attacks: Attacks of the sweep; see :func:`~lightning_robustness.evaluation.sweep`.
-        decision_space: ``"pca"`` or ``"tsne"`` to keep the embeddings of clean and adversarial samples in the plane,
-            with PGD of the budget ``eps``.
+        decision_space: ``"pca"`` or ``"tsne"`` to keep embeddings of clean samples, and under PGD, in the plane.
         batch_size: Number of samples of the sample that are worked on at a time.
         device: Where to run; by default where the model is. It is moved back in the end.
         seed: Seed of the sample, of random starts and directions.
@@ -118,8 +111,7 @@ def evaluate(
         per_sample: Whether to keep the results of each sample.
         num_examples: Number of adversarial examples to keep in the report as small pictures, if the inputs are images.
         progress: Whether to show progress bars, in the first process.
-        resume: Folder for what is finished, batch by batch. With the same folder a run that was interrupted or killed
-            goes on where it was, in any number of processes.
+        resume: Folder for finished batches, from which an interrupted run goes on, in any number of processes.
 
     Returns:
         The report; of what was finished if the run is interrupted.
