@@ -257,5 +257,5 @@ def test_monitor_and_its_page(registered, tmp_path):
 
 def test_tables_of_the_docs(registered):
     lines = markdown_table().splitlines()
-    assert "| `gradient_norm` | mean size of the gradient | 1/input | lower | fim |" in lines
-    assert "| `debug/samples_gradient` | number of samples | samples |  | fim |" in lines
+    assert "| `robustness/gradient_norm` | mean size of the gradient | 1/input | lower | fim |" in lines
+    assert "| `robustness_details/samples_gradient` | number of samples | samples |  | fim |" in lines

@@ -95,10 +95,9 @@ def boundary_figure(curves: Mapping[str, BoundaryCurve], has_pixels: bool = Fals
     The last one has its 95 % confidence interval; a dotted line marks the budget of the attacks.
 
     Example:
-        >>> import torch
         >>> from lightning_robustness._display.report_figures import boundary_figure
         >>> from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-        >>> curve = BoundaryCurve.of(torch.tensor([-0.1, 0.1, 0.3, 0.9]), "linf", eps=0.2)
+        >>> curve = BoundaryCurve("linf", eps=[0.0, 0.4, 0.8], share=[0.8, 0.5, 0.2], low=[0.7, 0.4, 0.1], high=[0.9] * 3)
         >>> figure = boundary_figure({"epoch 0": curve, "epoch 5": curve, "epoch 9": curve})
         >>> [line.get_label() for line in figure.axes[0].lines[:3]]
         ['epoch 0', '_epoch 5', 'epoch 9']

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.trainer import kinds_of
-from lightning_robustness._measurement.keys import Chart, logged_keys, tag
+from lightning_robustness._measurement.keys import GROUPS, Chart, logged_keys, tag
 from lightning_robustness.attacks import budget_of
 
 # TensorBoard shows only the last layout of a run, so each writer's layout is kept and extended
@@ -149,7 +149,8 @@ class TableSink(Sink):
         # Values are shown over epochs, not over steps, where the logger has a choice
         define = getattr(getattr(self._logger, "experiment", None), "define_metric", None)
         if define is not None:
-            define(f"{self._start}{self._prefix}/*", step_metric=f"{self._start}epoch", step_sync=True)
+            for group in GROUPS:
+                define(f"{self._start}{self._prefix}{group}/*", step_metric=f"{self._start}epoch", step_sync=True)
 
     @override
     def image(self, name: str, picture: np.ndarray, step: int) -> None:

@@ -115,8 +115,8 @@ class FeaturePass:
         return Features(numbers, distances, margins, self._seconds, kind)
 
     def outputs(self) -> Rows:
-        """Return the largest logit of each sample of this process."""
-        return Rows.join([self._rows((OUTPUT,))])
+        """Return the largest logit, and the label, of each sample of this process."""
+        return Rows.join([self._rows((OUTPUT, "y"))])
 
     def _rows(self, names: Sequence[str]) -> list[Rows]:
         return [

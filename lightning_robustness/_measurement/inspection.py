@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._measurement.assisted import are_of_same_samples
 from lightning_robustness._measurement.feature_pass import OUTPUT
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.rows import Rows
@@ -117,13 +118,17 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
     """Return how much the network's outputs for samples differ from those that a pass computed at their positions.
 
     It is relative to the size of the outputs, and 0 where two passes of our own differ as much: what a network that is
-    random, or depends on the batch, computes cannot be compared.
+    random, or depends on the batch, computes cannot be compared. Neither can samples that a loader has shuffled.
     """
     samples = samples.at(outputs.positions)
     own = _outputs(subject, samples, subject.batch_size)
     expected = outputs[OUTPUT][torch.isin(outputs.positions, own.positions)].double() if len(own) else own.positions
     if len(expected) != len(own) or not len(own):
         return 0.0
+    if samples.y is not None and "y" in outputs.columns:
+        labelled = Rows(samples.positions, {"y": samples.y})
+        if not are_of_same_samples(labelled, outputs):
+            return 0.0
     size = expected.abs().max().clamp(min=1.0)
     difference = ((own[OUTPUT] - expected).abs().max() / size).item()
     again = _outputs(subject, samples, max(1, subject.batch_size // 2), seed=subject.seed + 1) if difference else own

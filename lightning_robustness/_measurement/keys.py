@@ -12,7 +12,7 @@ PARTS = {
     "clever": "CLEVER, by epoch",
 }
 # Ends of the groups in which values are logged, and what names of values in them start with
-_GROUPS = {"": "", "_details": "", "_trust": "trust/"}
+GROUPS = {"": "", "_details": "", "_trust": "trust/"}
 # Charts that a board opens with, by the family of a value, and the name of the line unless it is that of the attack
 _COMBINED: dict[str, tuple[str, str | None]] = {
     "acc": ("1 accuracy", "clean"),
@@ -213,7 +213,7 @@ def name_of(prefix: str, text: str) -> str | None:
         ['acc', 'trust/rdi', None, None]
 
     """
-    names = {text.removeprefix(f"{prefix}{group}/"): start for group, start in _GROUPS.items()}
+    names = {text.removeprefix(f"{prefix}{group}/"): start for group, start in GROUPS.items()}
     found = (f"{start}{name}" for name, start in names.items() if name != text)
     return next((name for name in found if find_key(name) and tag(prefix, name) == text), None)
 

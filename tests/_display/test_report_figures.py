@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from lightning_robustness._display import report_figures as figures
+from lightning_robustness._measurement.assisted import assist
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.rows import Rows
 
 EPS = [0.1, 0.2, 0.3]
 
@@ -44,8 +46,14 @@ def test_every_panel_has_its_curves():
     assert figure.axes[0].get_gridspec().ncols == 3
 
 
+def curve_up_to(largest):
+    sample = Rows(torch.arange(20), {})
+    distances = torch.linspace(-0.1, largest, 20)
+    return BoundaryCurve.of(distances, "l2", 0.1, lambda robust: assist(None, 0, sample, robust))
+
+
 def test_lines_become_darker_from_one_curve_to_the_next():
-    drawn = {f"epoch {n}": BoundaryCurve.of(torch.linspace(-0.1, 0.3 + 0.1 * n, 20), "l2", 0.1) for n in (0, 2, 4)}
+    drawn = {f"epoch {n}": curve_up_to(0.3 + 0.1 * n) for n in (0, 2, 4)}
     (axis,) = figures.boundary_figure(drawn).axes
     *shares, budget = axis.lines
     assert [line.get_ydata().tolist() for line in shares] == [curve.share for curve in drawn.values()]
@@ -60,7 +68,7 @@ def test_lines_become_darker_from_one_curve_to_the_next():
 
 
 def test_the_last_boundary_curve_has_its_confidence_interval():
-    last = BoundaryCurve.of(torch.linspace(-0.1, 0.3, 20), "l2", 0.1)
+    last = curve_up_to(0.3)
     (axis,) = figures.boundary_figure({"a": last._replace(low=last.share, high=last.share), "b": last}).axes
     assert len(axis.collections) == 1
     assert corners(axis) >= {*zip(last.eps, last.low, strict=True), *zip(last.eps, last.high, strict=True)}

@@ -35,7 +35,8 @@ from lightning_robustness._display.run_figures import class_figure, history_figu
 from lightning_robustness._lightning import board as board_module
 from lightning_robustness._lightning.board import Board
 from lightning_robustness._lightning.faults import Faults
-from lightning_robustness._lightning.sinks import markdown_list
+from lightning_robustness._lightning.sinks import _HINT, markdown_list
+from lightning_robustness._measurement.assisted import assist
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
 from lightning_robustness._measurement.findings import Findings
 from lightning_robustness._measurement.keys import logged_keys, tag
@@ -50,20 +51,17 @@ SPACE = InputSpace(mean=0.5, std=0.25)
 SIGN = MaskingSign("zero_gradients", "PGD finds none.", "It cannot move.", "Use `Square`.")
 
 KEYS = [
-    tag("", name).removeprefix("/")
-    for name in (
-        *("acc", "adv_acc/pgd", "adv_acc/cw", "adv_acc/worst", "asr/pgd", "asr/cw"),
-        *("rdi", "rdi_intra", "rdi_embedding", "roby", "fsa", "fim"),
-        *("fim_inverse", "clever", "lipschitz", "distortion/pgd", "distortion/cw", "boundary", "boundary_acc"),
-        *("seconds/features", "samples", "masking", "trust/rdi", "trust/fim", "trust/boundary_acc"),
-        *(f"adv_acc_{end}/{name}" for end in ("low", "high") for name in ("pgd", "cw", "worst")),
-    )
+    *("acc", "adv_acc/pgd", "adv_acc/cw", "adv_acc/worst", "asr/pgd", "asr/cw"),
+    *("rdi", "rdi_intra", "rdi_embedding", "roby", "fsa", "fim"),
+    *("fim_inverse", "clever", "lipschitz", "distortion/pgd", "distortion/cw", "boundary", "boundary_acc"),
+    *("seconds/features", "samples", "masking", "trust/rdi", "trust/fim", "trust/boundary_acc"),
+    *(f"adv_acc_{end}/{name}" for end in ("low", "high") for name in ("pgd", "cw", "worst")),
 ]
 ATTACKS = {"pgd": PGD(eps=8 / 255, steps=8), "cw": MinimumNormCW(initial_steps=16, steps=2)}
 PARTS = ["features", "fim", "trust"]
 ATTACKED = {
     f"Accuracy under the {name} attack, 95 % interval": [f"adv_acc/{name}"]
-    + [f"debug/adv_acc_{end}/{name}" for end in ("low", "high")]
+    + [f"adv_acc_{end}/{name}" for end in ("low", "high")]
     for name in ("worst", "pgd", "cw")
 }
 SUCCESS = {"Success rate: pgd, cw": ["asr/cw", "asr/pgd"]}
@@ -122,17 +120,13 @@ def charts(logger):
     plugins["scalars"], plugin = ScalarsPlugin(context), CustomScalarsPlugin(context)
     layout = plugin.layout_impl(RequestContext(), "")
     return {
-        category["title"]: {chart["title"]: found(plugin, chart) for chart in category["chart"]}
+        category["title"].removesuffix(_HINT): {chart["title"]: found(plugin, chart) for chart in category["chart"]}
         for category in json.loads(layout)["category"]
     }
 
 
 def found(plugin, chart):
-    """Tags as its page asks for them: those of a margin as they are, others as regular expressions."""
-    if "margin" in chart:
-        (series,) = chart["margin"]["series"]
-        tags = [series[part] for part in ("value", "lower", "upper")]
-        return [tag for tag in tags if matches(plugin, re.escape(tag)) == [tag]]
+    """Tags as its page asks for them: as regular expressions."""
     return matches(plugin, "|".join(f"({tag})" for tag in chart["multiline"]["tag"]))
 
 
@@ -143,7 +137,7 @@ def matches(plugin, expression):
 def charts_of(prefix):
     groups = {"success of attacks": SUCCESS, "accuracy under attack": ATTACKED, "other values": OTHERS}
     return {
-        f"{prefix}: {group}": {title: [f"{prefix}/{key}" for key in keys] for title, keys in shown.items()}
+        f"{prefix}: {group}": {title: sorted(tag(prefix, key) for key in keys) for title, keys in shown.items()}
         for group, shown in groups.items()
     }
 
@@ -162,22 +156,24 @@ class Shown(Board):
         """Show findings at a step."""
         self.loop._batches_that_stepped = step
         parts = dict.fromkeys(("features", "worst", "curve")) | {"signs": []}
-        parts |= {name: {} for name in ("rows", "attacks", "rates", "histograms")} | {"values": {"l2_budget": 0.2}}
+        parts |= {name: {} for name in ("rows", "attacks", "rates", "histograms", "estimates")} | {
+            "values": {"l2_budget": 0.2}
+        }
         route = SimpleNamespace(head="fc", num_classes=10)
         subject = subject or SimpleNamespace(route=route, input_space=SPACE, model=torch.nn.Identity())
         super().show(Findings(**parts | found), examples or {}, epoch, subject, sample)
 
-    def show_history(self, history, step):
-        self.loop._batches_that_stepped = step
-        return super().show_history(history)
+    def show_history(self, history, values=None, kept=None, step=0):
+        self.loop._batches_that_stepped = step or self.loop._batches_that_stepped
+        return super().show_history(history, values or {}, kept)
 
     def show_summary(self, lines, step):
         self.loop._batches_that_stepped = step
-        super().show_summary(lines)
+        super().show_summary(lines, [], None)
 
 
 def test_charts_find_their_values(logger):
-    logger.log_metrics({f"{p}/{key}": 1.0 for p in ("robustness", "robustness2") for key in KEYS}, step=1)
+    logger.log_metrics({tag(p, key): 1.0 for p in ("robustness", "robustness2") for key in KEYS}, step=1)
     Shown([logger]).show(0)
     assert charts(logger) == charts_of("robustness")
     assert [[*group] for group in charts(logger).values()] == [[*SUCCESS], [*ATTACKED], [*OTHERS]]
@@ -185,7 +181,7 @@ def test_charts_find_their_values(logger):
 
 def test_all_boards_of_a_run_get_their_charts(logger):
     prefixes = ["robustness", "second+monitor.", "test_robustness"]
-    logger.log_metrics({f"{prefix}/{key}": 1.0 for prefix in prefixes for key in KEYS}, step=1)
+    logger.log_metrics({tag(prefix, key): 1.0 for prefix in prefixes for key in KEYS}, step=1)
     for prefix in prefixes[:2]:
         Shown([logger], prefix).show(0)
     logger.finalize("success")  # as `fit` does, before `test`
@@ -203,7 +199,7 @@ def test_runs_do_not_mix(logger, tmp_path):
 
 def test_prefix_of_the_logger(tmp_path, examples):
     logger = TensorBoardLogger(tmp_path, prefix="fold1")
-    logger.log_metrics({f"robustness/{key}": 1.0 for key in KEYS}, step=1)
+    logger.log_metrics({tag("robustness", key): 1.0 for key in KEYS}, step=1)
     Shown([logger]).show(0)
     assert charts(logger) == charts_of("fold1-robustness")
     Shown([logger]).show(3, examples={"pgd": examples})
@@ -211,7 +207,7 @@ def test_prefix_of_the_logger(tmp_path, examples):
 
 
 def test_charts_of_parts_without_attacks(logger):
-    logger.log_metrics({f"robustness/{key}": 1.0 for key in KEYS}, step=1)
+    logger.log_metrics({tag("robustness", key): 1.0 for key in KEYS}, step=1)
     Shown([logger], attacks=(), fim_samples=0, clever_samples=4).show(0)
     shown = {"RDI": "rdi", "ROBY": "roby", "Clean accuracy": "acc", "CLEVER": "clever"}
     assert charts(logger) == {
@@ -219,37 +215,47 @@ def test_charts_of_parts_without_attacks(logger):
     }
 
 
+def shown_lines(logger, tag):
+    """The step and the lines of the only text, as a board renders its Markdown."""
+    ((step, text),) = texts(logger, f"robustness/{tag}/text_summary")
+    return step, rendered(text)
+
+
+def rendered(text):
+    page = re.sub("<[^<>]+>", "", markdown_to_safe_html(text))
+    return [html.unescape(line) for line in page.splitlines() if line]
+
+
 def test_glossary(logger):
     Shown([logger], fim_samples=0, clever_samples=4).show(3)
-    ((step, text),) = texts(logger, "robustness/glossary/text_summary")
-    lines = text.splitlines()
+    step, lines = shown_lines(logger, "glossary")
     assert step == 3
-    assert lines[0] == "- **attack pgd**: 8 steps, perturbations of at most 8/255 in linf"
-    assert lines[1] == "- **attack cw**: C&amp;W from a DDN start, 16 + 2 steps, l2 &lt;= 0.2"
-    (clever,) = [line for line in lines if line.startswith("- **clever**: mean CLEVER score: ")]
+    assert lines[0] == "attack pgd: 8 steps, perturbations of at most 8/255 in linf"
+    assert lines[1] == "attack cw: C&W from a DDN start, 16 + 2 steps, l2 <= 0.2"
+    (clever,) = [line for line in lines if line.startswith("robustness/clever: mean CLEVER score: ")]
     assert clever.endswith(" (higher is more robust)")
-    names = [line.split("**")[1] for line in lines]
-    assert {*(f"{kind}/&lt;attack&gt;" for kind in ("adv_acc", "asr", "distortion")), "masking"} <= {*names}
-    assert "fim" not in names
+    names = {line.split(":")[0] for line in lines}
+    assert {f"robustness/{kind}/<attack>" for kind in ("adv_acc", "asr", "distortion")} < names
+    assert "robustness/masking" in names
+    assert "robustness/fim" not in names
 
 
 def test_glossary_has_every_key_that_is_logged(logger):
     Shown([logger]).show(0)
-    ((_, text),) = texts(logger, "robustness/glossary/text_summary")
-    assert "Kendall's tau-b of <key> with" in html.unescape(re.sub("<[^<>]+>", "", markdown_to_safe_html(text)))
-    shown = [html.unescape(line.split("**")[1]) for line in text.splitlines()][len(ATTACKS) :]
+    _, lines = shown_lines(logger, "glossary")
+    assert any("Kendall's tau-b of <key> with" in line for line in lines)
+    shown = [line.split(":")[0] for line in lines][len(ATTACKS) :]
     families = [re.compile(re.sub("<.+>", ".+", re.escape(name))) for name in shown]
-    logged = [tag("", name)[1:] for name in logged_keys(PARTS, list(ATTACKS))]
+    logged = [tag("robustness", name) for name in logged_keys(PARTS, list(ATTACKS))]
     assert all(any(family.fullmatch(name) for family in families) for name in logged)
-    assert all(any(family.fullmatch(name) for name in [*logged, "masking"]) for family in families)
+    assert all(any(family.fullmatch(name) for name in [*logged, "robustness/masking"]) for family in families)
 
 
 def test_settings(logger):
     board = Shown([logger])
     board.show(3)
-    ((step, text),) = texts(logger, "robustness/settings/text_summary")
     described = board._settings.describe() | {"head": "'fc' of Identity, 10 classes"}
-    assert (step, html.unescape(text)) == (3, "\n".join(f"- **{name}**: {value}" for name, value in described.items()))
+    assert shown_lines(logger, "settings") == (3, [f"{name}: {value}" for name, value in described.items()])
 
 
 def test_masking_signs(logger):
@@ -257,8 +263,7 @@ def test_masking_signs(logger):
     board.show(1)
     board.show(2, signs=[SIGN, SIGN._replace(name="other")])
     line = "PGD finds none. It cannot move. Use `Square`."
-    expected = f"- **zero_gradients**: {line}\n- **other**: {line}"
-    assert texts(logger, "robustness/masking_signs/text_summary") == [(2, expected)]
+    assert shown_lines(logger, "masking_signs") == (2, [f"zero_gradients: {line}", f"other: {line}"])
 
 
 @given(st.text(alphabet="ab<>&|=' \n()-"))
@@ -368,15 +373,17 @@ def test_the_run_is_one_picture_that_comes_first(logger):
     board.show(0)
     history = [{"epoch": epoch, "step": 9 + epoch, "acc": 0.5, "adv_acc/pgd": 0.1 * epoch} for epoch in range(3)]
     for number in range(1, 4):
-        assert board.show_history(history[:number], number) > 0
-    drawn = pictures(logger, "robustness")
+        assert board.show_history(history[:number], step=number) > 0
+    drawn = pictures(logger, "Overview of robustness/4 the run")
     assert [*drawn] == [1, 2, 3]
     for number in range(1, 4):
         np.testing.assert_array_equal(drawn[number], render(history_figure(history[:number], "robustness")))
 
 
 def curve_of(epoch):
-    return BoundaryCurve.of(torch.linspace(-0.1, 0.2 + 0.1 * epoch, 50), "linf", 0.1)
+    distances = torch.linspace(-0.1, 0.2 + 0.1 * epoch, 50)
+    sample = Rows(torch.arange(50), {})
+    return BoundaryCurve.of(distances, "linf", 0.1, lambda robust: assist(None, 0, sample, robust))
 
 
 def test_turned_off(logger, examples):
@@ -493,7 +500,7 @@ def show_all(loggers, examples):
     sample = SimpleNamespace(take=lambda size, names: Samples(examples.x, examples.y, torch.arange(2)))
     full = {"histograms": {"lambda_log10": torch.ones(3)}, "examples": {"pgd": examples}}
     board.show(4, **full, signs=[SIGN], sample=sample, subject=subject_of(torch.ones(2, 3)))
-    board.show_history([{"epoch": 0, "step": 4, "acc": 0.5}], 4)
+    board.show_history([{"epoch": 0, "step": 4, "acc": 0.5}])
 
 
 def test_weights_and_biases(examples, monkeypatch):
@@ -511,7 +518,8 @@ def test_weights_and_biases(examples, monkeypatch):
     wandb = SimpleNamespace(Image=lambda image: image, Table=lambda **table: table)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     show_all([Recorder()], examples)
-    assert defined == [("robustness/*", {"step_metric": "epoch", "step_sync": True})]
+    groups = ("robustness", "robustness_details", "robustness_trust")
+    assert defined == [(f"{group}/*", {"step_metric": "epoch", "step_sync": True}) for group in groups]
     glossary, settings, signs, (step, pictures), (last, run) = logged
     assert glossary[1]["robustness/glossary"]["columns"] == ["key", "meaning"]
     table = settings[1]["robustness/settings"]

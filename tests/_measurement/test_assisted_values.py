@@ -45,7 +45,7 @@ def test_robust_accuracy_is_close_to_that_of_all_samples_and_has_a_shorter_inter
 
 def test_any_batch_size_gives_the_same_values():
     first, second = (measure(batch_size=size).rates for size in (600, 7))
-    assert first["worst"] == pytest.approx(second["worst"], abs=1e-9)
+    assert first["worst"] == pytest.approx(second["worst"], abs=1e-9, nan_ok=True)
 
 
 def test_the_worst_case_is_never_above_an_attack_and_curves_never_rise():

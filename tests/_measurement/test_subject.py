@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 
@@ -22,6 +24,12 @@ def test_batches_of_nothing_and_without_labels():
 
 
 @pytest.mark.parametrize("progress", [False, True])
-def test_progress_is_shown_where_it_is_wanted(capsys, progress):
+def test_progress_is_shown_where_it_is_wanted(capsys, monkeypatch, progress):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     list(subject(torch.nn.Identity(), progress=progress).batches(samples(torch.rand(4, 1)), "some title"))
     assert ("some title" in capsys.readouterr().err) == progress
+
+
+def test_logs_that_are_no_terminals_get_no_progress(capsys):
+    list(subject(torch.nn.Identity(), progress=True).batches(samples(torch.rand(4, 1)), "some title"))
+    assert capsys.readouterr().err == ""

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_robustness import RobustnessMonitor
+from lightning_robustness._measurement.keys import name_of
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import make_trainer
 
@@ -243,7 +244,7 @@ def watch(path, loader, kind=Module, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.validate(kind(), loader, verbose=False)
-    values = {key.removeprefix("robustness/"): value.item() for key, value in trainer.callback_metrics.items()}
+    values = {name_of("robustness", key): value.item() for key, value in trainer.callback_metrics.items()}
     return {key: value for key, value in values.items() if "seconds" not in key}, sorted(attacked)
 
 

@@ -178,10 +178,10 @@ def test_an_interrupt_ends_training(tmp_path, part):
 def check_features(values, expected):
     """Keys are those of one process, and so are values of all samples; the sample is another one of the same size."""
     assert list(values) == list(expected)
-    names = ("rdi", "roby", "acc", "debug/rdi_intra", "debug/fsa")
+    names = ("rdi", "roby", "acc", "rdi_intra", "fsa")
     for name in [name for name in names if name in expected]:
         assert values[name] == pytest.approx(expected[name], rel=1e-6), name
-    assert values["debug/samples_fim"] == 8
+    assert values["samples_fim"] == 8
     assert expected["rdi"] > -1
 
 
@@ -191,7 +191,7 @@ def test_processes_that_see_the_same_samples(watched, together):
         (expected, _), (first, own), (second, others) = watched[name], *(run["watched"][name] for run in together)
         assert first == second
         check_features(first, expected)
-        assert first["debug/samples_attacks"] == 8
+        assert first["samples_attacks"] == 8
         assert own
         assert others
         assert 0 < expected["acc"] < 1
