@@ -97,7 +97,7 @@ def boundary_figure(curves: Mapping[str, BoundaryCurve], has_pixels: bool = Fals
     Example:
         >>> from lightning_robustness._display.report_figures import boundary_figure
         >>> from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-        >>> curve = BoundaryCurve("linf", eps=[0.0, 0.4, 0.8], share=[0.8, 0.5, 0.2], low=[0.7, 0.4, 0.1], high=[0.9] * 3)
+        >>> curve = BoundaryCurve("linf", eps=[0.0, 0.4, 0.8], share=[0.8, 0.5, 0.2], low=[0.1] * 3, high=[0.9] * 3)
         >>> figure = boundary_figure({"epoch 0": curve, "epoch 5": curve, "epoch 9": curve})
         >>> [line.get_label() for line in figure.axes[0].lines[:3]]
         ['epoch 0', '_epoch 5', 'epoch 9']
