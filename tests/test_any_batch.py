@@ -279,7 +279,7 @@ def test_embeddings_are_those_of_the_weights_at_the_time(tmp_path):
             return nn.functional.cross_entropy(self.own(batch), batch["labels"])
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=2.0)
+            return torch.optim.SGD(self.parameters(), lr=0.5)
 
     module = Trained()
     data = Data(module)

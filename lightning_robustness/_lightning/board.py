@@ -29,7 +29,7 @@ from lightning_robustness._measurement.threat_model import AttackFacts, ThreatMo
 from lightning_robustness._measurement.verdict import Kept
 from lightning_robustness._model.route import Route
 from lightning_robustness._numbers import write_budget
-from lightning_robustness._processes import rank_zero_warn
+from lightning_robustness._processes import describe_error, rank_zero_warn
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.attacks.attack import budgets_of
 
@@ -97,7 +97,7 @@ class Board:
             if self._settings.log_embeddings and sample is not None and subject.route.head is not None:
                 self._embed(subject, sample.take(self._settings.sample_size, subject.extra_names))
         except Exception as error:
-            self._faults.warn(f"pictures could not be logged: {type(error).__name__}: {error}", key="pictures")
+            self._faults.report("pictures could not be logged", describe_error(error))
 
     def show_history(
         self, history: Sequence[Mapping[str, float]], values: Mapping[str, float], kept: Kept | None

@@ -220,7 +220,7 @@ def test_two_classes_and_a_linear_model_in_closed_form(seed, eps, norm):
     x = torch.randn(20, 6, generator=torch.Generator().manual_seed(seed))
     y = model(x).argmax(1)
     distance = closest_boundary(model, x, y, norm)
-    result = run_attack(model, PGD(eps=eps, norm=norm, steps=20), x, y, input_space=UNBOUNDED)
+    result = run_attack(model, PGD(eps=eps, norm=norm, steps=5, start="clean"), x, y, input_space=UNBOUNDED)
     certain = (distance - eps).abs() > 1e-4
     assert torch.equal(result.success[certain], (distance < eps)[certain])
 

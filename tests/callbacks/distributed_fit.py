@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_robustness import RobustnessMonitor
+from lightning_robustness._measurement.keys import name_of
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, val_loader
 
 # Odd, so that a distributed sampler has to repeat a sample
@@ -29,7 +30,7 @@ def trained(kind=Classifier):
 
 
 def validate(path, storage="exact", loader=None, **kwargs):
-    """Validate a network, the same in each process, and return what was logged."""
+    """Validate a network, the same in each process, and return what was logged, by name."""
     module = trained()
     monitor = RobustnessMonitor(
         attacks=("pgd", "square"),
@@ -41,8 +42,8 @@ def validate(path, storage="exact", loader=None, **kwargs):
     )
     trainer = make_trainer(path, monitor, **kwargs)
     trainer.validate(module, val_loader(16, NUM_SAMPLES) if loader is None else loader, verbose=False)
-    logged = {key: value.item() for key, value in trainer.callback_metrics.items() if key.startswith("robustness/")}
-    return {key: value for key, value in logged.items() if "seconds" not in key}
+    metrics = {name_of("robustness", key): value.item() for key, value in trainer.callback_metrics.items()}
+    return {name: value for name, value in metrics.items() if name is not None and "seconds" not in name}
 
 
 def as_torchrun_would(rank):

@@ -64,11 +64,9 @@ def small_monitor(**kwargs):
 
 
 def logged(trainer, prefix="robustness"):
-    """Values by name, without the ends of confidence intervals."""
+    """Values by name."""
     names = {key: name for key in trainer.callback_metrics if (name := name_of(prefix, key))}
-    metrics = {key: trainer.callback_metrics[key].item() for key in names}
-    ends = ("adv_acc_low/", "adv_acc_high/")
-    return {names[key]: value for key, value in metrics.items() if not names[key].startswith(ends)}
+    return {name: trainer.callback_metrics[key].item() for key, name in names.items()}
 
 
 def by_hand(module, x, y, attacks, batch_size, seed=0):
@@ -673,7 +671,7 @@ def test_memory_does_not_grow(tmp_path):
     # Outcomes of the attack and of the worst case are four tensors each
     assert len(counts) == 3
     numbers = [number for number, _ in counts]
-    assert numbers[2] - numbers[1] == numbers[1] - numbers[0] <= 2 * 4
+    assert max(numbers[2] - numbers[1], numbers[1] - numbers[0]) <= 2 * 4
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):
@@ -915,7 +913,7 @@ def test_a_logger_that_fails_at_the_end_keeps_nobody_from_ending(tmp_path):
     last, stop = Last(), EarlyStopping("val_acc", mode="min", patience=1)
     monitor = small_monitor()
     trainer = make_trainer(tmp_path, monitor, stop, last, max_epochs=10, logger=BadLogger(tmp_path))
-    with pytest.warns(UserWarning, match="the last values could not be logged: OSError: disk full"):
+    with pytest.warns(UserWarning, match="values could not be logged by BadLogger: OSError: disk full"):
         trainer.fit(Classifier(), train_loader(), val_loader())
     assert last.ended
     assert 1 < trainer.current_epoch < 9

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor
+from lightning_robustness._measurement.keys import name_of
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import trades_loss
 from tests.callbacks.distributed_fit import as_torchrun_would
@@ -36,8 +37,7 @@ def run(rank, path, module, form, callback, fn):
 def watch(rank, path):
     monitor = RobustnessMonitor(**settings(embed_fn=embed), log_figures=False)
     metrics, _ = run(rank, path, Transformer(), "tokens", monitor, "validate")
-    ours = {key: value.item() for key, value in metrics.items() if key.startswith("robustness/")}
-    return {key.removeprefix("robustness/").removeprefix("robustness_details/"): value for key, value in ours.items()}
+    return {name: value.item() for key, value in metrics.items() if (name := name_of("robustness", key))}
 
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")

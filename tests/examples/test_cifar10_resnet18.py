@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.examples.conftest import EXAMPLES
-
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CIFAR10 = runpy.run_path(str(EXAMPLES / "cifar10_data.py"))
 NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 

@@ -1,10 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 import yaml
 
-from tests.examples.conftest import EXAMPLES
 from tests.references import rdi
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG = EXAMPLES / "lightning_cli" / "config.yaml"
 
 
@@ -56,4 +58,4 @@ def test_help_shows_the_options(run_example, capsys):
             "lightning_cli/main.py", "fit", "--trainer.callbacks.help", "lightning_robustness.RobustnessMonitor"
         )
     text = " ".join(capsys.readouterr().out.split())
-    assert "How often to attack: in the first validation epoch" in text
+    assert "Attack in the first validation epoch" in text
