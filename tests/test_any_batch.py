@@ -291,6 +291,10 @@ def test_embeddings_are_those_of_the_weights_at_the_time(tmp_path):
     assert monitor.history[0]["fim"] != pytest.approx(monitor.history[-1]["fim"], rel=1e-2)
 
 
+def as_floats(module, x):
+    return x.float()
+
+
 def test_bytes_that_the_module_scales_itself(tmp_path):
     module, generator = Images(), torch.Generator().manual_seed(0)
     x = torch.randint(256, (24, 3, 2, 2), generator=generator, dtype=torch.uint8)
@@ -298,8 +302,10 @@ def test_bytes_that_the_module_scales_itself(tmp_path):
     preds = logits.argmax(dim=1)
     y = torch.where(torch.rand(24, generator=generator) < 0.2, (preds + 1) % 3, preds)
     loader = DataLoader([(x[:16], y[:16]), (x[16:], y[16:])], batch_size=None)
-    options = {"embed_fn": lambda module, x: x.float(), "input_space": InputSpace(high=255), "fim_samples": 4}
+    options = {"input_space": InputSpace(high=255), "fim_samples": 4}
     values = monitored(tmp_path, module, loader, attacks=["fgsm"], eps=8, **options)
+    embedded = monitored(tmp_path, module, loader, attacks=["fgsm"], eps=8, embed_fn=as_floats, **options)
+    assert not [name for name in values if embedded[name] != values[name] and not name.startswith("seconds/")]
     weight = wide(module.head.weight)
     x_adv, right = x.double().flatten(1), preds == y
     gradient = (logits.softmax(dim=1) - nn.functional.one_hot(y, 3)) @ weight

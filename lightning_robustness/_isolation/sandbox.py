@@ -305,7 +305,7 @@ def _take_precisions() -> dict[tuple[str, str], str]:
         in_force = {key: torch._C._get_fp32_precision_getter(*key) for key in _PRECISIONS}
         for key in _PRECISIONS:
             own = torch._C._get_fp32_precision_getter(*key)
-            torch._C._set_fp32_precision_setter(*key, "none")
+            torch._C._set_fp32_precision_setter(*key, "none")  # type: ignore[attr-defined, unused-ignore]
             # Convolutions that were never set show TF32 here, even if they have followed their parent
             settings[key] = own if own == in_force[key] else "none"
     return settings
@@ -313,7 +313,7 @@ def _take_precisions() -> dict[tuple[str, str], str]:
 
 def _set_precisions(settings: dict[tuple[str, str], str]) -> None:
     for key, value in settings.items():
-        torch._C._set_fp32_precision_setter(*key, value)
+        torch._C._set_fp32_precision_setter(*key, value)  # type: ignore[attr-defined, unused-ignore]
 
 
 def _cudnn_allows_tf32() -> bool:

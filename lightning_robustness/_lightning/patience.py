@@ -109,7 +109,8 @@ class Series:
 
 def _scheduled_rates(trainer: Trainer) -> dict[str, float]:
     """Return the rates of all groups of the optimizers that have a scheduler."""
-    optimizers = {id(config.scheduler.optimizer): config.scheduler.optimizer for config in trainer.lr_scheduler_configs}
+    owners: list[Any] = [getattr(config.scheduler, "optimizer", None) for config in trainer.lr_scheduler_configs]
+    optimizers = {id(owner): owner for owner in owners if hasattr(owner, "param_groups")}
     return {
         f"{number}.{index}": float(group["lr"])
         for number, optimizer in enumerate(optimizers.values())

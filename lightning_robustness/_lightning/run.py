@@ -24,10 +24,10 @@ from lightning_robustness._lightning.trainer import (
     num_training_batches,
     takes_any_key,
 )
-from lightning_robustness._lightning.watch import Watch, announce, check_sample, warn_of_leaks
+from lightning_robustness._lightning.watch import Watch, announce, check_sample, warn_of_few_classes, warn_of_leaks
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS, FeaturePass
-from lightning_robustness._measurement.findings import Findings, conclude
+from lightning_robustness._measurement.findings import SHUFFLED, Findings, conclude
 from lightning_robustness._measurement.inspection import (
     Found,
     agree,
@@ -90,8 +90,9 @@ class Run:
         is_safe, has_details = takes_any_key(self._trainer), self.settings.log_details
         for name, value in values.items():
             is_given = is_safe and (has_details or not get_key(name).group)
+            logger = None if is_given else False  # True would warn of a Trainer without a logger
             # All processes have the same values, except for the times
-            options: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max", "batch_size": 1, "logger": is_given}
+            options: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max", "batch_size": 1, "logger": logger}
             self._module.log(tag(self.prefix, name), value, prog_bar=name in _HEADLINES, **options)
         if not is_safe:
             self.hand_over({tag(self.prefix, name): value for name, value in values.items()})
@@ -190,6 +191,7 @@ class Run:
         self._margins = num_training_batches(self._trainer), features.margins
         if features.outputs in OUTPUT_WARNINGS:
             self.faults.warn(OUTPUT_WARNINGS[features.outputs], key=features.outputs)
+        warn_of_few_classes(self.faults, self._trainer, self.settings.dataloader_idx, features.margins, found.route)
         if self._sample is None:
             self._keep(watch.sample if isinstance(watch, Watch) else None)
         subject = self._subject_for(found)
@@ -201,11 +203,7 @@ class Run:
         rows = {} if found.is_discrete else self._measure([*plan.meters(), *plan.attack_meters(due)], subject)
         findings = conclude(plan, features, rows)
         if findings.is_shuffled:
-            self.faults.warn(
-                "the validation loader shuffles, so margins of all samples cannot assist: accuracy under attack is the "
-                "plain share of the attacked samples, with a wider interval. Pass `shuffle=False`.",
-                key="shuffled",
-            )
+            self.faults.warn(SHUFFLED, key="shuffled")
         return self._shown(findings, subject, is_last)
 
     def attack_at_the_end(self, due: Sequence[str]) -> tuple[dict[str, float], dict[str, Assisted]]:
@@ -238,7 +236,7 @@ class Run:
         subject, found = inspect(subject, batch, settings.needs_gradients)
         if settings.needs_gradients and not found.is_discrete and is_new:  # later, what fails is left out when it does
             rehearse(subject, batch, settings.plan.meters(), settings.attacks)
-        announce(found.route)
+        announce(self._trainer, self.settings.dataloader_idx, found.route)
         return subject, found
 
     def _open_after(self, step: StepRoute) -> Watch:
@@ -249,7 +247,7 @@ class Run:
             reason = "layers are divided among processes, each of which may have a part of the embedding"
             route = route._replace(head=None, num_features=0, reason=reason)
         check_route(self._module, route, call.logits, step.batch.y, self.settings.access.num_classes)
-        announce(route)
+        announce(self._trainer, self.settings.dataloader_idx, route)
         self._known = self._subject(), Found(route)
         watch = self._open(*self._known)
         watch.before(step.batch)

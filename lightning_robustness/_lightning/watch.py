@@ -11,8 +11,10 @@ from lightning_robustness._isolation.leaks import find_leaks
 from lightning_robustness._isolation.sandbox import is_compiled
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.step import NOT_SEEN, StepCheck
+from lightning_robustness._lightning.trainer import evaluation_loader
 from lightning_robustness._measurement.feature_pass import FeaturePass
-from lightning_robustness._measurement.samples import FixedSample, LoaderShare
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.samples import FixedSample, LoaderShare, warn_of_missing_shares
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall
@@ -125,8 +127,24 @@ def check_sample(faults: Faults, trainer: Trainer, difference: float) -> bool:
     return False
 
 
-def announce(route: Route) -> None:
+def warn_of_few_classes(faults: Faults, trainer: Trainer, dataloader_idx: int, margins: Rows, route: Route) -> None:
+    """Warn where a limit on batches leaves classes out, as it does if samples are sorted by class."""
+    loader, num_batches = evaluation_loader(trainer, dataloader_idx)
+    number = len(margins["y"].unique()) if len(margins) else route.num_classes
+    with suppress(TypeError):  # streams have no length
+        if number < route.num_classes and num_batches < len(loader):
+            faults.warn(
+                f"the first {num_batches} of {len(loader)} batches hold samples of {number} of {route.num_classes} "
+                "classes, and all values are of these alone. Raise `limit_val_batches` or `limit_test_batches`, or "
+                "mix the classes once, such as by `Subset(data, torch.randperm(len(data)))`.",
+                key="few classes",
+            )
+
+
+def announce(trainer: Trainer, dataloader_idx: int, route: Route) -> None:
     """Say in the log what was found."""
+    if trainer.world_size == 1:
+        warn_of_missing_shares(evaluation_loader(trainer, dataloader_idx)[0])
     head = "no embedding" if route.head is None else f"{route.num_features} features of {route.head!r}"
     rank_zero_info(f"RobustnessMonitor sees {route.num_classes} classes, and {head}.")
 

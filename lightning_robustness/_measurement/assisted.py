@@ -17,8 +17,8 @@ from torch import Tensor
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import hash_positions
 
-# Below these numbers the assisted variance may be the larger one
-_MIN_SAMPLES, _MIN_OF_A_KIND = 64, 5
+# Below these numbers of attacked samples, and of robust ones in a half, the assisted variance may be the larger one
+_MIN_SAMPLES, _MIN_ROBUST = 64, 5
 # Folds depend on other bits than the choice of the sample
 _FOLD_SEED = 0x5EED
 
@@ -60,7 +60,8 @@ class Assisted(NamedTuple):
         places = torch.searchsorted(margins.positions, robust.positions)
         accuracy = margins["right"].double().mean().item()
         nothing = cls(robust.positions.int(), outcome, folds, outcome, None, accuracy, len(margins))
-        if len(outcome) == len(margins) or not _is_enough(outcome, folds):
+        # A choice by outcomes would bias: where few are broken, the plain share is the higher one
+        if len(outcome) == len(margins) or len(outcome) < _MIN_SAMPLES or bool(folds.all()) or not bool(folds.any()):
             return nothing
         fits = [_fit(margins, places[folds == fold], outcome[folds == fold]) for fold in (0, 1)]
         predicted = torch.stack(fits)[:, places]  # by the first and the second half
@@ -111,7 +112,11 @@ class Assisted(NamedTuple):
         spread = smoothed * (1 - smoothed)
         error = (1 / number - 1 / self.total) * (self.residuals.double().square().sum().item() + 2) / (number + 2)
         effective = min(spread / (error + spread / self.total), self.total)
-        return Estimate(value, *_wilson(value, effective), plain, True)
+        low, high = _wilson(value, effective)
+        if min(self.robust[self.folds == fold].sum().item() for fold in (0, 1)) < _MIN_ROBUST:
+            ends = _wilson(plain, number)
+            low, high = min(low, ends[0]), max(high, ends[1])
+        return Estimate(value, low, high, plain, True)
 
     def half(self, fold: int, is_read: bool) -> float:
         """Estimate by the prediction of one half: to choose by that half, or to read the other."""
@@ -220,13 +225,6 @@ def _fit(margins: Rows, places: Tensor, outcome: Tensor) -> Tensor:
     points, values = isotonic(margins["margin"][places][own].double(), outcome[own])
     predicted = np.interp(margins["margin"].double().numpy(), points.numpy(), values.numpy())
     return torch.where(right, torch.from_numpy(predicted), 0.0)
-
-
-def _is_enough(outcome: Tensor, folds: Tensor) -> bool:
-    if len(outcome) < _MIN_SAMPLES:
-        return False
-    counts = [int((outcome[folds == fold] == kind).sum()) for fold in (0, 1) for kind in (0, 1)]
-    return min(counts) >= _MIN_OF_A_KIND
 
 
 def _wilson(share: float, number: float) -> tuple[float, float]:

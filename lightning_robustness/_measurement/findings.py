@@ -18,6 +18,10 @@ from lightning_robustness.attacks.attack import budgets_of
 from lightning_robustness.attacks.masking import find_signs, nonfinite_sign
 from lightning_robustness.functional.attack_success_rate import success_rates
 
+SHUFFLED = (
+    "the validation loader shuffles, so margins of all samples cannot assist: accuracy under attack is the plain share "
+    "of the attacked samples, with a wider interval. Pass `shuffle=False`."
+)
 _ROUNDING = 1.0001
 # The best there are for a network that always says the same
 _COLLAPSING = ("fim", "fim_geometric", "fim_inverse", "lipschitz")

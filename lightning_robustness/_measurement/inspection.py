@@ -121,7 +121,7 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
     random, or depends on the batch, computes cannot be compared. Neither can samples that a loader has shuffled.
     """
     samples = samples.at(outputs.positions)
-    own = _outputs(subject, samples, subject.batch_size)
+    own = largest_logits(subject, samples, subject.batch_size)
     expected = outputs[OUTPUT][torch.isin(outputs.positions, own.positions)].double() if len(own) else own.positions
     if len(expected) != len(own) or not len(own):
         return 0.0
@@ -131,12 +131,14 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
             return 0.0
     size = expected.abs().max().clamp(min=1.0)
     difference = ((own[OUTPUT] - expected).abs().max() / size).item()
-    again = _outputs(subject, samples, max(1, subject.batch_size // 2), seed=subject.seed + 1) if difference else own
+    half = max(1, subject.batch_size // 2)
+    again = largest_logits(subject, samples, half, seed=subject.seed + 1) if difference else own
     noise = ((own[OUTPUT] - again[OUTPUT]).abs().max() / size).item()
     return difference if difference > 10 * noise else 0.0
 
 
-def _outputs(subject: Subject, samples: Samples, batch_size: int, seed: int = 0) -> Rows:
+def largest_logits(subject: Subject, samples: Samples, batch_size: int, seed: int = 0) -> Rows:
+    """Return the largest logit of each sample."""
     parts = []
     for batch in replace(subject, progress=False).batches(samples, "outputs", batch_size):
         forward = subject.logits_of(batch)
@@ -148,12 +150,22 @@ def _outputs(subject: Subject, samples: Samples, batch_size: int, seed: int = 0)
 
 def _can_be_perturbed(subject: Subject, batch: Batch) -> bool:
     """Check the inputs of a batch; return whether they are not integers, which cannot be perturbed."""
-    if not batch.x.is_floating_point() and subject.access.embed_fn is None:
+    if subject.access.takes_bytes(batch.x):
+        few = batch.first(3)
+        forward = subject.logits_of(few)
+        with sandbox(forward, few.x) as (copies,), torch.no_grad():
+            pair = [compute_logits(forward, x).double() for x in (copies, copies.float())]
+        if not torch.allclose(pair[0], pair[1], rtol=1e-4, atol=1e-4):
+            raise ValueError(
+                "Expected the same outputs for pixels in bytes and for float copies of them, which attacks change, but "
+                "they differ. Let `forward` scale both in the same way, such as by `x.float() / 255`."
+            )
+    elif not batch.x.is_floating_point() and subject.access.embed_fn is None:
         rank_zero_warn(
             f"Inputs are integers ({batch.x.dtype}), which cannot be perturbed by small amounts: attacks, the Fisher "
             "information and all else that needs gradients are left out. For tokens, pass `embed_fn=`, a callable that "
             "takes the module and tokens and returns their embeddings; for pixels that the module converts itself, "
-            "`embed_fn=lambda module, x: x.float()` and `input_space=InputSpace(high=255)`."
+            "`input_space=InputSpace(high=255)`."
         )
         return False
     whole = subject.embedded(batch.x)

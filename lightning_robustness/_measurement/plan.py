@@ -25,6 +25,7 @@ DEFAULT_ATTACKS = ("pgd", "cw", "square")
 WORST, FINAL = "worst", "final"
 # Passes of samples from which on an attack is announced: minutes on a CPU, for a network of a few layers
 _MANY_PASSES = 1_000_000
+_SMALLEST_BUDGET = 1e-9
 
 
 def name_attacks(
@@ -51,6 +52,11 @@ def name_attacks(
     check_option("norm", norm, Norm)
     if eps is not None:
         check_number("eps", eps)
+        if eps < _SMALLEST_BUDGET:
+            raise ValueError(
+                f"Expected argument `eps` to be a budget that can change an input in single precision but got {eps}. "
+                "Pass one such as 8/255, or `attacks=()` to watch without attacks."
+            )
     attacks = list_attacks(attacks, argument)
     pairs = attacks.items() if isinstance(attacks, Mapping) else [(_default_name(attack), attack) for attack in attacks]
     named: dict[str, Callable[..., Any]] = {}

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from lightning_robustness._model.batch import Batch
+from lightning_robustness._processes import rank_zero_warn
 
 
 class Samples(NamedTuple):
@@ -256,6 +257,18 @@ def loader_share(loader: Any, num_batches: float | None = None) -> LoaderShare:
         total = min(len(sampler.dataset), sampler.total_size)  # type: ignore[arg-type]
     number = int(len(batch_sampler) if num_batches is None else num_batches) * batch_sampler.batch_size
     return LoaderShare(total if number >= len(sampler) else min(total, number * num_replicas), num_replicas, rank)
+
+
+def warn_of_missing_shares(loader: Any) -> None:
+    """Warn, in a single process, of a loader that gives it only a share of the samples."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batch_sampler, "sampler", getattr(loader, "sampler", None))
+    number = getattr(sampler, "num_replicas", 1)
+    if isinstance(number, int) and number > 1:
+        rank_zero_warn(
+            f"The loader's {type(sampler).__name__} divides the samples among {number} processes but there is only "
+            f"one, so all values are of one share in {number}. Pass a loader without it."
+        )
 
 
 @contextmanager

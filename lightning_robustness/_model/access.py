@@ -164,6 +164,11 @@ class Access:
         x, y = read_batch(batch, self.batch_fn)
         return Batch(x, y, *read_extras(batch, self.batch_fn, len(x)))
 
+    def takes_bytes(self, x: Tensor) -> bool:
+        """Return whether inputs are pixels in bytes, of which float copies are perturbed."""
+        high = self.input_space.high
+        return x.dtype == torch.uint8 and self.embed_fn is None and high is not None and high > 1
+
     def forward(self, model: nn.Module) -> Callable[..., Any]:
         """Return the callable from inputs to outputs."""
         return model if self.forward_fn is None else partial(self.forward_fn, model)

@@ -15,9 +15,17 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from tqdm import tqdm  # type: ignore[import-untyped]  # that of `tqdm.auto` begins an iterator of its own
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._measurement.feature_pass import FeaturePass, Features
-from lightning_robustness._measurement.inspection import Found, agree
-from lightning_robustness._measurement.samples import FixedSample, LoaderShare, Samples, kept_generators, loader_share
+from lightning_robustness._measurement.feature_pass import OUTPUT, FeaturePass, Features
+from lightning_robustness._measurement.inspection import Found, agree, largest_logits
+from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.samples import (
+    FixedSample,
+    LoaderShare,
+    Samples,
+    kept_generators,
+    loader_share,
+    warn_of_missing_shares,
+)
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.route import Route
@@ -29,6 +37,9 @@ _SETTINGS = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
     *("prefetch_factor", "pin_memory_device", "in_order"),
 )
+
+
+_NUM_OUTPUTS = 8  # that tell models apart whose weights are the same
 
 
 class OwnShare(NamedTuple):
@@ -47,6 +58,7 @@ def take_share(model: nn.Module, loader: Iterable[Any], processes: Processes, se
     nothing is known, are taken as they are.
     """
     if processes.number == 1:
+        warn_of_missing_shares(loader)
         return OwnShare(loader, LoaderShare(loader_share(loader).total))
     batch_sampler = getattr(loader, "batch_sampler", None)
     sampler = getattr(batch_sampler, "sampler", getattr(loader, "sampler", None))
@@ -211,7 +223,7 @@ class _Pass:
             self.subject, self.found = self._look(self.subject, batch.to(self.subject.device))
         self._sample.add(batch)
         if is_hashed:
-            self.fingerprint.add_labels(batch)
+            self.fingerprint.add(batch)
         if self.found is not None and not is_measured:
             self._measure(batch.to(self.subject.device), self.found.route)
         self.has_samples = True
@@ -248,10 +260,17 @@ def _batches(own: OwnShare, subject: Subject) -> Generator[Batch, None, None]:
 
 
 def _check_data(passed: Passed, fingerprint: DataFingerprint, processes: Processes, folder: ResumeFolder) -> None:
-    """Check that earlier results in a folder are of the same data."""
-    if folder.is_kept:
-        fingerprint.add_inputs(passed.take(2**62))
-        folder.check(DataFingerprint.describe(processes.gather(fingerprint)))
+    """Check that earlier results in a folder are of the same data, and of a model that computes the same."""
+    if not folder.is_kept:
+        return
+    facts = DataFingerprint.describe(processes.gather(fingerprint))
+    if passed.found is not None:  # weights do not say which activation there is, or what a closure holds
+        few = passed.take(2**62).select(passed.take(2**62).positions.argsort()[:_NUM_OUTPUTS])
+        with processes.step():
+            own = largest_logits(passed.subject, few, _NUM_OUTPUTS)
+        outputs = Rows.join(processes.gather([own]))[OUTPUT][:_NUM_OUTPUTS]
+        facts["largest logits of the first samples"] = " ".join(f"{value:.6g}" for value in outputs.tolist())
+    folder.check(facts)
 
 
 def _check_shares(own: OwnShare, checksums: Iterable[int | None]) -> None:

@@ -50,13 +50,31 @@ def test_all_samples_attacked_give_the_plain_share(number):
     assert (estimate.low, estimate.high) == pytest.approx((low, high))
 
 
-@pytest.mark.parametrize("robust", [0.002, 0.998])
-def test_few_samples_of_a_kind_give_the_plain_share(robust):
+def test_few_samples_give_the_plain_share():
     generator = np.random.default_rng(1)
-    parts = population(1000, generator, accuracy=1.0, robust=robust, strength=0.0)
-    estimate = assisted(*parts, draw(1000, 100, generator)).estimate()
+    estimate = assisted(*population(1000, generator), draw(1000, 63, generator)).estimate()
     assert not estimate.is_assisted
     assert estimate.value == estimate.plain
+
+
+@pytest.mark.parametrize("robust", [0.002, 0.02])
+def test_few_robust_samples_have_an_interval_that_holds_the_plain_one(robust):
+    generator = np.random.default_rng(1)
+    parts = population(1000, generator, accuracy=1.0, robust=robust, strength=0.0)
+    chosen = draw(1000, 100, generator)
+    estimate = assisted(*parts, chosen).estimate()
+    low, high = binomtest(int(parts[2][chosen].sum()), 100).proportion_ci(method="wilson")
+    assert estimate.low <= low + 1e-9
+    assert estimate.high >= high - 1e-9
+
+
+def test_a_small_sample_with_few_broken_ones_is_unbiased():
+    """A choice between plain and assisted share by what was broken would add a point."""
+    generator, errors = np.random.default_rng(6), []
+    for _ in range(400):
+        parts = population(3000, generator, accuracy=1.0, robust=0.85, strength=10.0)
+        errors.append(assisted(*parts, draw(3000, 64, generator)).estimate().value - parts[2].mean())
+    assert abs(np.mean(errors)) < 3 * np.std(errors) / math.sqrt(len(errors))
 
 
 def test_the_estimate_by_hand():

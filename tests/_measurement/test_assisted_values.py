@@ -116,7 +116,7 @@ def fit(path, max_epochs=4, resume=None, shuffle=False, batch_size=100):
     flags = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     trainer = L.Trainer(max_epochs=max_epochs, callbacks=[monitor, checkpoint], **flags)
     loaders = DataLoader(data(), batch_size=200), DataLoader(data(seed=1), batch_size=batch_size, shuffle=shuffle)
-    trainer.fit(Module(), *loaders, ckpt_path=resume, weights_only=False)
+    trainer.fit(Module(), *loaders, ckpt_path=resume)
     return monitor
 
 

@@ -3,7 +3,14 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from lightning_robustness._measurement.samples import kept_generators, loader_share
 from lightning_robustness._measurement.subject import Subject
@@ -279,3 +286,9 @@ def test_other_loaders_are_taken_as_they_are(loader, is_assumed):
     assert own.is_assumed == is_assumed
     assert own.share.total is None
     assert own.share.positions(3, 2).tolist() == [7, 9]
+
+
+def test_a_distributed_sampler_in_a_single_process_is_named():
+    sampler = DistributedSampler(dataset(30), num_replicas=3, rank=2, shuffle=False)
+    with pytest.warns(UserWarning, match="one share in 3"):
+        assert len(collect(DataLoader(dataset(30), batch_size=4, sampler=sampler), None).x) == 10

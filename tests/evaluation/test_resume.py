@@ -8,7 +8,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness._measurement.rows import Rows
-from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import Processes, write_file
 from lightning_robustness.attacks import PGD
@@ -221,8 +220,7 @@ def describe(shares, x, y):
         part = DataFingerprint()
         for rows in batches:
             positions = torch.tensor(rows, dtype=torch.long)
-            part.add_labels(Batch(x[rows], None if y is None else y[rows], positions=positions))
-            part.add_inputs(Samples(x[rows], None, positions))
+            part.add(Batch(x[rows], None if y is None else y[rows], positions=positions))
         parts.append(part)
     return DataFingerprint.describe(parts)
 

@@ -155,4 +155,3 @@ def test_a_collection_shares_nothing_between_metrics_with_other_settings():
         for metric in (collection, *settings.values()):
             metric.update(network, x)
     assert collection.compute() == {name: metric.compute() for name, metric in settings.items()}
-    assert all(len(group) == 1 for group in collection.compute_groups.values())
