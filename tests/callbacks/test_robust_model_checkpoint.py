@@ -5,6 +5,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -21,6 +22,8 @@ def fit(path, checkpoint, score, *callbacks, ckpt_path=None, max_epochs=None, mo
     settings = {"max_epochs": epochs, "enable_checkpointing": True, **kwargs}
     trainer = make_trainer(path, Scripted(**{checkpoint.monitor: score}, **logged), *callbacks, checkpoint, **settings)
     trainer.fit(module or Classifier(), train_loader(size=32), val_loader(size=16), ckpt_path=ckpt_path)
+    if dist.is_initialized():
+        dist.barrier()  # the first process removes files
     return kept(path)
 
 

@@ -60,7 +60,7 @@ def check_interrupted(report, whole, part, finished):
     assert report["interrupted"] == LABELS[part]
     metrics, expected = report["metrics"], whole["metrics"]
     if part == "features":
-        assert metrics["samples"] < expected["samples"]
+        assert metrics.get("samples", 0) < expected["samples"]  # none where the first batch was interrupted
         return
     features = dict(list(expected.items())[:9])
     assert_same(dict(list(metrics.items())[:9]), features)
