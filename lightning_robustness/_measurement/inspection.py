@@ -152,14 +152,7 @@ def _can_be_perturbed(subject: Subject, batch: Batch) -> bool:
     """Check the inputs of a batch; return whether they are not integers, which cannot be perturbed."""
     if subject.access.takes_bytes(batch.x):
         few = batch.first(3)
-        forward = subject.logits_of(few)
-        with sandbox(forward, few.x) as (copies,), torch.no_grad():
-            pair = [compute_logits(forward, x).cpu().double() for x in (copies, copies.float())]
-        if not torch.allclose(pair[0], pair[1], rtol=1e-4, atol=1e-4):
-            raise ValueError(
-                "Expected the same outputs for pixels in bytes and for float copies of them, which attacks change, but "
-                "they differ. Let `forward` scale both in the same way, such as by `x.float() / 255`."
-            )
+        subject.access.as_float(few.x, subject.logits_of(few))
     elif not batch.x.is_floating_point() and subject.access.embed_fn is None:
         rank_zero_warn(
             f"Inputs are integers ({batch.x.dtype}), which cannot be perturbed by small amounts: attacks, the Fisher "
