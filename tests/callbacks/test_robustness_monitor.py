@@ -307,6 +307,7 @@ def test_attacks_run_at_the_end_of_a_run_that_stops_early(tmp_path):
     assert np.isfinite(rows["robustness/asr/fgsm"]).sum() == 2
 
 
+@pytest.mark.gpu_like
 def test_early_stopping_and_checkpoints_see_the_values(tmp_path):
     monitor = small_monitor()
     best = ModelCheckpoint(tmp_path, monitor="robustness/adv_acc/fgsm", mode="max", filename="{epoch}")
