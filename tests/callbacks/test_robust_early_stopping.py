@@ -260,7 +260,8 @@ def test_a_value_without_confirmation_gets_a_warning(tmp_path, monitor, options)
         ({"attacks": ["pgd", "square"]}, "pgd"),
         ({"attacks": ["square", "cw"]}, "worst"),
         ({"attack_every_n_epochs": 1}, "worst"),
-        ({"attacks": ["square"]}, "square"),
+        ({"attacks": ["square"]}, "worst"),
+        ({"attacks": ["square", "pgd"], "attack_every_n_epochs": {"square": 1, "pgd": 3}}, "square"),
     ],
 )
 def test_the_attack_that_runs_most_often_confirms(tmp_path, options, expected):

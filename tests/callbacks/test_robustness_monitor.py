@@ -1182,7 +1182,7 @@ def test_trust_is_logged_from_the_fifth_evaluation_on(tmp_path):
         assert shown == pytest.approx([entry[f"trust/{name}"] for entry in monitor.history[4:]])
     assert logged(trainer)["trust/rdi"] == pytest.approx(monitor.history[-1]["trust/rdi"])
     text = events.Tensors("robustness/summary/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert "- **kept epoch**:" in text
+    assert "- **verdict**:" in text
     assert f"tau {monitor.history[-1]['trust/rdi']:+.2f}" in text
 
 
@@ -1231,7 +1231,7 @@ def test_the_summary_is_logged_at_the_end(tmp_path, caplog):
     with caplog.at_level("INFO"):
         make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
     [entry] = monitor.history
-    [message] = [record.getMessage() for record in caplog.records if "kept epoch" in record.getMessage()]
+    [message] = [record.getMessage() for record in caplog.records if "verdict" in record.getMessage()]
     assert message == f"RobustnessMonitor:\n{monitor.summary()}"
     assert monitor.summary().accuracy == entry["adv_acc/worst"]
     assert monitor.summary().seconds["fgsm"] == entry["seconds/fgsm"]
