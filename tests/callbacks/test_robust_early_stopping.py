@@ -215,6 +215,21 @@ def test_a_confirmation_that_never_comes_gets_a_warning(tmp_path):
         assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust")[0] == 11
 
 
+@pytest.mark.parametrize(("max_epochs", "expected"), [(8, ["RobustEarlyStopping ended the run in epoch 2"]), (3, [])])
+def test_the_summary_tells_a_run_that_was_stopped_from_one_that_was_over(tmp_path, max_epochs, expected):
+    monitor = RobustnessMonitor([], fim_samples=0)
+    stopping = RobustEarlyStopping("score", "max", patience=2, guard=None, start_from_epoch=0)
+    assert epochs_trained(tmp_path, stopping, [0.5] * 8, max_epochs=max_epochs, callbacks=[monitor]) == 3
+    assert monitor.summary().notes == tuple(expected)
+
+
+def test_the_summary_keeps_what_was_waited_for(tmp_path):
+    monitor = RobustnessMonitor([], fim_samples=0)
+    stopping = RobustEarlyStopping("score", "max", guard=None, start_from_epoch=2)
+    epochs_trained(tmp_path, stopping, [0.5] * 4, max_epochs=4, callbacks=[monitor])
+    assert monitor.summary().notes == ("patience waited until epoch 2",)
+
+
 class Attacking(RobustnessMonitor):
     """Promises the keys of a monitor with attacks, and measures nothing."""
 
