@@ -66,7 +66,7 @@ def history_figure(
     for axis in figure.axes:
         axis.relim()
         if kept is not None:
-            axis.axvline(kept.entry[position], color="0.4", linestyle=":", linewidth=1, zorder=0)
+            axis.axvline((kept.checkpoint or kept.entry)[position], color="0.4", linestyle=":", linewidth=1, zorder=0)
     for axis in (accuracy, others[-1]):
         axis.set_xlabel(position, fontsize=8, labelpad=1)
     set_title(figure, f"{prefix}: {_title(kept, position)}")
@@ -98,7 +98,7 @@ def _title(kept: Kept | None, position: str) -> str:
     if kept is None:
         return "no attack ran"
     accuracy = f"{write_share(kept.accuracy)} under {attack_of(kept.reference)}"
-    return f"{position} {kept.entry[position]:g} {'kept' if kept.is_checkpoint else 'most robust'}, {accuracy}"
+    return f"{kept.status(position)}, {accuracy}"
 
 
 def _points(history: Sequence[Evaluation], key: str, position: str) -> list[tuple[float, float]]:

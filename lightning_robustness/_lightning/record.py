@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_robustness._arguments import check_integer
+from lightning_robustness._lightning.patience import progress_of
 from lightning_robustness._lightning.trainer import kinds_of, log_step, num_training_batches
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.keys import find_key, tag
@@ -112,10 +113,10 @@ def find_notes(trainer: Trainer, left_out: Sequence[str]) -> list[str]:
     """List what callbacks waited for, what ended the run, and what the monitor left out."""
     notes = []
     for callback in trainer.early_stopping_callbacks:
-        if getattr(callback, "stopped_epoch", 0):
+        if getattr(callback, "stopped_epoch", 0) and trainer.should_stop and (progress_of(trainer) or 0) < 1:
             notes.append(f"{type(callback).__name__} ended the run in epoch {callback.stopped_epoch}")
-        waiting = getattr(callback, "waiting", "")
-        notes += [waiting] if isinstance(waiting, str) and waiting else []
+        waits = [getattr(callback, name, "") for name in ("waited", "waiting")]
+        notes += [text for text in waits if isinstance(text, str) and text]
     return [*notes, *dict.fromkeys(left_out)]
 
 
@@ -148,7 +149,7 @@ class AttackSchedule:
     def most_frequent(self, names: Collection[str]) -> str | None:
         """Return the one of some attacks that runs most often, or ``worst`` if all run together; None without any."""
         numbers = {name: number for name, number in self.every_n_epochs.items() if name in names}
-        if len(numbers) > 1 and len(set(numbers.values())) == 1:
+        if len(set(numbers.values())) == 1:
             return WORST
         return min(numbers, key=lambda name: numbers[name], default=None)
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor, evaluate
+from lightning_robustness._lightning import record, run
 from lightning_robustness._measurement.keys import name_of, tag
 from lightning_robustness._measurement.samples import spread_indices
 from lightning_robustness.attacks import PGD, MinimumNormCW, Square, get_attack, run_attack
@@ -725,6 +726,45 @@ def test_an_attack_that_raises_is_left_out(tmp_path):
     assert not {"asr/broken", "asr/worst"} & values.keys()
 
 
+class Fails:
+    """A part of the monitor that goes well a few times and then fails."""
+
+    def __init__(self, function, number):
+        self.function, self.number = function, number
+
+    def __call__(self, *args, **kwargs):
+        self.number -= 1
+        if self.number < 0:
+            raise ZeroDivisionError("ours")
+        return self.function(*args, **kwargs)
+
+
+# Where a part is used, how often it goes well, and what is left out when it no longer does
+PARTS = {
+    "conclusions": (run, "conclude", 1, "left epoch 1 out"),
+    "conclusions at the end": (run, "conclude", 3, "left epoch 2 out"),
+    "classes": (run, "warn_of_few_classes", 1, "left epoch 1 out"),
+    "trust": (record, "measure_trust", 1, "trust and the picture of the run are left out"),
+    "kept epoch": (record, "kept_epoch", 1, "trust and the picture of the run are left out"),
+    "summary": (record, "find_notes", 0, "the summary of the run is left out"),
+    "attacks at the end": (run.Run, "attack_at_the_end", 0, "attacks at the end of training are left out"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_no_error_of_the_monitor_ends_training(tmp_path, monkeypatch, name):
+    owner, function, number, consequence = PARTS[name]
+    broken = Fails(getattr(owner, function), number)
+    monkeypatch.setattr(owner, function, broken)
+    monitor = small_monitor(attack_every_n_epochs=2, final_attack="fgsm")
+    trainer = make_trainer(tmp_path, monitor, max_epochs=3)
+    with pytest.warns(UserWarning, match=f"{consequence}: ZeroDivisionError: ours"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert broken.number < 0
+    assert trainer.global_step == 30
+    assert torch.isfinite(trainer.callback_metrics["val_acc"])
+
+
 class Batches(IterableDataset):
     def __init__(self, batches):
         self.batches = batches
@@ -1142,7 +1182,7 @@ def test_trust_is_logged_from_the_fifth_evaluation_on(tmp_path):
         assert shown == pytest.approx([entry[f"trust/{name}"] for entry in monitor.history[4:]])
     assert logged(trainer)["trust/rdi"] == pytest.approx(monitor.history[-1]["trust/rdi"])
     text = events.Tensors("robustness/summary/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert "- **kept epoch**:" in text
+    assert "- **verdict**:" in text
     assert f"tau {monitor.history[-1]['trust/rdi']:+.2f}" in text
 
 
@@ -1191,7 +1231,7 @@ def test_the_summary_is_logged_at_the_end(tmp_path, caplog):
     with caplog.at_level("INFO"):
         make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
     [entry] = monitor.history
-    [message] = [record.getMessage() for record in caplog.records if "kept epoch" in record.getMessage()]
+    [message] = [record.getMessage() for record in caplog.records if "verdict" in record.getMessage()]
     assert message == f"RobustnessMonitor:\n{monitor.summary()}"
     assert monitor.summary().accuracy == entry["adv_acc/worst"]
     assert monitor.summary().seconds["fgsm"] == entry["seconds/fgsm"]
