@@ -15,6 +15,7 @@ from lightning_robustness._arguments import (
 )
 from lightning_robustness._model.access import compute_logits
 from lightning_robustness._numbers import accumulation_dtype, at_least_float32
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.functional._fisher_estimators import (
     FisherComponents,
     blackbox,
@@ -106,7 +107,8 @@ def fisher_spectral_norm(
         tolerance: Relative error, estimated from the residual, at which ``"lanczos"`` stops for a sample, and relative
             change still to come at which ``"power"`` stops. A loose one may, for a rare sample, stop at a smaller
             eigenvalue.
-        max_steps: Largest number of their steps.
+        max_steps: Largest number of their steps. Where ``"power"`` takes them all without converging, a warning says
+            for how many samples, and the component ``converged`` for which.
         num_directions: Number of random vectors of ``"rayleigh"`` and ``"blackbox"``.
         distribution: Distribution of the random vectors of ``"rayleigh"``.
         rayleigh_ritz: Whether ``"blackbox"`` takes the largest value on the span of its directions, instead of the
@@ -262,6 +264,12 @@ def fisher_and_boundary(
     dtype = at_least_float32(x.dtype)
     components = FisherComponents(*(_join(values, dtype) for values in zip(*chunks, strict=True)))
     check_overflow(components.spectral_norm)
+    if components.converged is not None and not components.converged.all():
+        rank_zero_warn(
+            f"Power iteration took all {steps} steps without converging for {int((~components.converged).sum())} of "
+            f"{len(x)} samples, whose values are too low. Raise `max_steps`, or use method=\"lanczos\".",
+            stacklevel=3,
+        )
     return components
 
 
