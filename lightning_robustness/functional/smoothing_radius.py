@@ -6,7 +6,6 @@ from torch import Tensor
 
 from lightning_robustness._arguments import check_integer, check_number, check_tensor
 
-
 _MOST_DIRECTIONS = 1_000_000_000
 
 
@@ -102,7 +101,8 @@ def num_rayleigh_directions(num_classes: int, accuracy: float, confidence: float
     log_missed = math.log1p(-area / math.exp(log_whole))
     if math.log1p(-confidence) < _MOST_DIRECTIONS * log_missed:
         raise ValueError(
-            f"Expected `num_classes` and `accuracy` that random vectors can reach but got {num_classes} and {accuracy}, "
-            f'which take more than {_MOST_DIRECTIONS:,} of them. Use the method "lanczos", which takes a few products.'
+            f"Expected `num_classes` and `accuracy` that random vectors can reach but got {num_classes} and "
+            f"{accuracy}, which take more than {_MOST_DIRECTIONS:,} of them. "
+            'Use the method "lanczos", which takes a few products.'
         )
     return math.ceil(math.log1p(-confidence) / log_missed)
