@@ -1,4 +1,4 @@
-"""The pages that are generated are up to date; that of the papers names what exists, and leaves no numbered item out."""
+"""Generated pages are up to date; that of the papers names what exists, and leaves no numbered item out."""
 
 import importlib
 import importlib.util
