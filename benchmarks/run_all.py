@@ -125,9 +125,9 @@ def sentence(results: dict[str, Any]) -> str:
     """What docs/monitor.md says of whole runs."""
     fits = {name: values_of(results).get(name, math.nan) for name in ("fit", "resnet18_fit")}
     return (
-        f"Five epochs at the defaults, with C&W and Square in two of them, take {fits['fit']:.2f} times as long on a small\n"
-        f"network with all of Fashion-MNIST, and {fits['resnet18_fit']:.2f} times as long on a ResNet-18 with about a hundredth of "
-        "the images and of\nthe samples.\n"
+        f"Five epochs at the defaults, with C&W and Square in two of them, take {fits['fit']:.2f} times as long on a\n"
+        f"small network with all of Fashion-MNIST, and {fits['resnet18_fit']:.2f} times as long on a ResNet-18 with\n"
+        "about a hundredth of the images and of the samples.\n"
     )
 
 
