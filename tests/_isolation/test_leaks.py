@@ -125,7 +125,7 @@ def count():
 
 
 class Shared:
-    rows = []
+    rows = []  # noqa: RUF012
 
 
 class Variable(nn.Linear):
@@ -166,7 +166,7 @@ class InMethod(Helper):
         return self.half(x)
 
     def half(self, x):
-        return [super(InMethod, self).forward(x) / 2 for _ in range(2)][0]
+        return next(super(InMethod, self).forward(x) for _ in range(1))
 
 
 class ClassAttributes(Variable):
@@ -307,6 +307,6 @@ def test_user_lists_are_put_back():
 
 @pytest.mark.parametrize("make", [UserDict, UserList])
 def test_long_user_containers_are_named(make):
-    state = make({number: 0 for number in range(20_000)}) if make is UserDict else make([0] * 20_000)
+    state = make(dict.fromkeys(range(20000), 0)) if make is UserDict else make([0] * 20_000)
     network = Stateful(lambda: state, lambda n, x: n.state.__setitem__(5, 1 + n.state[5]))
     assert find_leaks(network, torch.rand(2, 4)) == ["state.data"]

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from lightning_robustness._isolation import module_state
-from lightning_robustness._isolation.sandbox import find_leaks
 from lightning_robustness._isolation.module_state import ModuleState, is_lazy
 from lightning_robustness._isolation.references import walk
-from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._isolation.sandbox import find_leaks, sandbox
 from tests._isolation.test_sandbox import assert_same, disturb, snapshot, trained_once
 
 Pair = namedtuple("Pair", "first second")
