@@ -266,9 +266,10 @@ def test_masking_signs(logger):
     assert shown_lines(logger, "masking_signs") == (2, [f"zero_gradients: {line}", f"other: {line}"])
 
 
-@given(st.text(alphabet="ab<>&|=' \n()-"))
+@given(st.text(alphabet="ab<>&|=' \n()-*_[]#`\\!~"))
 @example("<a> &lt;")
 @example("\n- b")
+@example("**a** _b_ `a` [b](a) # a")
 def test_texts_are_shown_as_they_are(text):
     page = markdown_to_safe_html(markdown_list([("name", f"x{text}x")]))
     shown = html.unescape(re.sub("<[^<>]+>", lambda tag: "\n" if "br" in tag[0] else "", page))
