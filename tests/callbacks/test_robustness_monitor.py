@@ -670,10 +670,8 @@ def test_memory_does_not_grow(tmp_path):
 
     trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
     trainer.fit(Classifier(), train_loader(), val_loader())
-    # Outcomes of the attack and of the worst case are four tensors each
     assert len(counts) == 3
-    numbers = [number for number, _ in counts]
-    assert max(numbers[2] - numbers[1], numbers[1] - numbers[0]) <= 2 * 4
+    assert len(set(counts)) == 1
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):
