@@ -548,7 +548,7 @@ def test_mlflow(examples):
     assert "- **seed**: 0\n" in settings[2]
     assert signs[1] == "fold_1-robustness/masking_signs.md"
     assert picture == ("run", "fold_1-robustness/examples/pgd", 4, examples_figure(examples, "pgd", 0).shape)
-    assert run == ("run", "fold_1-robustness", 4, (360, 504, 3))
+    assert run == ("run", "fold_1-robustness", 4, (396, 432, 3))
 
 
 def test_others_get_nothing(examples, monkeypatch, tmp_path):
