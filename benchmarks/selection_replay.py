@@ -5,8 +5,8 @@ Reads epoch series of adversarial training: one CSV file per run with the column
 locuslab/robust_overfitting), which has a log of each run in ``experiments``. A module logs each series in a Trainer,
 with its learning rates, and ``RobustModelCheckpoint`` chooses as it would in training; ``RobustEarlyStopping`` then
 stops further runs of them. Prints a table, and writes the epoch that each rule keeps of each run to a JSON file. Takes
-about three minutes for 44 runs, on one core: ``python benchmarks/selection_replay.py DIRECTORY``. ``--only mixup`` takes the runs with this in their names,
-``--table`` prints the table of the file alone.
+about three minutes for 44 runs, on one core: ``python benchmarks/selection_replay.py DIRECTORY``. ``--only mixup``
+takes the runs with this in their names, ``--table`` prints the table of the file alone.
 """
 
 import argparse
