@@ -16,7 +16,7 @@ from lightning_robustness._lightning.run import Run
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.sinks import announce_values, close_table
 from lightning_robustness._lightning.summary import RunSummary, run_page
-from lightning_robustness._lightning.trainer import check_validation, is_sharded, is_spawned
+from lightning_robustness._lightning.trainer import check_takes_batch, check_validation, is_sharded, is_spawned
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_final_attack
@@ -219,6 +219,7 @@ class RobustnessMonitor(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._is_fitting, self.late_keys = stage == "fit", set()
+        check_takes_batch(pl_module, "test_step" if stage == "test" else "validation_step", self)
         if self._is_fitting:
             check_validation(trainer)
             for callback in trainer.callbacks:  # type: ignore[attr-defined]

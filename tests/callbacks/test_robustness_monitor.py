@@ -16,10 +16,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from sklearn.metrics import accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor, evaluate
 from lightning_robustness._lightning import record, run
+from lightning_robustness._lightning.trainer import takes_any_key
 from lightning_robustness._measurement.keys import name_of, tag
 from lightning_robustness._measurement.samples import spread_indices
 from lightning_robustness.attacks import PGD, MinimumNormCW, Square, get_attack, run_attack
@@ -669,10 +670,8 @@ def test_memory_does_not_grow(tmp_path):
 
     trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
     trainer.fit(Classifier(), train_loader(), val_loader())
-    # Outcomes of the attack and of the worst case are four tensors each
     assert len(counts) == 3
-    numbers = [number for number, _ in counts]
-    assert max(numbers[2] - numbers[1], numbers[1] - numbers[0]) <= 2 * 4
+    assert len(set(counts)) == 1
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):
@@ -960,6 +959,77 @@ def test_a_logger_that_fails_at_the_end_keeps_nobody_from_ending(tmp_path):
     assert "asr/fgsm" in monitor.history[-1]
 
 
+class PickyLogger(CSVLogger):
+    """Rejects one of our keys from the second evaluation on."""
+
+    def log_metrics(self, metrics, step=None):
+        if "robustness/rdi" in metrics and step > 10:
+            raise ValueError("no such key")
+        super().log_metrics(metrics, step)
+
+
+def test_a_logger_that_rejects_a_key_in_mid_run_does_not_end_it(tmp_path):
+    monitor, logger = small_monitor(), PickyLogger(tmp_path)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=3, logger=logger)
+    with pytest.warns(UserWarning, match="values could not be logged by PickyLogger: ValueError: no such key"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert trainer.global_step == 30
+    assert len(monitor.history) == 3
+    rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
+    assert np.isfinite(rows["robustness/rdi"]).sum() == 1
+    assert np.isfinite(rows["val_acc"]).sum() == 3
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_loggers_of_lightning_itself_get_values_from_the_module(tmp_path, kind):
+    class Named(kind):
+        pass
+
+    for logger, expected in ((kind(tmp_path), True), (Named(tmp_path), True), (PickyLogger(tmp_path), False)):
+        assert takes_any_key(make_trainer(tmp_path, logger=logger)) is expected
+
+
+def test_test_time_augmentation_gets_one_warning(tmp_path):
+    class Augmenting(Classifier):
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            both = self(x).softmax(1) + self(x.flip(-1)).softmax(1)
+            self.log("val_acc", (both.argmax(dim=1) == y).float().mean())
+
+    trainer = make_trainer(tmp_path, small_monitor(), max_epochs=2)
+    with pytest.warns(UserWarning, match="test-time augmentation") as record:
+        trainer.fit(Augmenting(), train_loader(), val_loader())
+    assert sum("test-time augmentation" in str(warning.message) for warning in record) == 1
+
+
+@pytest.mark.parametrize(("step", "run_step"), [("validation_step", "fit"), ("test_step", "test")])
+def test_a_step_that_fetches_its_batches_is_refused(tmp_path, step, run_step):
+    module = type("Fetching", (Classifier,), {step: lambda self, dataloader_iter: None})()
+    trainer = make_trainer(tmp_path, small_monitor())
+    loaders = (train_loader(), val_loader()) if run_step == "fit" else (val_loader(),)
+    with pytest.raises(MisconfigurationException, match=f"`{step}` to take a batch .*`dataloader_iter`.* take `batch`"):
+        getattr(trainer, run_step)(module, *loaders)
+
+
+def test_sorted_data_of_which_a_limit_leaves_few_classes_gets_a_warning(tmp_path):
+    x, y = digits_data(1200, 1400).tensors
+    order = y.argsort()
+    loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=20)
+    trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=0), max_epochs=2, limit_val_batches=2)
+    number = len(y[order][:40].unique())
+    with pytest.warns(UserWarning, match=rf"samples of {number} of 10 classes.*`limit_val_batches`") as record:
+        trainer.fit(Classifier(), train_loader(), loader)
+    assert sum("of 10 classes" in str(warning.message) for warning in record) == 1
+
+
+def test_a_share_of_a_single_process_gets_a_warning(tmp_path):
+    data = digits_data(1200, 1300)
+    loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data, num_replicas=3, rank=2))
+    trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=0))
+    with pytest.warns(UserWarning, match="among 3 processes but there is only one, so all values are of one share"):
+        trainer.validate(Classifier(), loader, verbose=False)
+
+
 class LogsAccuracy(Classifier):
     def validation_step(self, batch, batch_idx):
         self(batch[0])
@@ -1132,6 +1202,7 @@ def test_a_loader_that_is_not_there(tmp_path):
         ({"storage": "magic"}, "`storage` to be one of"),
         ({"num_classes": 1}, "`num_classes` to be an integer of at least 2"),
         ({"eps": -0.1}, "`eps` to be a finite number"),
+        *(({"prefix": prefix}, "`prefix` to have names around each slash") for prefix in ("a/", "/a", "a//b", "a/ /b")),
     ],
 )
 def test_arguments_are_checked(kwargs, message):
