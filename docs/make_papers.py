@@ -69,6 +69,11 @@ def link(where: str) -> str:
     return f"[{Path(path).name}]({target}{'#' + anchor if anchor else ''})"
 
 
+def number(value: str | float) -> str:
+    """Write a count as it is, and any other number with three digits."""
+    return str(value) if isinstance(value, str | int) else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Write a table in Markdown."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *rows])
@@ -84,7 +89,7 @@ def render() -> str:
     results = json.loads(RESULTS.read_text())
     for name, title in EXPERIMENTS.items():
         columns = results[name]
-        cells = [[v if isinstance(v, str) else f"{v:.3g}" for v in row] for row in zip(*columns.values(), strict=True)]
+        cells = [[number(value) for value in row] for row in zip(*columns.values(), strict=True)]
         parts.append(f"{title}:\n\n{table(list(columns), cells)}\n")
     return "\n".join(parts)
 

@@ -63,9 +63,14 @@ class Measurement:
         self.batches: Batches = list(zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True))
 
     def features(self) -> dict[str, Any]:
-        """RDI and ROBY, in the forms of both papers."""
+        """RDI and ROBY, in the forms of both papers, and of logits and true labels, as in the authors' later code."""
         report = evaluate(self.network, self.batches, attacks=[], fim_samples=0, progress=False)
-        return report.metrics | self._roby(self.x)
+        logits, suffixes = self._embed(self.x)[1], {"pairs": "", "all": "_all"}
+        of_logits = {
+            f"roby{suffix}_logits": float(roby(logits, self.y, normalization=normalization))
+            for normalization, suffix in suffixes.items()
+        }
+        return report.metrics | self._roby(self.x) | of_logits
 
     def fisher(self) -> dict[str, Any]:
         """Fisher information, Lipschitz constant, and distance to the decision boundary."""

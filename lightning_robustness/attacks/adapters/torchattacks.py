@@ -207,7 +207,7 @@ def _is_out_of_reach(eps: Any, alpha: Any, steps: Any) -> bool:
 def _warn_if_out_of_reach(kind: str, eps: Any, alpha: Any, steps: Any) -> None:
     if _is_out_of_reach(eps, alpha, steps):
         rank_zero_warn(
-            f"{steps} steps of {alpha:g} cannot reach the budget {eps:g} of torchattacks' {kind}, in units of [0, 1]: it "
-            f"will look weak. Pass `alpha` of at least {eps / steps:g}, or the name of the class without `alpha`.",
+            f"{steps} steps of {alpha:g} cannot reach the budget {eps:g} of torchattacks' {kind}, in units of [0, 1]: "
+            f"it will look weak. Pass `alpha` of at least {eps / steps:g}, or the name of the class without `alpha`.",
             stacklevel=1,  # once in a run, not once per batch
         )

@@ -181,9 +181,7 @@ def test_an_instance_that_cannot_reach_its_budget_is_warned_about(digits, digits
     """10 default steps of 2/255, alone and as a part."""
     weak = torchattacks.PGD(digits_network, eps=0.1)
     for instance in (weak, torchattacks.MultiAttack([torchattacks.FGSM(digits_network), weak])):
-        with pytest.warns(
-            UserWarning, match=r"10 steps of 0.0078.* cannot reach .*0.1 .*PGD,.*`alpha` of at least 0.01"
-        ):
+        with pytest.warns(UserWarning, match=r"10 steps of 0.0078.* reach .*0.1 .*PGD,.*`alpha` of at least 0.01"):
             run_attack(digits_network, instance, digits[0][:4], digits[1][:4])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
