@@ -99,7 +99,7 @@ def square(networks: dict[str, nn.Module], x: Tensor, y: Tensor, repetitions: in
     for eps, num_queries in ((0.3, 5000), (0.1, 200)):
         for name, network in networks.items():
             theirs = torchattacks.Square(network, eps=eps, n_queries=num_queries)
-            pair = sides(network, x, y, theirs, Square(eps=eps, num_queries=num_queries))
+            pair = sides(network, x, y, theirs, Square(eps=eps, num_queries=num_queries, as_published=True))
             compare(*pair, repetitions)
             row(name, str(eps), *pair)
             key = f"square_{name}_{round(100 * eps)}"

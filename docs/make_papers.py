@@ -1,11 +1,19 @@
-"""Write docs/papers.md from docs/papers.txt and benchmarks/results/papers.json: ``python docs/make_papers.py``."""
+"""Write docs/papers.md from docs/papers.txt and benchmarks/results/papers.json, and the table in docs/attacks.md.
+
+``python docs/make_papers.py``
+"""
 
 import json
+import re
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from lightning_robustness._measurement.threat_model import list_settings
+
 ROOT = Path(__file__).parent.parent
 PAGE, TABLE = ROOT / "docs" / "papers.md", ROOT / "docs" / "papers.txt"
+ATTACKS, SETTINGS = ROOT / "docs" / "attacks.md", re.compile("(?<=<!-- settings -->\n).*?(?=<!-- end -->)", re.DOTALL)
 RESULTS = ROOT / "benchmarks" / "results" / "papers.json"
 EXPERIMENTS = {
     "fisher-13": "Fisher, Table 13: the variance of gradients of log p of sampled labels tends to G",
@@ -61,6 +69,11 @@ def link(where: str) -> str:
     return f"[{Path(path).name}]({target}{'#' + anchor if anchor else ''})"
 
 
+def number(value: str | float) -> str:
+    """Write a count as it is, and any other number with three digits."""
+    return str(value) if isinstance(value, str | int) else f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Write a table in Markdown."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *rows])
@@ -76,10 +89,22 @@ def render() -> str:
     results = json.loads(RESULTS.read_text())
     for name, title in EXPERIMENTS.items():
         columns = results[name]
-        cells = [[v if isinstance(v, str) else f"{v:.3g}" for v in row] for row in zip(*columns.values(), strict=True)]
+        cells = [[number(value) for value in row] for row in zip(*columns.values(), strict=True)]
         parts.append(f"{title}:\n\n{table(list(columns), cells)}\n")
     return "\n".join(parts)
 
 
+def render_attacks() -> str:
+    """Return the page of the attacks with the settings of today."""
+    rows = []
+    for name, settings in groupby(list_settings(), key=lambda row: row[0]):
+        texts = [text for _, _, text in settings]
+        rows.append([f"`{name}`", *(texts if len(texts) > 1 else [*texts, "the same", "the same"])])
+    header = ["name", '`strength="fast"`, the monitor\'s', '`"strong"`, of `evaluate` and `compare`']
+    made = table([*header, '`"paper"`, of `sweep` and `get_attack`'], rows)
+    return SETTINGS.sub(lambda _: f"\n{made}\n\n", ATTACKS.read_text())
+
+
 if __name__ == "__main__":
     PAGE.write_text(render())
+    ATTACKS.write_text(render_attacks())

@@ -1,4 +1,4 @@
-"""The page of the papers is up to date, names what exists, and leaves no numbered item out."""
+"""Generated pages are up to date; that of the papers names what exists, and leaves no numbered item out."""
 
 import importlib
 import importlib.util
@@ -33,6 +33,7 @@ def test_everything_named_exists(title):
         assert entry.where, entry
         assert [where for where in entry.where if not exists(where)] == [], entry
         assert entry.verdict in VERDICTS
+        assert not re.search(r"\w/\w+\.py", entry.note), entry  # files are named where it is tested that they exist
         assert entry.note or entry.verdict in ("equal", "measured", "derivation"), entry
 
 
@@ -47,5 +48,7 @@ def test_no_number_is_left_out(title):
         assert found == set(range(1, last + 1)), (kind, found ^ set(range(1, last + 1)))
 
 
-def test_the_page_is_up_to_date():
+def test_the_pages_are_up_to_date():
     assert make_papers.PAGE.read_text() == make_papers.render(), "python docs/make_papers.py"
+    assert make_papers.SETTINGS.search(make_papers.ATTACKS.read_text())
+    assert make_papers.ATTACKS.read_text() == make_papers.render_attacks(), "python docs/make_papers.py"

@@ -183,6 +183,18 @@ def _roby_claims(everything: list[Results]) -> list[Claim]:
             everything,
             lambda results: rank_agreement(results.natural(), "roby"),
         ),
+        _correlation(
+            "ROBY of logits and true labels does so",
+            "the authors' later code",
+            everything,
+            lambda results: rank_agreement(results.natural(), "roby_logits"),
+        ),
+        _correlation(
+            "ROBY of these does so as the RDI paper normalises it",
+            "RDI, supplement A",
+            everything,
+            lambda results: rank_agreement(results.natural(), "roby_all_logits"),
+        ),
         _pairs(
             "Robust networks have a lower ROBY",
             "ROBY, Table V",

@@ -1,4 +1,4 @@
-"""Tables of the CMMR paper (papers/002), with the numbers measured here beside the published ones."""
+"""Tables of the CMMR paper, with the numbers measured here beside the published ones."""
 
 from functools import cache
 

@@ -13,7 +13,8 @@ Reference = Callable[[Measured], float]
 
 def oriented(networks: list[Measured], metric: str) -> list[float]:
     """Values of a metric, with the sign that makes higher more robust according to the papers."""
-    return [network[metric] if METRICS[metric] else -network[metric] for network in networks]
+    is_higher = METRICS.get(metric, False)  # others are forms of ROBY
+    return [network[metric] if is_higher else -network[metric] for network in networks]
 
 
 def rank_agreement(networks: list[Measured], metric: str) -> Agreement:

@@ -1,4 +1,4 @@
-"""Tables of the Fisher information paper (papers/003), with the numbers measured here beside the published ones."""
+"""Tables of the Fisher information paper, with the numbers measured here beside the published ones."""
 
 from statistics import mean
 

@@ -27,7 +27,7 @@ from train import checkpoint
 from lightning_robustness import __version__
 from lightning_robustness._measurement.keys import get_key
 from lightning_robustness.attacks import PGD, MinimumNormCW, get_attack, run_attack
-from lightning_robustness.evaluation import evaluate, sweep
+from lightning_robustness.evaluation import RobustnessReport, evaluate, sweep
 from lightning_robustness.functional import (
     clever_score,
     fisher_spectral_norm,
@@ -35,6 +35,7 @@ from lightning_robustness.functional import (
     robustness_difference_index,
     roby,
 )
+from lightning_robustness.functional.attack_success_rate import wilson_interval
 
 RESULTS = Path(__file__).parents[1] / "results"
 BATCH_SIZE = 128
@@ -62,9 +63,14 @@ class Measurement:
         self.batches: Batches = list(zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True))
 
     def features(self) -> dict[str, Any]:
-        """RDI and ROBY, in the forms of both papers."""
+        """RDI and ROBY, in the forms of both papers, and of logits and true labels, as in the authors' later code."""
         report = evaluate(self.network, self.batches, attacks=[], fim_samples=0, progress=False)
-        return report.metrics | self._roby(self.x)
+        logits, suffixes = self._embed(self.x)[1], {"pairs": "", "all": "_all"}
+        of_logits = {
+            f"roby{suffix}_logits": float(roby(logits, self.y, normalization=normalization))
+            for normalization, suffix in suffixes.items()
+        }
+        return report.metrics | self._roby(self.x) | of_logits
 
     def fisher(self) -> dict[str, Any]:
         """Fisher information, Lipschitz constant, and distance to the decision boundary."""
@@ -90,17 +96,21 @@ class Measurement:
             "pgd20": PGD(eps=self.eps, steps=20),
             "cascade": get_attack("cascade", eps=self.eps),
         }
-        without_budget = {
+        report = self._attack(attacks)
+        return plain_rates(report) | self.cw() | {"signs": [sign.name for sign in report.signs]}
+
+    def cw(self) -> dict[str, Any]:
+        """Success of C&W at any distance, as in the papers, so without other attacks and their budgets."""
+        attacks = {
             "cw": get_attack("cw", preset=self.dataset),
             "cw_search": MinimumNormCW(),
             "cw_fisher": get_attack("cw", preset="fisher"),
         }
-        options = {"fim_samples": 0, "attack_samples": self.sizes["attacks"], "progress": False}
-        report = evaluate(self.network, self.batches, attacks=attacks, **options)
-        # By themselves and without `eps`, so that success counts at any distance, as in the papers
-        others = evaluate(self.network, self.batches, attacks=without_budget, eps=None, **options)
-        rates = {name: rates for name, rates in (report.rates | others.rates).items() if name != "worst"}
-        return rates | {"signs": [sign.name for sign in report.signs]}
+        return plain_rates(self._attack(attacks, eps=None, strength="paper"))
+
+    def _attack(self, attacks: dict[str, Any], **options: Any) -> RobustnessReport:
+        options |= {"fim_samples": 0, "attack_samples": self.sizes["attacks"], "progress": False}
+        return evaluate(self.network, self.batches, attacks=attacks, **options)
 
     def adversarial_features(self) -> dict[str, Any]:
         """ROBY and RDI of adversarial samples, and of the same samples before the attack."""
@@ -194,6 +204,19 @@ def load_network(path: Path, network: Network, x: Tensor) -> tuple[nn.Sequential
         "train_settings": saved["settings"],
         "train_seconds": saved["seconds"],
     }
+
+
+def plain_rates(report: RobustnessReport) -> dict[str, Any]:
+    """Rates on the attacked samples alone, where the report estimates those of all samples."""
+    found = {}
+    for name, rates in report.rates.items():
+        counts = {count: rates[count] for count in ("flipped", "correct", "wrong", "count")}
+        flipped, correct, wrong, number = counts.values()
+        low, high = wilson_interval(torch.tensor(flipped), torch.tensor(correct))
+        share = {"asr": flipped / max(correct, 1), "asr_low": low.item(), "asr_high": high.item()}
+        share |= {"error_rate": wrong / number, "adv_acc": 1 - wrong / number, "distortion": rates["distortion"]}
+        found[name] = share | counts
+    return {name: rates for name, rates in found.items() if name != "worst"}
 
 
 def rounded(value: Any) -> Any:

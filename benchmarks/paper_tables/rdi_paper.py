@@ -1,4 +1,4 @@
-"""Tables of the RDI paper (papers/000), with the numbers measured here beside the published ones."""
+"""Tables of the RDI paper, with the numbers measured here beside the published ones."""
 
 from statistics import mean
 from typing import Any

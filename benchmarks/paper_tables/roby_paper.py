@@ -1,4 +1,4 @@
-"""Tables of the ROBY paper (papers/001), with the numbers measured here beside the published ones."""
+"""Tables of the ROBY paper, with the numbers measured here beside the published ones."""
 
 from statistics import mean
 

@@ -6,13 +6,12 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lightning_robustness._numbers import write_budget
-from lightning_robustness.attacks import CW, Cascade, MinimumNormCW, Square, budget_of, get_attack
+from lightning_robustness.attacks import budget_of, get_attack
 from lightning_robustness.attacks.attack import budgets_of, is_minimum_norm
-from lightning_robustness.attacks.registry import ATTACK_NAMES, Strength
+from lightning_robustness.attacks.registry import ATTACK_NAMES, Strength, describe_settings
 from lightning_robustness.input_space import InputSpace
 
 _NORMS = {"linf": "l-infinity"}
-_MAX_MEMBERS = 4
 
 
 class AttackFacts(NamedTuple):
@@ -64,7 +63,7 @@ class ThreatModel:
         facts = {
             name: AttackFacts(
                 _budgets(attack, input_space),
-                _settings(attack),
+                describe_settings(attack),
                 (queries or {}).get(name),
                 l2_budget if is_minimum_norm(attack, input_space) else None,
             )
@@ -118,7 +117,7 @@ def list_settings() -> list[tuple[str, str, str]]:
         if name == "autoattack":
             rows.append((name, "all", "AutoAttack by its authors, where their package is installed"))
             continue
-        texts = {strength: _settings(get_attack(name, strength=strength)) for strength in get_args(Strength)}
+        texts = {strength: describe_settings(get_attack(name, strength=strength)) for strength in get_args(Strength)}
         has_one = len(set(texts.values())) == 1
         rows += [
             (name, "all" if has_one else strength, texts[strength]) for strength in list(texts)[: 1 if has_one else 3]
@@ -142,23 +141,6 @@ def _budgets(attack: Callable[..., Any], input_space: InputSpace) -> dict[str, f
         norm = member.norm or "unknown"
         found[norm] = max(member.eps, found.get(norm, 0.0))
     return found
-
-
-def _settings(attack: Callable[..., Any]) -> str:
-    if isinstance(attack, Cascade):
-        members = [_settings(member) or type(member).__name__ for member in attack.attacks[:_MAX_MEMBERS]]
-        return " then ".join([*members, *(["others"] if len(attack.attacks) > _MAX_MEMBERS else [])])
-    steps, restarts = getattr(attack, "steps", None), getattr(attack, "num_restarts", 1)
-    queries = getattr(attack, "num_queries", None)
-    parts = [f"{steps} step{'s' if steps != 1 else ''}"] if isinstance(steps, int) else []
-    if isinstance(attack, MinimumNormCW):
-        parts = [f"C&W from a DDN start, {attack.initial_steps} + {steps} steps"]
-    elif isinstance(attack, CW):
-        parts = [f"C&W as published, c = {attack.c:g}, {steps} steps"]
-    parts += [f"{restarts} restarts"] if isinstance(restarts, int) and restarts > 1 else []
-    parts += [f"at most {queries} queries"] if isinstance(queries, int) else []
-    parts += ["as published"] if isinstance(attack, Square) and attack.as_published else []
-    return ", ".join(parts)
 
 
 def _parenthesis(facts: AttackFacts) -> str:

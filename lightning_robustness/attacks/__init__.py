@@ -1,9 +1,9 @@
 from lightning_robustness.attacks.adapters.autoattack import AutoAttackAdapter
 from lightning_robustness.attacks.adapters.torchattacks import TorchattacksAdapter
-from lightning_robustness.attacks.attack import Attack, Budget, budget_of
-from lightning_robustness.attacks.cascade import Cascade
+from lightning_robustness.attacks.attack import Attack, Budget, Cascade, budget_of
 from lightning_robustness.attacks.cw import CW, MinimumNormCW
 from lightning_robustness.attacks.ddn import DDN
+from lightning_robustness.attacks.fisher_step import FisherStep
 from lightning_robustness.attacks.masking import MaskingSign, masking_signs
 from lightning_robustness.attacks.pgd import PGD
 from lightning_robustness.attacks.registry import get_attack
@@ -20,6 +20,7 @@ __all__ = [
     "AutoAttackAdapter",
     "Budget",
     "Cascade",
+    "FisherStep",
     "MaskingSign",
     "MinimumNormCW",
     "SirenAttack",

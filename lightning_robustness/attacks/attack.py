@@ -1,9 +1,9 @@
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ def most_passes(attack: Callable[..., Any]) -> int:
     members = getattr(attack, "attacks", None)
     if isinstance(members, tuple):
         return sum(most_passes(member) for member in members)
-    numbers = [getattr(attack, name, None) for name in ("num_queries", "steps")]
+    numbers = [getattr(attack, name, None) for name in ("passes", "num_queries", "steps")]
     number = next((number for number in numbers if isinstance(number, int)), 0)
     restarts = getattr(attack, "num_restarts", getattr(attack, "binary_search_steps", 1))
     return number * (restarts if isinstance(restarts, int) else 1)
@@ -260,3 +260,70 @@ def _check_perturbation(attack: Callable[..., Any], model: Classifier, x: Tensor
             f"Expected {attack!r} to stay in the range [{model.low}, {model.high}] but got values in "
             f"[{low:g}, {high:g}]. Let it clamp to this range, or declare another one in `input_space`."
         )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Cascade(Attack):
+    """Several attacks, each of which sees only the samples that those before it did not break.
+
+    A sample counts as broken if any of the attacks breaks it: the success rate is that of the worst case.
+
+    Args:
+        attacks: Attacks, cheap ones first; callables that are not built in work too.
+        targeted: Whether ``y`` holds the labels to be predicted after the attack; the attacks must agree.
+        all_steps: Whether all attacks see all samples.
+
+    Raises:
+        ValueError: If there is no attack, or one is targeted and the cascade is not, or the reverse.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness.attacks import PGD, Cascade, run_attack
+        >>> model = torch.nn.Linear(2, 2)
+        >>> model.weight.data, model.bias.data = torch.eye(2), torch.zeros(2)
+        >>> x, y = torch.tensor([[0.75, 0.5], [1.0, 0.5]]), torch.tensor([0, 0])
+        >>> attack = Cascade(attacks=(PGD(eps=0.25, steps=1, start="clean"), PGD(eps=0.375, steps=1, start="clean")))
+        >>> run_attack(model, attack, x, y).linf
+        tensor([0.2500, 0.3750])
+
+    """
+
+    attacks: tuple[Callable[..., Any], ...]
+    white_box: ClassVar[None] = None  # some members may be, others not
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.attacks, (str, Mapping)) or not isinstance(self.attacks, Iterable):
+            raise TypeError(f"Expected argument `attacks` to be a sequence of attacks but got {self.attacks!r}.")
+        object.__setattr__(self, "attacks", tuple(self.attacks))
+        if not self.attacks:
+            raise ValueError("Expected argument `attacks` to hold at least one attack but got none.")
+        for attack in self.attacks:
+            check_attack(attack, "attacks")
+            if isinstance(attack, Attack) and attack.targeted != self.targeted:
+                raise ValueError(
+                    f"Expected all attacks to have targeted={self.targeted} as the cascade has, but got {attack!r}."
+                )
+
+    def budgets_in(self, input_space: InputSpace) -> list[Budget | None]:
+        """Return the budgets of all members."""
+        return [budget for attack in self.attacks for budget in budgets_of(attack, input_space)]
+
+    def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
+        """Attack all samples of a batch, within a sandbox."""
+        x_adv, queries, draws = x.clone(), torch.zeros_like(y), model.draws
+        survivors, nonfinite = torch.arange(len(x), device=x.device), torch.zeros_like(y, dtype=torch.bool)
+        for number, attack in enumerate(self.attacks):
+            model.draws = draws.stream(number)  # a second attack must not try what the first has tried
+            found = perturb(attack, model, x, y, survivors)
+            # A sample keeps the input that broke it or, if none did, the last attempt
+            x_adv[survivors] = found.x_adv
+            with torch.no_grad():
+                reached = self.reached(model(found.x_adv), y[survivors])
+            queries[survivors] += found.queries + 1
+            if found.nonfinite_gradients is not None:
+                nonfinite[survivors] |= found.nonfinite_gradients
+            survivors = survivors[~reached]
+            if len(survivors) == 0:
+                break
+        return Perturbation(x_adv, queries, nonfinite_gradients=nonfinite)

@@ -1,7 +1,7 @@
 from lightning_robustness.functional.attack_success_rate import attack_success_rate
 from lightning_robustness.functional.boundary_distance import boundary_distance
 from lightning_robustness.functional.clever_score import clever_score
-from lightning_robustness.functional.fisher_spectral_norm import fisher_spectral_norm, fisher_step
+from lightning_robustness.functional.fisher_spectral_norm import fisher_spectral_norm
 from lightning_robustness.functional.lipschitz_constant import lipschitz_constant
 from lightning_robustness.functional.robustness_difference_index import robustness_difference_index
 from lightning_robustness.functional.roby import roby
@@ -15,7 +15,6 @@ __all__ = [
     "boundary_distance",
     "clever_score",
     "fisher_spectral_norm",
-    "fisher_step",
     "lipschitz_constant",
     "num_rayleigh_directions",
     "robustness_difference_index",

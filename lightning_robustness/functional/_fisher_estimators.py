@@ -86,6 +86,7 @@ class FisherComponents(NamedTuple):
     boundary: Tensor | None = None
     nonfinite_gradients: Tensor | None = None
     direction: Tensor | None = None
+    converged: Tensor | None = None
 
 
 def exact(jacobian: InputJacobian, direction: bool = False) -> FisherComponents:
@@ -198,7 +199,7 @@ def power(jacobian: InputJacobian, tolerance: float, steps: int) -> FisherCompon
             break
         size = torch.linalg.vector_norm(mapped, dim=1, keepdim=True)
         c = torch.where(size > 0, mapped / size.clamp(min=result.tiny), c)
-    return result.components()
+    return result.components()._replace(converged=~going)
 
 
 def _directions(number: int, shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:

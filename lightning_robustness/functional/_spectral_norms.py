@@ -197,6 +197,17 @@ def attention_norm(attention: nn.MultiheadAttention, radius: float, num_tokens: 
     return math.hypot(*heads) * matrix_spectral_norm(attention.out_proj.weight)
 
 
+def _encoder_layer(options: nn.TransformerEncoderLayer, x: Tensor, y: Tensor) -> SpectralNorm | None:
+    """Bound the two residual branches of a layer that normalises first: attention, and two dense layers."""
+    attention = attention_norm(options.self_attn, layer_norm_radius(options.norm1), x.numel() // x.shape[-1])
+    slope = {1: 1.0, 2: _GELU_SLOPES["none"]}.get(options.activation_relu_or_gelu)
+    if not options.norm_first or attention is None or slope is None:
+        return None
+    first, second = (_layer_norm(norm, x, y).value for norm in (options.norm1, options.norm2))
+    dense = slope * matrix_spectral_norm(options.linear1.weight) * matrix_spectral_norm(options.linear2.weight)
+    return SpectralNorm((1 + first * attention) * (1 + second * dense), exact=False)
+
+
 def _instance_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
     if getattr(options, "use_input_stats", options.running_var is None):
         return _layer_norm(options, x, y)
@@ -274,8 +285,11 @@ def _log_softmax(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
     return SpectralNorm(math.sqrt(max(x.shape)), exact=False)
 
 
+_GELU_SLOPES = {"none": 1.1289041452, "tanh": 1.1289930687}
+
+
 def _gelu(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
-    return SpectralNorm(1.1289041452 if options.approximate == "none" else 1.1289930687, exact=True)
+    return SpectralNorm(_GELU_SLOPES[options.approximate], exact=True)
 
 
 def _slope(name: str) -> Rule:
@@ -307,6 +321,7 @@ _RULES: dict[str, Rule] = {
     "batchnorm": _batch_norm,
     "syncbatchnorm": _batch_norm,
     "layernorm": _layer_norm,
+    "transformerencoderlayer": _encoder_layer,
     "groupnorm": _layer_norm,
     "rmsnorm": _layer_norm,
     "instancenorm": _instance_norm,

@@ -15,6 +15,7 @@ from lightning_robustness._arguments import (
 )
 from lightning_robustness._model.access import compute_logits
 from lightning_robustness._numbers import accumulation_dtype, at_least_float32
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.functional._fisher_estimators import (
     FisherComponents,
     blackbox,
@@ -106,7 +107,8 @@ def fisher_spectral_norm(
         tolerance: Relative error, estimated from the residual, at which ``"lanczos"`` stops for a sample, and relative
             change still to come at which ``"power"`` stops. A loose one may, for a rare sample, stop at a smaller
             eigenvalue.
-        max_steps: Largest number of their steps.
+        max_steps: Largest number of their steps. Where ``"power"`` takes them all without converging, a warning says
+            for how many samples, and the component ``converged`` for which.
         num_directions: Number of random vectors of ``"rayleigh"`` and ``"blackbox"``.
         distribution: Distribution of the random vectors of ``"rayleigh"``.
         rayleigh_ritz: Whether ``"blackbox"`` takes the largest value on the span of its directions, instead of the
@@ -161,58 +163,6 @@ def fisher_spectral_norm(
     return components if return_components or return_direction else components.spectral_norm
 
 
-def fisher_step(
-    model: Callable[..., Any],
-    x: Tensor,
-    y: Tensor | None = None,
-    *,
-    eps: float,
-    norm: BoundaryNorm = "l2",
-    method: FisherMethod = "auto",
-) -> Tensor:
-    r"""Attack by one step along the principal eigenvector of the Fisher information, which needs no labels.
-
-    .. math:: x' = x + \epsilon v \quad \text{(l2)} \qquad x' = x + \epsilon \operatorname{sign}(v) \quad \text{(linf)}
-
-    Where :math:`v` is the direction that :func:`~lightning_robustness.functional.fisher_spectral_norm` returns, along
-    which the prediction changes most to second order. FGSM is the same step along the gradient of the loss. With
-    ``functools.partial(fisher_step, eps=...)`` it can be used wherever an attack is expected.
-
-    Args:
-        model: Callable from inputs of shape ``(N, ...)`` to logits; in an attack, it takes un-normalised inputs.
-        x: Floating point tensor of un-normalised inputs, in [0, 1] or, in an attack, the range of its input space;
-            results stay in it.
-        y: Labels, which are ignored; attacks are called with them.
-        eps: Length of the step.
-        norm: Norm in which it is measured.
-        method: How the direction is computed.
-
-    Returns:
-        Tensor of the shape of ``x``.
-
-    Raises:
-        TypeError: If the inputs are not floating point.
-        ValueError: If an argument is not as described.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness.functional import fisher_step
-        >>> model = torch.nn.Linear(2, 2, bias=False)
-        >>> _ = model.weight.data.copy_(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-        >>> fisher_step(model, torch.tensor([[0.5, 0.5]]), eps=0.1)
-        tensor([[0.4400, 0.4200]])
-
-    """
-    check_number("eps", eps)
-    check_option("norm", norm, BoundaryNorm)
-    if y is not None:
-        check_labels("y", y, len(x))
-    space = InputSpace(getattr(model, "low", 0.0), getattr(model, "high", 1.0))
-    direction: Any = fisher_and_boundary(model, x, FisherSettings(method, space, direction=True)).direction
-    x_adv = x + eps * (direction if norm == "l2" else direction.sign()).to(x.dtype)
-    return x_adv if space.low is None and space.high is None else x_adv.clamp(space.low, space.high)
-
-
 def fisher_and_boundary(
     model: Callable[..., Any],
     x: Tensor,
@@ -262,6 +212,12 @@ def fisher_and_boundary(
     dtype = at_least_float32(x.dtype)
     components = FisherComponents(*(_join(values, dtype) for values in zip(*chunks, strict=True)))
     check_overflow(components.spectral_norm)
+    if components.converged is not None and not components.converged.all():
+        rank_zero_warn(
+            f"Power iteration took all {steps} steps without converging for {int((~components.converged).sum())} of "
+            f'{len(x)} samples, whose values are too low. Raise `max_steps`, or use method="lanczos".',
+            stacklevel=3,
+        )
     return components
 
 

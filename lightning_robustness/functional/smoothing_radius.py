@@ -6,6 +6,8 @@ from torch import Tensor
 
 from lightning_robustness._arguments import check_integer, check_number, check_tensor
 
+_MOST_DIRECTIONS = 1_000_000_000
+
 
 class SmoothingRadius(NamedTuple):
     """Certified radius of each sample, and how much noise changes it on average, at most and to first order."""
@@ -78,6 +80,9 @@ def num_rayleigh_directions(num_classes: int, accuracy: float, confidence: float
         accuracy: Relative error that is accepted, between 0 and 1.
         confidence: Probability of staying within it, between 0 and 1.
 
+    Raises:
+        ValueError: If an argument is out of range, or more than a billion vectors are needed.
+
     Example:
         >>> from lightning_robustness.functional import num_rayleigh_directions
         >>> num_rayleigh_directions(num_classes=3, accuracy=0.1, confidence=0.95)
@@ -93,4 +98,11 @@ def num_rayleigh_directions(num_classes: int, accuracy: float, confidence: float
     angles = torch.linspace(0, math.asin(math.sqrt(accuracy)), 100_001, dtype=torch.float64)
     area = torch.trapezoid(angles.sin() ** (num_classes - 2), angles).item()
     log_whole = math.lgamma((num_classes - 1) / 2) - math.lgamma(num_classes / 2) + math.log(math.pi) / 2 - math.log(2)
-    return math.ceil(math.log1p(-confidence) / math.log1p(-area / math.exp(log_whole)))
+    log_missed = math.log1p(-area / math.exp(log_whole))
+    if math.log1p(-confidence) < _MOST_DIRECTIONS * log_missed:
+        raise ValueError(
+            f"Expected `num_classes` and `accuracy` that random vectors can reach but got {num_classes} and "
+            f"{accuracy}, which take more than {_MOST_DIRECTIONS:,} of them. "
+            'Use the method "lanczos", which takes a few products.'
+        )
+    return math.ceil(math.log1p(-confidence) / log_missed)

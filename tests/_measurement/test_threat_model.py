@@ -19,8 +19,8 @@ def test_norm_budget_steps_and_queries():
     assert describe(attacks, is_image=True, queries={"pgd": 15.6, "square": 151.2}) == {
         "norm": "l-infinity",
         "budget": "8/255",
-        "attacks": "pgd (8 steps, 2 restarts, 16 queries on average), cw (C&W as published, c = 1, "
-        "50 steps, no budget), "
+        "attacks": "pgd (8 shrinking steps with each of cross-entropy and the margin, 16 queries on average), "
+        "cw (C&W as published, c = 1, 50 steps, no budget), "
         "square (at most 200 queries, 151 on average)",
         "samples": "512 attacked",
         "inputs": "images with values in [0, 1]",

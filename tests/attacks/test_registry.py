@@ -9,6 +9,7 @@ from lightning_robustness.attacks import (
     DDN,
     PGD,
     Cascade,
+    FisherStep,
     MinimumNormCW,
     SirenAttack,
     Square,
@@ -28,7 +29,7 @@ STEPS = {
     "imagenet": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
     "fisher": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
 }
-KINDS = (CW, DDN, PGD, MinimumNormCW, Cascade, SirenAttack, Square, TorchattacksAdapter)
+KINDS = (CW, DDN, PGD, MinimumNormCW, Cascade, FisherStep, SirenAttack, Square, TorchattacksAdapter)
 NAMES = (
     "fgsm",
     "rfgsm",
@@ -40,6 +41,7 @@ NAMES = (
     "ddn",
     "square",
     "siren",
+    "fisher",
     "cascade",
     "ensemble",
 )
@@ -85,7 +87,7 @@ def test_eps_and_options_override_the_preset():
     assert get_attack("cw", eps=0.1, preset="mnist") == CW(steps=50, lr=0.01, c=1.0)
 
 
-@pytest.mark.parametrize("name", ["ddn", "autoattack"])
+@pytest.mark.parametrize("name", ["ddn", "fisher", "autoattack"])
 def test_presets_are_of_attacks_in_the_papers(name):
     with pytest.raises(ValueError, match=f"no preset for '{name}'.*Leave it out"):
         get_attack(name, preset="mnist")

@@ -1,3 +1,4 @@
+import warnings
 from functools import partial
 
 import pytest
@@ -132,3 +133,21 @@ def test_rayleigh_ritz_is_never_below_the_largest_direction(seed, num_directions
     )
     assert (span >= best).all()
     assert (span <= dense.largest_eigenvalue(model, x) * (1 + 1e-4)).all()
+
+
+def test_power_iteration_that_reaches_its_last_step_says_so():
+    """At zero, p is uniform and G has the eigenvalues 1/4, 0.989/4 and 1/16; far out, G is zero."""
+    axes = torch.tensor([[1.0, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]) / 2
+    model = nn.Linear(3, 4, bias=False)
+    model.weight.data = axes * torch.tensor([1.0, 0.989**0.5, 0.5])
+    x = torch.tensor([[0.0, 0.0, 0.0], [900.0, 0.0, 900.0]])
+    with pytest.warns(UserWarning, match=r"1 of 2 samples.*`max_steps`.*lanczos"):
+        found = fisher_spectral_norm(model, x, "power", return_components=True)
+    assert found.converged.tolist() == [False, True]
+    assert 0.2490 < found.spectral_norm[0] < 0.2499
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = fisher_spectral_norm(model, x, "power", max_steps=2000, return_components=True)
+        assert fisher_spectral_norm(model, x, "lanczos").tolist() == pytest.approx([0.25, 0.0])
+    assert found.converged.tolist() == [True, True]
+    assert found.spectral_norm[0] == pytest.approx(0.25, rel=1e-5)

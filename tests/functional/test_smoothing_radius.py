@@ -39,6 +39,13 @@ def test_shares_are_checked(name):
         num_rayleigh_directions(3, **{"accuracy": 0.1, "confidence": 0.9, name: 1.5})
 
 
+@pytest.mark.parametrize("num_classes", [20, 1000])  # the chance of a single vector is tiny, or underflows
+def test_more_directions_than_anyone_draws_are_refused(num_classes):
+    assert np.log(0.05) / np.log1p(-beta.sf(0.9, 0.5, (num_classes - 1) / 2) - 1e-300) > 1e9
+    with pytest.raises(ValueError, match=f"`num_classes`.*{num_classes}.*lanczos"):
+        num_rayleigh_directions(num_classes, 0.1)
+
+
 def test_probabilities_are_checked():
     with pytest.raises(ValueError, match="softmax"):
         smoothing_radius(torch.tensor([[2.0, -1.0]]), 0.1)

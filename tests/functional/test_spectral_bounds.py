@@ -268,3 +268,39 @@ def test_fisher_information_is_below_its_bound():
     norms = [np.linalg.norm(model[i].weight.detach().numpy(), 2) for i in (0, 2)]
     assert bounds.fisher_bound == pytest.approx((norms[0] * norms[1]) ** 2 / 2)
     assert bounds.fisher_norm <= bounds.fisher_bound
+
+
+class EncoderLayer(nn.Module):
+    """An encoder layer that normalises first, written out: the rules of its parts are tested above."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.norm1, self.norm2, self.attention = layer.norm1, layer.norm2, layer.self_attn
+        activation = nn.ReLU() if layer.activation_relu_or_gelu == 1 else nn.GELU()
+        self.dense = nn.Sequential(layer.norm2, layer.linear1, activation, layer.linear2)
+
+    def forward(self, x):
+        normed = self.norm1(x)
+        attended, _ = self.attention(normed, normed, normed, need_weights=False)
+        x = x + attended
+        return x + self.dense(x)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_transformer_layer_that_normalises_first_has_the_bound_of_its_parts(activation):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, activation=activation, norm_first=True, batch_first=True).eval()
+    x, head = torch.randn(3, 4, 6), nn.Sequential(nn.Flatten(), nn.Linear(24, 3))
+    whole, parts = nn.Sequential(layer, head), nn.Sequential(EncoderLayer(layer), head)
+    torch.testing.assert_close(whole(x), parts(x))
+    found, expected = spectral_bounds(whole, x), spectral_bounds(parts, x)
+    assert found.missing == ()
+    assert found.bound == pytest.approx(expected.bound, rel=1e-6)
+    assert found.rows[0].rule == "upper bound"
+
+
+@pytest.mark.parametrize("options", [{"norm_first": False}, {"norm_first": True, "activation": nn.SiLU()}])
+def test_other_transformer_layers_have_no_rule(options):
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, **options)
+    table = spectral_bounds(nn.Sequential(layer, nn.Flatten(), nn.Linear(24, 3)), torch.randn(1, 4, 6))
+    assert (table.bound, table.missing) == (None, ("0 (TransformerEncoderLayer)",))

@@ -15,6 +15,8 @@ from lightning_robustness.attacks.attack import Norm
 Version = Literal["standard", "plus", "rand"]
 # Number of logits that the loss DLR compares: four with a target, three without
 _FEWEST_CLASSES: dict[str, int] = {"standard": 4, "plus": 4, "rand": 3}
+# Its passes: 100 steps for each loss, rival and restart, of two APGD and of FAB, and 5,000 queries
+_PASSES: dict[str, int] = {"standard": 6_900, "plus": 8_300, "rand": 4_000}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -44,6 +46,11 @@ class AutoAttackAdapter(ForeignAttack):
     norm: Norm = "linf"
     name: ClassVar[str] = "autoattack"
     white_box: ClassVar[None] = None  # Square, which is one of its parts, is not
+
+    @property
+    def passes(self) -> int:
+        """Largest number of passes."""
+        return _PASSES[self.version]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,8 @@ from lightning_robustness.input_space import InputSpace
 
 _BLACK_BOX = {"GN", "OnePixel", "Pixle", "Square", "VANILA"}
 _MINIMUM_L2 = {"CW", "DeepFool"}
+# Passes of attacks that have neither steps nor queries: AutoAttack is mostly Square
+_PASSES = {"AutoAttack": 5000, "Pixle": 200}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -29,9 +31,9 @@ class TorchattacksAdapter(ForeignAttack):
             given in the call; its budget is in units of [0, 1].
         options: Arguments of the class, if a name is given: a mapping, or pairs. ``eps`` and ``alpha`` are in the units
             of the range; ``eps`` is left out for classes that have no budget. Where all steps of the default ``alpha``
-            together cannot reach a given ``eps``, ``alpha`` grows in proportion to ``eps``; a given ``alpha`` stays,
-            with a warning. ``n_classes``, which torchattacks sets
-            to 10, is that of the model unless it is given.
+            together cannot reach a given ``eps``, ``alpha`` grows in proportion to ``eps``; a given ``alpha``, and that
+            of an instance, stays, with a warning. ``n_classes``, which torchattacks sets to 10, is that of the model
+            unless it is given.
         targeted: Whether ``y`` holds the labels to be predicted; only with a name. An instance stays in its mode, its
             own map gives the targets, and every misclassification counts as a success.
         all_steps: Whether it also sees samples that are misclassified before the attack.
@@ -63,6 +65,11 @@ class TorchattacksAdapter(ForeignAttack):
                 f"options={options}, targeted={self.targeted}. Set them on the instance."
             )
         unknown = [name for name in options if name not in parameters]
+        if "norm" in unknown:
+            raise ValueError(
+                f"Expected no `norm` for torchattacks' {self.attack}, whose norm cannot be changed, but got "
+                f"{options['norm']!r}. Use torchattacks:PGDL2 in l2, or a class that takes `norm`, such as APGD."
+            )
         if unknown:
             raise ValueError(
                 f"Expected options of torchattacks' {self.attack} to be among {', '.join(list(parameters)[1:])} "
@@ -90,6 +97,11 @@ class TorchattacksAdapter(ForeignAttack):
     def num_queries(self) -> int | None:
         """Number of queries, if it has one."""
         return self._setting("n_queries")
+
+    @property
+    def passes(self) -> int | None:
+        """Approximate number of passes, if it has neither steps nor queries."""
+        return _PASSES.get(self._kind)
 
     @property
     def num_restarts(self) -> int | None:
@@ -137,6 +149,9 @@ class TorchattacksAdapter(ForeignAttack):
             attack.set_device(model.model.anchor.device)
             attack.normalization_used = None
             attack._set_normalization_applied(None)
+            for part in (attack, *attack._attacks.values()):
+                settings = (getattr(part, name, None) for name in ("eps", "alpha", "steps"))
+                _warn_if_out_of_reach(type(part).__name__, *settings)
             return attack
         options, parameters = dict(self.options), inspect.signature(self._class()).parameters
         for name in ("eps", "alpha"):
@@ -158,16 +173,10 @@ class TorchattacksAdapter(ForeignAttack):
 
     def _step_size(self, options: Mapping[str, Any]) -> dict[str, float]:
         """Return a step size with which all steps together reach the budget, if it has to be another; in [0, 1]."""
-        eps, alpha, steps = options.get("eps"), options.get("alpha", self._default("alpha")), self.steps
-        if eps is None or alpha is None or steps is None or alpha * steps >= eps * (1 - 1e-6):
-            return {}
-        if "alpha" not in options and self._default("eps"):
+        eps, alpha = options.get("eps"), options.get("alpha", self._default("alpha"))
+        if "alpha" not in options and self._default("eps") and _is_out_of_reach(eps, alpha, self.steps):
             return {"alpha": alpha * eps / self._default("eps")}
-        rank_zero_warn(
-            f"{steps} steps of {alpha:g} cannot reach the budget {eps:g} of torchattacks' {self._kind}, in units of "
-            f"[0, 1]: it will look weak. Pass `alpha` of at least {eps / steps:g}, or leave it out.",
-            stacklevel=1,  # once in a run, not once per batch
-        )
+        _warn_if_out_of_reach(self._kind, eps, alpha, self.steps)
         return {}
 
     def _default(self, name: str) -> Any:
@@ -189,3 +198,16 @@ class TorchattacksAdapter(ForeignAttack):
                 f"Expected `attack` to be an attack of torchattacks but got {self.attack!r}. Known: {', '.join(known)}."
             )
         return found
+
+
+def _is_out_of_reach(eps: Any, alpha: Any, steps: Any) -> bool:
+    return None not in (eps, alpha, steps) and bool(alpha * steps < eps * (1 - 1e-6))
+
+
+def _warn_if_out_of_reach(kind: str, eps: Any, alpha: Any, steps: Any) -> None:
+    if _is_out_of_reach(eps, alpha, steps):
+        rank_zero_warn(
+            f"{steps} steps of {alpha:g} cannot reach the budget {eps:g} of torchattacks' {kind}, in units of [0, 1]: "
+            f"it will look weak. Pass `alpha` of at least {eps / steps:g}, or the name of the class without `alpha`.",
+            stacklevel=1,  # once in a run, not once per batch
+        )

@@ -2,6 +2,7 @@ import copy
 import functools
 import sys
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from lightning_robustness import evaluate
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness.attacks import PGD, Budget, TorchattacksAdapter, budget_of, get_attack, run_attack
+from lightning_robustness.attacks.attack import most_passes
 from lightning_robustness.input_space import InputSpace
 
 
@@ -39,7 +41,7 @@ def test_instances_and_names_agree(digits, digits_network, name):
 
 
 def test_nested_attacks(digits, digits_network):
-    attacks = [torchattacks.FGSM(digits_network, eps=0.1), torchattacks.PGD(digits_network, eps=0.1)]
+    attacks = [torchattacks.FGSM(digits_network, eps=0.1), torchattacks.PGD(digits_network, eps=0.1, alpha=0.02)]
     x, y = digits[0][:24], digits[1][:24]
     result = run_attack(digits_network, torchattacks.MultiAttack(attacks), x, y)
     single = run_attack(digits_network, attacks[0], x, y)
@@ -173,6 +175,31 @@ def test_a_given_step_size_that_cannot_reach_the_budget_is_warned_about(digits, 
     attack = get_attack("torchattacks:PGD", eps=0.1, alpha=0.001)
     with pytest.warns(UserWarning, match=r"10 steps of 0.001 cannot reach .*0.1 .*Pass `alpha` of at least 0.01"):
         run_attack(digits_network, attack, digits[0][:4], digits[1][:4])
+
+
+def test_an_instance_that_cannot_reach_its_budget_is_warned_about(digits, digits_network):
+    """10 default steps of 2/255, alone and as a part."""
+    weak = torchattacks.PGD(digits_network, eps=0.1)
+    for instance in (weak, torchattacks.MultiAttack([torchattacks.FGSM(digits_network), weak])):
+        with pytest.warns(UserWarning, match=r"10 steps of 0.0078.* reach .*0.1 .*PGD,.*`alpha` of at least 0.01"):
+            run_attack(digits_network, instance, digits[0][:4], digits[1][:4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_attack(digits_network, torchattacks.PGD(digits_network), digits[0][:4], digits[1][:4])
+
+
+def test_attacks_without_steps_or_queries_have_a_number_of_passes(digits_network):
+    assert most_passes(get_attack("torchattacks:AutoAttack")) >= 5000
+    assert most_passes(get_attack(torchattacks.AutoAttack(digits_network))) >= 5000
+    pixle = torchattacks.Pixle(digits_network)
+    assert most_passes(get_attack(pixle)) == pixle.restarts * pixle.max_patches
+
+
+def test_a_class_of_another_norm_is_suggested(digits, digits_network):
+    data = [(digits[0][:8], digits[1][:8])]
+    with pytest.raises(ValueError, match=r"`norm` for torchattacks' PGD.*torchattacks:PGDL2"):
+        evaluate(digits_network, data, ["torchattacks:PGD"], eps=0.5, norm="l2", progress=False)
+    assert budget_of(get_attack("torchattacks:PGDL2", eps=0.5)) == Budget("l2", 0.5)
 
 
 @pytest.mark.filterwarnings("ignore:The attack torchattacks_square takes")
