@@ -71,7 +71,7 @@ class AdversarialTraining(TrainingStepCallback):
         warmup_epochs: Number of epochs at the beginning that are trained on clean batches. Nothing is logged in them: a
             ``ModelCheckpoint`` or ``EarlyStopping`` that monitors a key of this callback would end the run.
         input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
-        eval_mode: Whether the network is attacked in eval mode, in which it is used later. Without, in train mode: with the
+        eval_mode: Whether the network is attacked in eval mode, in which it is used later, or in train mode: with the
             statistics of the attacked batch, and dropout.
         all_steps: Whether a built-in attack takes all steps for all samples, as published. Without, samples stop where
             they are first misclassified, which is weaker and faster.
