@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from tqdm import tqdm  # type: ignore[import-untyped]  # that of `tqdm.auto` begins an iterator of its own
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._measurement.feature_pass import OUTPUT, FeaturePass, Features
-from lightning_robustness._measurement.inspection import Found, agree, largest_logits
+from lightning_robustness._measurement.feature_pass import FeaturePass, Features
+from lightning_robustness._measurement.inspection import Found, agree
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import (
     FixedSample,
@@ -27,6 +27,7 @@ from lightning_robustness._measurement.samples import (
     warn_of_missing_shares,
 )
 from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.access import compute_logits
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
@@ -264,13 +265,23 @@ def _check_data(passed: Passed, fingerprint: DataFingerprint, processes: Process
     if not folder.is_kept:
         return
     facts = DataFingerprint.describe(processes.gather(fingerprint))
-    if passed.found is not None:  # weights do not say which activation there is, or what a closure holds
-        few = passed.take(2**62).select(passed.take(2**62).positions.argsort()[:_NUM_OUTPUTS])
-        with processes.step():
-            own = largest_logits(passed.subject, few, _NUM_OUTPUTS)
-        outputs = Rows.join(processes.gather([own]))[OUTPUT][:_NUM_OUTPUTS]
-        facts["largest logits of the first samples"] = " ".join(f"{value:.6g}" for value in outputs.tolist())
+    # Weights do not say which activation there is, or what a closure holds
+    samples = passed.take(2**62)
+    with processes.step():
+        own = _compute_logits(passed.subject, samples.select(samples.positions.argsort()[:_NUM_OUTPUTS]))
+    outputs = Rows.join(processes.gather(own))["logits"][:_NUM_OUTPUTS].flatten()
+    facts["logits of the first samples"] = " ".join(f"{value:.6g}" for value in outputs.tolist())
     folder.check(facts)
+
+
+def _compute_logits(subject: Subject, samples: Samples) -> list[Rows]:
+    """Compute the logits of samples, in a batch; none where there are no samples."""
+    rows = []
+    for batch in replace(subject, progress=False).batches(samples, "logits", _NUM_OUTPUTS):
+        forward = subject.logits_of(batch)
+        with sandbox(forward, batch.x, seed=subject.seed) as (copies,), torch.no_grad():
+            rows.append(Rows(batch.positions.cpu(), {"logits": compute_logits(forward, copies).double().cpu()}))
+    return rows
 
 
 def _check_shares(own: OwnShare, checksums: Iterable[int | None]) -> None:

@@ -20,7 +20,7 @@ from lightning_robustness._measurement.meters.sweep import (
     describe_sweep,
     plan_sweep,
 )
-from lightning_robustness._measurement.plan import WORST, AttackLike
+from lightning_robustness._measurement.plan import WORST, AttackLike, announce
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel, is_image
@@ -149,6 +149,7 @@ def sweep(
         if passed.is_interrupted:
             raise KeyboardInterrupt
         meter = SweepMeter(sys.maxsize if attack_samples is None else attack_samples, plan, warm_starts)
+        announce(plan[0], sum(processes.gather(len(passed.take(meter.size).positions))), len(budgets))
         is_interrupted = False
         try:
             rows = measure(meter, passed.subject, passed.take(meter.size), processes, folder)

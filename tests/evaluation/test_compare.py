@@ -52,6 +52,22 @@ def test_prior_and_balance_are_handed_on():
     )
 
 
+def test_budgets_of_l2_may_have_any_size(digits, digits_network):
+    loader = [(digits[0][1200:1220], digits[1][1200:1220])]
+    options = {"norm": "l2", "strength": "fast", "fim_samples": 0, "progress": False}
+    report = compare({"a": digits_network}, loader, ["pgd"], [4 / 255, 8 / 255, 0.5], **options)
+    assert report.budget == 8 / 255
+
+
+def test_the_number_of_classes_is_that_of_the_reports(digits, digits_network):
+    loader = [(digits[0][:20], digits[1][:20])]
+    reports = {"a": make_report(1)}
+    with pytest.raises(ValueError, match="number of classes .* 7 \\(`num_classes`\\)"):
+        compare({**reports, "b": digits_network}, loader, num_classes=7)
+    with pytest.raises(ValueError, match="`num_classes`"):
+        compare(reports, num_classes=7)
+
+
 def test_different_numbers_of_classes_are_found_before_the_sweep(digits, digits_network):
     loader = [(digits[0][:20], digits[1][:20])]
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 12))

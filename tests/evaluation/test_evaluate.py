@@ -251,6 +251,8 @@ def test_probabilities_are_noticed():
         ({"dataloader": [(batch()[0] + 1, batch()[1])]}, "inputs in the range"),
         ({"attack_samples": 0, "sweep_budgets": [0.1]}, "`attack_samples`"),
         ({"attack_samples": 0, "decision_space": "pca"}, "`attack_samples`"),
+        ({"sweep_attacks": ["square"]}, "`sweep_budgets` with `sweep_attacks`"),
+        ({"seed": 2**64}, r"`seed` .* below 2\*\*63"),
         ({"num_classes": 3}, "3 .*`num_classes`.* 2"),
         ({"head": "fc"}, "`head`.*'fc'"),
     ],

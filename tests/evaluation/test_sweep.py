@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lightning_robustness._measurement import plan
 from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
-from lightning_robustness.evaluation import sweep
+from lightning_robustness.evaluation import compare, sweep
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
 
@@ -285,3 +286,17 @@ def test_plot_draws_any_metric(loader, digits_network, metric):
     assert line.get_ydata().tolist()[-4:] == report.values[metric][0]
     with pytest.raises(ValueError, match=r"ald2.*'lpips'"):
         report.plot("lpips")
+
+
+@pytest.mark.parametrize("run", ["sweep", "compare"])
+def test_attacks_that_take_minutes_are_announced_once(monkeypatch, recwarn, run):
+    monkeypatch.setattr(plan, "_MANY_PASSES", 1000)
+    data, options = [(torch.rand(4, 2), torch.tensor([0, 1, 0, 1]))], {"attack_samples": 4, "progress": False}
+    attacks = [Square(num_queries=100), PGD(steps=10)]
+    if run == "sweep":
+        sweep(linear(), data, attacks, [0.01, 0.02, 0.03], **options)
+    else:
+        compare({"a": linear()}, data, attacks, [0.01, 0.02, 0.03], fim_samples=0, **options)
+    messages = [str(warning.message) for warning in recwarn if "minutes" in str(warning.message)]
+    assert len(messages) == 1
+    assert "square takes up to 100 passes of each of 4 samples at each of 3 budgets" in messages[0]

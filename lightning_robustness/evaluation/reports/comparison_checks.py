@@ -42,7 +42,8 @@ def check_budget(budget: float | None, eps: Sequence[float]) -> float:
 def check_reports(
     reports: Mapping[str, RobustnessReport],
     attacks: Sequence[str] | None = None,
-    eps: Sequence[float] | None = None,
+    budgets: Sequence[float] | None = None,
+    num_classes: int | None = None,
 ) -> dict[str, SweepReport]:
     """Check that reports can be compared, and return their sweeps."""
     if not reports:
@@ -60,7 +61,8 @@ def check_reports(
         "number of samples": {name: str(sweep.samples) for name, sweep in sweeps.items()},
     }
     described["attacks"] |= {} if attacks is None else {"this comparison": ", ".join(attacks)}
-    described["budgets"] |= {} if eps is None else {"this comparison": _list(eps)}
+    described["budgets"] |= {} if budgets is None else {"this comparison": _list(budgets)}
+    described["number of classes"] |= {} if num_classes is None else {"`num_classes`": str(num_classes)}
     for what, values in described.items():
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{value} ({name})" for name, value in values.items())
