@@ -86,9 +86,9 @@ def announce(attacks: Mapping[str, Callable[..., Any]], num_samples: int, num_bu
         if passes * num_samples * num_budgets > _MANY_PASSES:
             each = f" at each of {num_budgets} budgets" if num_budgets > 1 else ""
             rank_zero_warn(
-                f"The attack {name} takes up to {passes:,} passes of each of {num_samples:,} samples{each}, which takes "
-                "minutes even on small networks. Attack fewer samples with `attack_samples`, or pass an attack with "
-                "fewer steps or queries.",
+                f"The attack {name} takes up to {passes:,} passes of each of {num_samples:,} samples{each}, which "
+                "takes minutes even on small networks. Attack fewer samples with `attack_samples`, or pass an attack "
+                "with fewer steps or queries.",
                 stacklevel=1,  # once in a run, not once per caller
             )
 

@@ -16,7 +16,14 @@ from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import attack_again
 from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS, SweepMeter, plan_sweep
-from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, AttackLike, Plan, announce, list_attacks, name_attacks
+from lightning_robustness._measurement.plan import (
+    DEFAULT_ATTACKS,
+    AttackLike,
+    Plan,
+    announce,
+    list_attacks,
+    name_attacks,
+)
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel

@@ -117,9 +117,9 @@ def check_loader(dataloader: Any) -> None:
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
         found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
     elif isinstance(dataloader, tuple | list) and len(dataloader) == 2 and _are_columns(*dataloader):
-        found = (
-            "inputs and labels. Pass `DataLoader(TensorDataset(x, y), batch_size=128)`, or `[(x, y)]` for one batch."
-        )
+        x, y = ("{}" if isinstance(own, Tensor) else "torch.as_tensor({})" for own in dataloader)
+        x, y = x.format("x"), y.format("y") + (".long()" if "float" in str(dataloader[1].dtype) else "")
+        found = f"inputs and labels. Pass `DataLoader(TensorDataset({x}, {y}), batch_size=128)`."
     elif isinstance(dataloader, str | Mapping) or not (
         hasattr(dataloader, "__iter__") or hasattr(dataloader, "__getitem__")
     ):
@@ -131,8 +131,8 @@ def check_loader(dataloader: Any) -> None:
 
 def _are_columns(x: Any, y: Any) -> bool:
     """Return whether two entries are inputs and labels, not two batches of inputs."""
-    are_tensors = isinstance(x, Tensor) and isinstance(y, Tensor)
-    return are_tensors and x.is_floating_point() and not y.is_floating_point() and y.shape == x.shape[:1]
+    are_arrays = all(isinstance(own, Tensor | np.ndarray) for own in (x, y))
+    return are_arrays and x.ndim > 1 and tuple(y.shape) == tuple(x.shape[:1])
 
 
 class Passed(NamedTuple):

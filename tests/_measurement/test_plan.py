@@ -117,12 +117,15 @@ def test_the_papers_count_what_cw_finds_regardless_of_its_size():
     assert (plan.attacks["cw"], plan.minimum_norm_budget) == (CW(), None)
 
 
-@pytest.mark.parametrize(("attack", "strength", "is_said"), [
-    (get_attack("cw", preset="mnist"), "fast", True),
-    (get_attack("cw", preset="mnist"), "paper", False),
-    (MinimumNormCW(), "strong", False),
-    ("cw", "strong", False),
-])
+@pytest.mark.parametrize(
+    ("attack", "strength", "is_said"),
+    [
+        (get_attack("cw", preset="mnist"), "fast", True),
+        (get_attack("cw", preset="mnist"), "paper", False),
+        (MinimumNormCW(), "strong", False),
+        ("cw", "strong", False),
+    ],
+)
 def test_the_published_attack_of_carlini_and_wagner_counts_within_a_budget_and_says_so(
     attack, strength, is_said, recwarn
 ):

@@ -157,7 +157,7 @@ def test_results_of_a_model_that_computes_something_else_are_refused(tmp_path, r
     before = {"scale": times(8.0)} | before
     run(tmp_path, Switched(**before))
     run(tmp_path, Switched(**before))
-    with pytest.raises(ValueError, match="logits of the first samples: .* there, .* here"):
+    with pytest.raises(ValueError, match=r"logits of the first samples: .* there, .* here"):
         run(tmp_path, Switched(**before | after))
 
 

@@ -53,7 +53,7 @@ def test_accuracy_falls_and_the_worst_is_below_all(request, loader, network):
     assert curves[:, 0].max() <= report.clean_accuracy
     assert curves[0, 0] > curves[0, -1] + 0.2
     breaking = torch.tensor(list(report.breaking_eps.values()))
-    for number, eps in enumerate(report.eps):
+    for number, eps in enumerate(report.budgets):
         torch.testing.assert_close((breaking > eps).float().mean(dim=1), curves[:, number])
         assert (breaking.amin(dim=0) > eps).double().mean().item() == pytest.approx(report.worst[number])
 
@@ -169,7 +169,7 @@ def test_budgets_must_be_a_sequence(eps):
 @pytest.mark.parametrize("eps", [np.array([0.125, 0.25], dtype=np.float32), torch.tensor([0.125, 0.25])])
 def test_budgets_may_be_arrays(eps):
     report = sweep(linear(), [(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))], ["fgsm"], eps, progress=False)
-    assert json.loads(report.to_json())["eps"] == [0.125, 0.25]
+    assert json.loads(report.to_json())["budgets"] == [0.125, 0.25]
 
 
 @pytest.mark.parametrize("name", ["attack_samples", "batch_size"])
