@@ -196,10 +196,10 @@ def whole_fit_of_resnet18(repetitions: int, directory: str | None) -> None:
     images, labels = load_fashion_mnist(directory, train=True)
     images = nn.functional.pad(images[:600], (2, 2, 2, 2)).expand(-1, 3, -1, -1).contiguous()
     train, validation = TensorDataset(images[:500], labels[:500]), TensorDataset(images[500:], labels[500:600])
-    monitor = partial(RobustnessMonitor, attack_samples=5, fim_samples=3)
+    monitor = partial(RobustnessMonitor, attack_samples=3, fim_samples=3)
     print(
         "\n4. Five epochs with everything on, a ResNet-18 on Fashion-MNIST at 32x32 in three channels, 500 images to "
-        "train on and\n   100 to validate, 5 attacked and 3 for the Fisher information: each a hundredth of CIFAR-10 "
+        "train on and\n   100 to validate, 3 attacked and 3 for the Fisher information: each a hundredth of CIFAR-10 "
         "and of the defaults"
     )
     compare_fits("resnet18_fit", repetitions, lambda: resnet18(num_classes=10), train, validation, 50, monitor)

@@ -1,21 +1,23 @@
 """Points of robust accuracy that are lost by the epoch that is kept, replayed on published training runs.
 
-Reads epoch series of adversarial training, one CSV file per run with the columns ``epoch``, ``lr``, ``clean_accuracy``
-and ``robust_accuracy``, such as those in the logs of Rice, Wong and Kolter (2020, locuslab/robust_overfitting). A
-module logs each series in a Trainer, with its learning rates, and ``RobustModelCheckpoint`` chooses as it would in
-training; ``RobustEarlyStopping`` then stops further runs of them. Prints a table, and writes the epoch that each rule
-keeps of each run to a JSON file. Takes about three minutes for 44 runs, on one core:
-``python benchmarks/selection_replay.py DIRECTORY``. ``--only mixup`` takes the runs with this in their names,
-``--table`` prints the table of the file alone.
+Reads epoch series of adversarial training: one CSV file per run with the columns ``epoch``, ``lr``,
+``clean_accuracy`` and ``robust_accuracy``, or a clone of the repository of Rice, Wong and Kolter (2020,
+locuslab/robust_overfitting), which has a log of each run in ``experiments``. A module logs each series in a Trainer,
+with its learning rates, and ``RobustModelCheckpoint`` chooses as it would in training; ``RobustEarlyStopping`` then
+stops further runs of them. Prints a table, and writes the epoch that each rule keeps of each run to a JSON file. Takes
+about three minutes for 44 runs, on one core: ``python benchmarks/selection_replay.py DIRECTORY``. ``--only mixup``
+takes the runs with this in their names, ``--table`` prints the table of the file alone.
 """
 
 import argparse
 import csv
 import json
 import logging
+import re
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import lightning as L
@@ -39,6 +41,8 @@ STOPS = {
     "stop, `patience=10`": {"patience": 10},
     "stop, `patience=20`": {"patience": 20},
 }
+# By name, the columns of the authors' logs
+COLUMNS = {"epoch": "Epoch", "lr": "LR", "clean_accuracy": "Test Acc", "robust_accuracy": "Test Robust Acc"}
 Row = dict[str, float]
 Runs = dict[str, dict[str, Row]]
 
@@ -75,10 +79,33 @@ class Replay(L.LightningModule):
         ]
 
 
+def find(directory: Path) -> dict[str, Path]:
+    """The files of a directory, or the logs of a clone, by the name of their run."""
+    logs = {f"{path.parts[-3]}__{path.parts[-2]}": path for path in directory.glob("experiments/*/*/output.log")}
+    return dict(sorted((logs or {path.stem: path for path in directory.glob("*.csv")}).items()))
+
+
 def read(path: Path) -> list[Row]:
     """The series in a file."""
     with path.open() as file:
+        if path.suffix == ".log":
+            return read_log(file)
         return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def read_log(lines: Iterable[str]) -> list[Row]:
+    """The series in a log; a run that was resumed wrote some epochs again, of which the last counts."""
+    header: list[str] = []
+    rows: dict[int, Row] = {}
+    for line in lines:
+        # Tabs, and in some places as many spaces
+        cells = [cell.strip() for cell in re.split(r"\t|\s{2,}", line.partition(" - ")[2]) if cell.strip()]
+        if cells[:1] == ["Epoch"]:
+            header = cells
+        elif cells and cells[0].isdigit() and len(cells) == len(header):
+            found = dict(zip(header, map(float, cells), strict=True))
+            rows[int(cells[0])] = {name: found[title] for name, title in COLUMNS.items()}
+    return [rows[epoch] for epoch in sorted(rows)]
 
 
 def replay(series: list[Row]) -> dict[str, tuple[int, float]]:
@@ -120,17 +147,17 @@ def kept_by(checkpoint: RobustModelCheckpoint) -> int:
     return int(torch.load(checkpoint.best_model_path, weights_only=True)["epoch"])
 
 
-def replay_all(paths: list[Path]) -> Runs:
+def replay_all(paths: dict[str, Path]) -> Runs:
     """Points lost, and points of clean accuracy won, by the epoch that each rule keeps of each run."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     runs: Runs = {}
-    for path in paths:
+    for name, path in paths.items():
         start, series = time.perf_counter(), read(path)
         best = max(series, key=lambda row: row["robust_accuracy"])
-        runs[path.stem] = {
+        runs[name] = {
             rule: {
                 "epoch": int(series[position]["epoch"]),
                 "lost": round(100 * (best["robust_accuracy"] - series[position]["robust_accuracy"]), 4),
@@ -139,7 +166,7 @@ def replay_all(paths: list[Path]) -> Runs:
             }
             for rule, (position, trained) in replay(series).items()
         }
-        print(f"{path.stem}: {len(series)} epochs, {time.perf_counter() - start:.1f} s", flush=True)
+        print(f"{name}: {len(series)} epochs, {time.perf_counter() - start:.1f} s", flush=True)
     return runs
 
 
@@ -161,15 +188,15 @@ def print_table(runs: Runs) -> None:
 def main() -> None:
     """Replay every file of a directory, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", help="directory with one CSV file per run")
+    parser.add_argument("data", type=Path, nargs="?", help="directory with one CSV file per run, or the clone")
     parser.add_argument("--only", default="", help="take the runs whose names contain this")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print the table of the file and replay nothing")
     arguments = parser.parse_args()
     if not arguments.table:
-        paths = sorted(path for path in (arguments.data or Path()).glob("*.csv") if arguments.only in path.stem)
+        paths = {name: path for name, path in find(arguments.data or Path()).items() if arguments.only in name}
         if not paths:
-            parser.error(f"found no CSV file of this name in {arguments.data}; pass the directory of the runs")
+            parser.error(f"found no run of this name in {arguments.data}; pass the directory of the runs, or the clone")
         arguments.output.write_text(json.dumps(replay_all(paths), indent=1) + "\n")
     print_table(json.loads(arguments.output.read_text()))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 from sklearn.datasets import load_digits
 
@@ -42,13 +43,25 @@ def digits():
 
 
 @pytest.fixture(scope="session")
-def digits_network(digits):
-    return train_network(digits[0][:1200], digits[1][:1200])
+def digits_network(digits, tmp_path_factory):
+    return _shared("natural", tmp_path_factory, lambda: train_network(digits[0][:1200], digits[1][:1200]))
 
 
 @pytest.fixture(scope="session")
-def robust_digits_network(digits):
-    return train_network(digits[0][:1200], digits[1][:1200], eps=0.15, epochs=15)
+def robust_digits_network(digits, tmp_path_factory):
+    x, y = digits[0][:1200], digits[1][:1200]
+    return _shared("robust", tmp_path_factory, lambda: train_network(x, y, eps=0.15, epochs=15))
+
+
+def _shared(name, tmp_path_factory, make):
+    """Make something once for all workers that run tests side by side: the second waits for the first."""
+    path = tmp_path_factory.getbasetemp().parent / f"{name}.pt"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return make()
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            torch.save(make(), path)
+        return torch.load(path, weights_only=False)
 
 
 @pytest.fixture

@@ -176,3 +176,25 @@ class _Waits(TorchDispatchMode):
         if func in WAITING or has_mask:
             self._counter.note()
         return func(*args, **(kwargs or {}))
+
+
+class WithoutFloat64(TorchFunctionMode):
+    """Refuse float64 and eigenvalues wherever a tensor was not moved to the CPU before, as on Apple's GPUs."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        values = [part for value in (*args, *kwargs.values()) for part in (value if is_list(value) else [value])]
+        is_move = func is torch.Tensor.cpu or (func is torch.Tensor.to and values[1] in ("cpu", torch.device("cpu")))
+        on_host = is_move or any(getattr(value, "on_host", False) for value in values)
+        is_double = func is torch.Tensor.double or torch.float64 in [v for v in values if isinstance(v, torch.dtype)]
+        if not on_host and (is_double or func in (torch.linalg.eigh, torch.linalg.eigvalsh, torch.frexp)):
+            raise TypeError(f"{func.__name__}: this device has no float64")
+        result = func(*args, **kwargs)
+        if on_host and isinstance(result, torch.Tensor):
+            result = result.view_as(result) if is_move else result  # of the same memory, as the CPU would return itself
+            result.on_host = True
+        return result
+
+
+def is_list(value):
+    return isinstance(value, (list, tuple))

@@ -83,10 +83,11 @@ KINDS = [
     *(zoo.Logistic, zoo.Ensemble, zoo.EnsembleOfProbabilities, zoo.WideAndDeep, zoo.MixtureOfExperts),
     *(zoo.InDictionary, zoo.InObject, zoo.LogitsAndFeatures, zoo.FeaturesAndLogits, zoo.NamedOutputs),
     *(zoo.LossAndLogits, zoo.Auxiliary, zoo.Lightnings, zoo.Normalized, zoo.Recurrent, zoo.PooledTokens),
-    *(zoo.Attention, zoo.Encoder, zoo.Distilled, zoo.Tokens, zoo.TokenTransformer, zoo.Double),
+    *(zoo.Attention, zoo.Encoder, zoo.Distilled, zoo.Tokens, zoo.TokenTransformer, zoo.Double, zoo.InnerGradient),
 ]
 CASES = [
     *(Case(kind) for kind in KINDS),
+    Case(zoo.InnerGradient, options={"fim_samples": 0}),
     *(Case(zoo.OneLogit, labels=labels) for labels in LABELS),
     *(Case(kind, labels="float") for kind in (zoo.OneLogitFlat, zoo.OneLogitConvolution, zoo.OneLogitInDictionary)),
     *(Case(zoo.Zoo, labels=labels) for labels in ("column", "small")),
@@ -162,7 +163,7 @@ class Data:
             assert values["adv_acc/pgd"] == pytest.approx(self.adv_acc)
             assert values["adv_acc/pgd"] <= values["acc"]
             assert values["asr/pgd"] == pytest.approx(1 - self.adv_acc / self.acc)
-            assert values["fim"] > 0
+            assert values["fim"] > 0 if self.case.options != {"fim_samples": 0} else "fim" not in values
 
 
 class Unpacked:

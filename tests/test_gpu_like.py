@@ -11,16 +11,26 @@ from torch import nn
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor, is_sandboxed
 from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._measurement.feature_pass import FeaturePass
+from lightning_robustness._measurement.inspection import inspect, largest_difference
+from lightning_robustness._model.batch import Batch
+from lightning_robustness._model.head import HeadCall
 from lightning_robustness._numbers import decompose, exponents, read_clock
 from lightning_robustness.attacks import DDN, PGD, Cascade, MinimumNormCW, Square, masking_signs, run_attack
 from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.attacks.ddn import Goal, retreat, search
-from lightning_robustness.functional import boundary_distance, fisher_spectral_norm
+from lightning_robustness.functional import (
+    _fisher_estimators,
+    boundary_distance,
+    fisher_spectral_norm,
+    lipschitz_constant,
+)
 from lightning_robustness.functional._jacobian import InputJacobian
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
+from tests._measurement.subjects import samples, subject
 from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
-from tests.gpu_like import GpuLike, Synchronisations, multiplies_in_tf32, to_tf32
+from tests.gpu_like import GpuLike, Synchronisations, WithoutFloat64, multiplies_in_tf32, to_tf32
 
 NETWORKS = ["digits_network", "robust_digits_network"]
 
@@ -322,6 +332,31 @@ def test_small_matrices_are_decomposed_in_float64_on_the_cpu():
     for size in (3, 200):
         decompose(solver, torch.eye(size).expand(2, size, size))
     assert seen == [("cpu", torch.float64), ("cpu", torch.float32)]
+
+
+class Scaled(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return self.network(x.float() / 255)
+
+
+def test_devices_without_float64(monkeypatch, batch, digits_network):
+    pixels = Batch((255 * batch[0][:20]).byte(), None, positions=torch.arange(20))
+    expected = [lipschitz_constant(digits_network, batch[0][:20], norm=norm) for norm in ("classes", "spectral")]
+    features = FeaturePass(10, "exact", torch.device("cpu"))
+    features.add(pixels, HeadCall(None, digits_network(pixels.x / 255).detach()))
+    with pytest.raises(TypeError), WithoutFloat64():
+        batch[0].double()
+    monkeypatch.setattr(_fisher_estimators, "accumulation_dtype", lambda device: torch.float32)  # as for that device
+    with WithoutFloat64():
+        measured, found = inspect(subject(Scaled(digits_network), InputSpace(high=255)), pixels, needs_gradients=True)
+        assert largest_difference(measured, samples(pixels.x), features.outputs()) < 1e-5
+        values = [lipschitz_constant(digits_network, batch[0][:20], norm=norm) for norm in ("classes", "spectral")]
+    assert not found.is_discrete
+    torch.testing.assert_close(values, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_exponents_are_those_of_numpy():

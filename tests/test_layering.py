@@ -1,6 +1,7 @@
 """Imports point down, in the order of the layers; Lightning is imported in callbacks and _lightning alone."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import lightning_robustness
@@ -29,8 +30,10 @@ FOREIGN = {
 RANK = {layer: rank for rank, layers in enumerate(LAYERS) for layer in layers}
 
 
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path, is_at_start=False):
+    """Names that a file imports, anywhere or when it is itself imported."""
+    tree = ast.parse(path.read_text())
+    for node in tree.body if is_at_start else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -64,6 +67,13 @@ def test_imports_point_down():
             if is_upwards or layer not in FOREIGN.get(parts[0], {layer}):
                 wrong.append((str(path.relative_to(PACKAGE)), name))
     assert set(wrong) == EXCEPTIONS
+
+
+def test_no_file_imports_itself_through_others():
+    paths = {".".join([PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in modules()}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    graph = {name: paths.keys() & set(imports(path, is_at_start=True)) - {name} for name, path in paths.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(paths)  # raises CycleError where there is one
 
 
 def test_every_layer_is_known():

@@ -1,10 +1,13 @@
 """Code blocks and links of the README and the docs."""
 
 import configparser
+import json
 import re
 from pathlib import Path
 
 import pytest
+
+from lightning_robustness._measurement.keys import GROUPS, name_of
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -74,3 +77,26 @@ def test_the_readme_lists_every_example():
     runnable = {path for path in scripts if 'if __name__ == "__main__":' in (ROOT / path).read_text()}
     listed = re.findall(r"/blob/main/(examples/[\w/]+\.py)\)", (ROOT / "README.md").read_text())
     assert set(listed) == runnable
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_key_is_one_that_is_logged(page):
+    named = re.findall(r"(?<![\w/.-])(?:test_)?((?:robustness\w*|debug)/[\w<>/*]*)", page.read_text())
+    others = {f"robustness{group}/" for group in GROUPS} | {"robustness/boundary_curve"}  # groups, and a picture
+    assert [key for key in named if name_of("robustness", key) is None and key not in others] == []
+
+
+def test_the_table_of_assisted_estimates_is_that_of_the_results():
+    results = json.loads((ROOT / "benchmarks" / "results" / "assisted.json").read_text())["results"]
+    rows = [
+        f"| {row['network']} | {row['eps']:g} | {row['truth']:.3f} | {row['bias']:+.2f} | {row['coverage']:.3f} "
+        f"| {row['plain_coverage']:.3f} | {row['variance_ratio']:.1f} |"
+        for row in results
+        if (row["total"], row["attacked"]) == (10_000, 256)
+    ]
+    page = (ROOT / "docs" / "robust_accuracy.md").read_text()
+    assert "\n".join(rows) in page
+    partial = [row for row in results if row["attacked"] < row["total"]]
+    bias, coverage = max(abs(row["bias"]) for row in partial), [100 * row["coverage"] for row in partial]
+    summary = f"Over all {len(partial)} settings .* {bias:.2f} points, .* {min(coverage):.1f} to {max(coverage):.0f} %"
+    assert re.search(summary, page, flags=re.DOTALL)

@@ -1,12 +1,13 @@
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-RECORD = "from timing import record; record(hooks=1.5); record(validation=2.0, hooks=2.5)"
+RECORD = "from timing import record; record(hooks=1.5); record(validation=2.0, hooks=2.5, fit=1.75)"
 
 
 @pytest.fixture
@@ -22,11 +23,13 @@ def small_run(run_all, tmp_path, monkeypatch):
     """Run ``main`` on scripts that are given as text, beside copies of the results and the README."""
     monkeypatch.setattr(run_all, "DIRECTORY", tmp_path)
     monkeypatch.setattr(run_all, "README", tmp_path / "README.md")
+    monkeypatch.setattr(run_all, "MONITOR", tmp_path / "monitor.md")
     monkeypatch.setattr(run_all, "RESULTS", tmp_path / "costs.json")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "benchmarks"))
     old = {"date": None, "torch": None, "values": {"hooks": 1.0, "validation": 1.0}}
     run_all.RESULTS.write_text(json.dumps({"monitor_overhead": old}))
-    run_all.README.write_text(f"before\n\n{run_all.START}old\n{run_all.END}\n\nafter\n")
+    for page in (run_all.README, run_all.MONITOR):
+        page.write_text(f"before\n\n{run_all.START}old\n{run_all.END}\n\nafter\n")
 
     def main(scripts, *arguments):
         monkeypatch.setattr(run_all, "SCRIPTS", {name: ["--part", "1"] for name in scripts})
@@ -45,14 +48,23 @@ def test_the_table_of_the_readme_is_that_of_the_results(run_all):
     assert table.count("\n| ") == len(run_all.ROWS)
 
 
-def test_a_script_is_measured_and_the_readme_follows(small_run):
+def test_the_costs_of_whole_runs_in_the_docs_are_those_of_the_results(run_all):
+    results = json.loads(run_all.RESULTS.read_text())
+    said = run_all.sentence(results)
+    assert f"{run_all.START}{said}{run_all.END}" in run_all.MONITOR.read_text()
+    values = results["monitor_overhead"]["values"]
+    assert re.findall(r"[\d.]+(?= times)", said) == [f"{values[name]:.2f}" for name in ("fit", "resnet18_fit")]
+
+
+def test_a_script_is_measured_and_the_pages_follow(small_run, run_all):
     checked = f"import sys; assert sys.argv[1:] == ['--part', '1', '--data', 'here']; {RECORD}"
     code, results, readme = small_run({"monitor_overhead": checked}, "--data", "here", "--readme")
     assert code == 0
-    assert results["monitor_overhead"]["values"] == {"hooks": 2.5, "validation": 2.0}
+    assert results["monitor_overhead"]["values"] == {"hooks": 2.5, "validation": 2.0, "fit": 1.75}
     assert readme.startswith("before\n\n<!--")
     assert readme.endswith("-->\n\nafter\n")
     assert "| 2.00 times as long; the hooks alone 2.50 |" in readme
+    assert "take 1.75 times as long" in run_all.MONITOR.read_text()
     assert f"on {results['monitor_overhead']['date']} with torch {results['monitor_overhead']['torch']}." in readme
 
 

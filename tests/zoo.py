@@ -675,6 +675,18 @@ class Audio(Zoo):
         return affine(self.head, affine(self.body, x.transpose(1, 2)).clamp(min=0)).mean(dim=1)
 
 
+class InnerGradient(Zoo):
+    """Moves its inputs along a gradient, as energy-based models do."""
+
+    def forward(self, x):
+        gradient = torch.func.grad(lambda x: self.body(x).square().sum())(x)
+        return super().forward(x + 0.1 * gradient)
+
+    def embed_reference(self, x):
+        gradient = 2 * affine(self.body, x) @ wide(self.body.weight)
+        return super().embed_reference(x + 0.1 * gradient)
+
+
 # Modules that validate by other means than `forward`
 class EmbeddingForward(Zoo):
     """``forward`` returns the embedding; validation goes on to the head."""

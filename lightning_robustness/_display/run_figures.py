@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,8 @@ _GAP = 0.08  # between signals, relative to their width
 _NUM_EXAMPLES = 4
 _MAX_LINES = 8
 _MAX_NAME = 12
+_FONT = 9  # points, for a picture that boards show 350 pixels wide
+_LINE = 50  # letters
 
 
 def history_figure(
@@ -43,9 +46,9 @@ def history_figure(
     """Draw a training run: accuracy, clean and under attack, and beside it RDI, ROBY and the Fisher information.
 
     Bands are 95 % confidence intervals. A dotted line marks the epoch that a checkpoint kept, else the most robust
-    one, which ``RobustModelCheckpoint`` would keep. Triangles mark the evaluations in which all attacks ran, if only
-    some of them ran in others. Arrows point to what is more robust. C&W can be below the worst case: its success counts
-    within an l2 budget, the worst case within that of the other attacks.
+    one, which ``RobustModelCheckpoint`` would keep. Arrows point to what is more robust. The worst case is of the
+    evaluations in which all attacks ran. C&W can be below it: its success counts within an l2 budget, the worst case
+    within that of the other attacks.
 
     Example:
         >>> from lightning_robustness._display.run_figures import history_figure
@@ -66,26 +69,27 @@ def history_figure(
     for axis in figure.axes:
         axis.relim()
         if kept is not None:
-            axis.axvline(kept.entry[position], color="0.4", linestyle=":", linewidth=1, zorder=0)
+            axis.axvline((kept.checkpoint or kept.entry)[position], color="0.4", linestyle=":", linewidth=1, zorder=0)
     for axis in (accuracy, others[-1]):
-        axis.set_xlabel(position, fontsize=8, labelpad=1)
-    set_title(figure, f"{prefix}: {_title(kept, position)}")
+        axis.set_xlabel(position, fontsize=_FONT, labelpad=1)
+    lines = f"{prefix}: {_title(kept, position)}".replace("; ", ";\n").splitlines()
+    set_title(figure, "\n".join(fill(line, _LINE) for line in lines))
     return figure
 
 
 def _empty_history_figure() -> "Figure":
-    figure = plain_figure(4.2, 3.0)
-    accuracy = figure.add_axes((0.1, 0.12, 0.5, 0.64), ylim=(0.0, 1.02), yticks=[0, 0.25, 0.5, 0.75, 1])
+    figure = plain_figure(_WIDTH, 3.3)
+    accuracy = figure.add_axes((0.11, 0.12, 0.47, 0.6), ylim=(0.0, 1.02), yticks=[0, 0.25, 0.5, 0.75, 1])
     accuracy.grid(axis="y", alpha=0.3)
     for number in range(len(_ATTACK_FREE)):
-        axis = figure.add_axes((0.74, 0.605 - 0.2425 * number, 0.24, 0.155))
+        axis = figure.add_axes((0.74, 0.58 - 0.23 * number, 0.24, 0.14))
         axis.locator_params(axis="y", nbins=3)
         if number < len(_ATTACK_FREE) - 1:
             axis.set_xticks([])
     for axis in (accuracy, figure.axes[-1]):
         axis.locator_params(axis="x", integer=True, min_n_ticks=1, nbins=5)
     for axis in figure.axes:
-        axis.tick_params(labelsize=8, length=2, pad=2)
+        axis.tick_params(labelsize=_FONT, length=2, pad=2)
     return figure
 
 
@@ -98,7 +102,7 @@ def _title(kept: Kept | None, position: str) -> str:
     if kept is None:
         return "no attack ran"
     accuracy = f"{write_share(kept.accuracy)} under {attack_of(kept.reference)}"
-    return f"{position} {kept.entry[position]:g} {'kept' if kept.is_checkpoint else 'most robust'}, {accuracy}"
+    return f"{kept.status(position)}, {accuracy}"
 
 
 def _points(history: Sequence[Evaluation], key: str, position: str) -> list[tuple[float, float]]:
@@ -116,14 +120,11 @@ def _draw_accuracy(axis: "Axes", history: Sequence[Evaluation], position: str) -
         _draw_curve(axis, _points(history, key, position), label, color, style, MARKERS[number % len(MARKERS)])
         if key in ("acc", reference_of(history), _WORST):
             _draw_band(axis, history, key, position, color)
-    worst = [entry[position] for entry in history if _WORST in entry]
-    if 0 < len(worst) < len([entry for entry in history if any(key in entry for key in attacked)]):
-        axis.plot(worst, [0.0] * len(worst), "k^", markersize=4, clip_on=False, label="all attacks")
     if axis.lines:
-        places: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.2, 0.99), "ncols": 4}
-        axis.legend(fontsize=8, frameon=False, handlelength=1.6, columnspacing=1.2, labelspacing=0.2, **places)
+        places: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.26, 0.99), "ncols": 4}
+        axis.legend(fontsize=_FONT, frameon=False, handlelength=1.4, columnspacing=1.0, labelspacing=0.2, **places)
     else:
-        axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)
+        axis.text(0.5, 0.5, "not measured", fontsize=_FONT, ha="center", va="center", transform=axis.transAxes)
 
 
 def _draw_curve(
@@ -161,9 +162,9 @@ def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, floa
         axis.set_yscale("log")
     # Much faster than a title, for which matplotlib looks for space
     title = f"{key.label} {_ARROWS[key.direction]}"
-    axis.text(1, 1.08, title, fontsize=8, ha="right", transform=axis.transAxes)
+    axis.text(1, 1.08, title, fontsize=_FONT, ha="right", transform=axis.transAxes)
     if not values:
-        axis.text(0.5, 0.5, "not measured", fontsize=8, ha="center", va="center", transform=axis.transAxes)
+        axis.text(0.5, 0.5, "not measured", fontsize=_FONT, ha="center", va="center", transform=axis.transAxes)
 
 
 def perturbation_figure(

@@ -1,9 +1,6 @@
 """Save the state of modules that a forward pass can change, and restore it bit for bit."""
 
-import inspect
-import random
-import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -18,9 +15,17 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-# Attributes of every module: parameters, buffers and children, which are kept one by one, and hooks, which are not
-MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
-PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
+from lightning_robustness._isolation.references import (
+    MAX_ENTERED,
+    MODULE_ATTRIBUTES,
+    PLAIN_TYPES,
+    find_variables,
+    is_users,
+    keep_generator,
+    reach,
+    walk,
+)
+
 # Types of the settings of `torch.nn` modules, which their forward passes do not change
 _SETTING_TYPES = PLAIN_TYPES | {tuple, torch.dtype, torch.device}
 _SETTINGS = frozenset({"_reversed_padding_repeated_twice"})  # a list that every convolution has
@@ -32,18 +37,14 @@ _LAZY_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_st
 _TRAITS: WeakKeyDictionary[type[nn.Module], tuple[bool, bool, bool]] = WeakKeyDictionary()
 _MAX_BYTES = 2**28
 _MAX_KEPT = 10_000
-_MAX_ENTERED = 128
-# Objects of these packages are not entered: a Trainer, for instance, refers to everything
-CLOSED_PACKAGES = sys.stdlib_module_names | {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fabric"}
-_MAX_SEARCHED = 1_000
 
 
 class ModuleState:
     """State of modules that a forward pass may change, except for hooks, to be restored later.
 
-    It holds the attributes of the modules and the contents of lists, dictionaries, sets, deques and tuples among them;
-    the registered parameters, buffers and submodules; the memory and shape of each tensor; the states of random number
-    generators; and whether lazy modules are initialised. Modules hidden in such attributes are included.
+    It holds the attributes of the modules, the contents of the containers among them, registered parameters, buffers
+    and submodules, the memory and shape of each tensor, and whether lazy modules are initialised. Modules hidden in
+    attributes, or in variables that ``forward`` refers to, are included, and so are random number generators there.
 
     Values are copied for buffers, and for tensors and arrays without gradient up to 256 MB in total, the smallest
     first. In-place changes are not undone in larger ones, parameters with gradient, objects of other types, containers
@@ -52,10 +53,10 @@ class ModuleState:
     hold them stay valid.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, values: Iterable[Any]) -> None:
         self.leaves: list[Tensor] = []
         """Parameters, and other leaves that require a gradient."""
-        self._queue = list(modules)
+        self._queue: list[nn.Module] = []
         self._modules: list[tuple[nn.Module, type[nn.Module], dict[str, Any] | None]] = []
         self._registered: list[tuple[Any, Any]] = []
         self._containers: list[tuple[Any, Any]] = []
@@ -66,11 +67,17 @@ class ModuleState:
         self._others: list[Any] = []
         self._setters: list[partial[Any]] = []
         self._seen: set[int] = set()
+        self._keep_variables(values)
         for module in self._queue:  # grows in the loop
             if id(module) not in self._seen:
                 self._seen.add(id(module))
                 self._keep_module(module)
         self._copies = self._copy()
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """All modules, also those that were hidden."""
+        return [module for module, *_ in self._modules]
 
     def restore(self) -> None:
         """Restore everything; if one part fails, the others are still restored."""
@@ -95,6 +102,17 @@ class ModuleState:
                 self._keep_tensor(buffer, self._buffers)
         if not is_wrapper:
             self._keep_attributes(attributes, is_built_in)
+            if is_users(cls) and (id(cls) not in self._seen or "forward" in attributes):
+                self._seen.add(id(cls))
+                self._keep_variables(find_variables(module).values())
+
+    def _keep_variables(self, variables: Iterable[Any]) -> None:
+        """Keep modules and generators alone: other variables may be meant to note what runs here."""
+        for value in reach(variables):
+            if issubclass(type(value), nn.Module):
+                self._queue.extend(walk([value]))
+            elif (setter := keep_generator(value)) is not None:
+                self._setters.append(setter)
 
     def _keep_registered(self, attributes: dict[str, Any], is_built_in: bool, is_lazy: bool) -> None:
         """Keep which parameters, buffers and children there are, and the hooks that initialise a lazy module."""
@@ -123,6 +141,8 @@ class ModuleState:
             self._queue.extend(walk([value]))
         elif kind in _MUTABLE_TYPES or issubclass(kind, tuple):
             self._keep_container(value)
+        elif issubclass(kind, (UserDict, UserList)):
+            self._keep_container(value.data)
         elif kind is np.ndarray:
             self._seen.add(id(value))
             if value.flags.writeable:
@@ -138,7 +158,7 @@ class ModuleState:
             return
         if type(container) in _MUTABLE_TYPES:
             self._containers.append((container, container.copy()))
-        if len(container) <= _MAX_ENTERED:
+        if len(container) <= MAX_ENTERED:
             for element in container.values() if isinstance(container, dict) else container:
                 self._keep_value(element)
 
@@ -226,76 +246,9 @@ class ModuleState:
             torch._foreach_copy_(values, copies)
 
 
-def walk(roots: Iterable[nn.Module]) -> list[nn.Module]:
-    """Find modules and their submodules, each once."""
-    found: dict[nn.Module, None] = {}
-    rest = list(roots)
-    while rest:
-        module = rest.pop()
-        if issubclass(type(module), nn.Module) and module not in found:  # it may be None, or a proxy
-            found[module] = None
-            rest.extend(vars(module)["_modules"].values())
-    return list(found)
-
-
-def find_modules(model: Any) -> list[nn.Module]:
-    """Find the modules that a callable uses: itself, what it is bound to or wraps, or what it refers to by name.
-
-    They may be in lists and dictionaries, and in attributes of objects that are no modules.
-    """
-    found: dict[nn.Module, None] = {}
-    rest, seen = [model], dict[int, Any]()
-    while rest and len(seen) < _MAX_SEARCHED:
-        value = rest.pop(0)
-        if issubclass(type(value), nn.Module):
-            found[value] = None
-        elif id(value) not in seen:
-            seen[id(value)] = value
-            rest.extend(_behind(value))
-    return list(found)
-
-
-def _behind(value: Any) -> list[Any]:
-    """Return what a callable or a container refers to; nothing of objects of other packages."""
-    if isinstance(value, partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if inspect.ismethod(value):
-        return [value.__self__]
-    if inspect.isfunction(value):
-        variables = inspect.getclosurevars(value)
-        # A decorator, such as `torch.compile`, keeps the function that it wraps
-        wrapped = [value.__wrapped__] if hasattr(value, "__wrapped__") else []
-        named = [*variables.nonlocals.values(), *variables.globals.values(), *(value.__defaults__ or ())]
-        return wrapped + [other for other in named if not inspect.isfunction(other) or _is_users(other)]
-    if type(value) in (list, tuple, set, dict):
-        return list(value.values() if isinstance(value, dict) else value) if len(value) <= _MAX_ENTERED else []
-    return list(getattr(value, "__dict__", {}).values()) if not isinstance(value, type) and _is_users(value) else []
-
-
-def _is_users(value: Any) -> bool:
-    """Return whether a function, or the class of an object, is of no package that is known to hold no modules."""
-    module = getattr(value if inspect.isfunction(value) else type(value), "__module__", None) or ""
-    return module.partition(".")[0] not in CLOSED_PACKAGES
-
-
 def is_lazy(module: nn.Module) -> bool:
     """Return whether the first forward pass will initialise parameters or buffers of a module."""
     return any(type(tensor) in _UNINITIALIZED_TYPES for tensor in chain(module.parameters(), module.buffers()))
-
-
-def keep_generator(value: Any) -> partial[Any] | None:
-    """Return a function that restores the present state of a random number generator; None for anything else."""
-    if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, np.random.Generator):
-        return keep_generator(value.bit_generator)
-    if isinstance(value, np.random.BitGenerator):
-        return partial(setattr, value, "state", value.state)
-    if isinstance(value, np.random.RandomState):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return partial(value.setstate, value.getstate())
-    return None
 
 
 def _traits(cls: type[nn.Module]) -> tuple[bool, bool, bool]:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_robustness._arguments import check_flag, check_integer, check_model
-from lightning_robustness._isolation.module_state import ModuleState, find_modules, walk
+from lightning_robustness._isolation.module_state import ModuleState
+from lightning_robustness._isolation.references import Fingerprint
 
 _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
 
@@ -112,13 +113,13 @@ def sandbox(
         if not is_sandboxed():
             stack.enter_context(_LOCK.held())
             stack.callback(_IS_SANDBOXED.reset, _IS_SANDBOXED.set(True))
-        modules = walk(find_modules(model))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        state = ModuleState([model])
         for device_type in {"cpu", "cuda", *(tensor.device.type for tensor in tensors)}:
             if torch.is_autocast_enabled(device_type):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
-        stack.enter_context(_without_cudnn([module for module in modules if isinstance(module, nn.RNNBase)]))
+        stack.enter_context(_without_cudnn([module for module in state.modules if isinstance(module, nn.RNNBase)]))
         if precise:
             stack.enter_context(full_precision())
         if "torch._dynamo" in sys.modules:
@@ -126,8 +127,7 @@ def sandbox(
                 # Compiled code cannot be differentiated twice, and would be recompiled for other flags and modes
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_isolated_random_state(seed, index))
-        stack.enter_context(_kept_modes(modules, eval_mode))
-        state = ModuleState(modules)
+        stack.enter_context(_kept_modes(state.modules, eval_mode))
         stack.enter_context(_kept_flags(state.leaves))
         stack.callback(state.restore)  # before the flags: gradients must have the shapes of their parameters
         yield tuple(tensor.detach().clone() for tensor in tensors)
@@ -149,6 +149,30 @@ def is_sandboxed() -> bool:
 
     """
     return _IS_SANDBOXED.get()
+
+
+def find_leaks(model: Callable[..., Any], x: Tensor, eval_mode: bool = True) -> list[str]:
+    """Run a forward pass in the sandbox and name the attributes and variables that the sandbox could not restore.
+
+    Everything that can be reached from the modules, and from the variables of their functions, is compared without
+    calling its code. Tensors of more than four million elements are compared at evenly spaced positions.
+
+    Example:
+        >>> import torch
+        >>> from lightning_robustness._isolation.sandbox import find_leaks
+        >>> class Clipped(torch.nn.Linear):
+        ...     def forward(self, x):
+        ...         self.weight.data.clamp_(-0.1, 0.1)
+        ...         return super().forward(x)
+        >>> find_leaks(torch.nn.Sequential(Clipped(8, 8)), torch.ones(2, 8))
+        ['0.weight']
+
+    """
+    before = Fingerprint(model).entries
+    with sandbox(model, x, eval_mode=eval_mode) as (x,), torch.no_grad():
+        model(x)
+    after = Fingerprint(model).entries
+    return sorted({name.split("[")[0] for name in before | after if before.get(name) != after.get(name)})
 
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
@@ -265,22 +289,7 @@ def _set_mode(module: nn.Module, training: bool) -> None:
 def full_precision() -> Iterator[None]:
     """Let float32 products and convolutions have the precision of float32, whatever torch is set to.
 
-    By default, GPUs convolve in TensorFloat32, whose mantissa has 10 bits instead of 23, and many programs allow it for
-    matrix products too. On exit, even by an exception, all settings are what they were, older and newer ones of torch.
-    (Where cuDNN was never set, in newer versions, its default of TF32 counts as set from then on.) They are shared by
-    all threads of a process.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._isolation.sandbox import full_precision
-        >>> torch.set_float32_matmul_precision("medium")
-        >>> with full_precision():
-        ...     torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        ('highest', False)
-        >>> torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        ('medium', True)
-        >>> torch.set_float32_matmul_precision("highest")
-
+    By default, GPUs convolve in TensorFloat32, whose mantissa has 10 bits instead of 23.
     """
     settings = _take_precisions()
     matmul, cudnn = torch.get_float32_matmul_precision(), _cudnn_allows_tf32()

@@ -122,7 +122,7 @@ class Board:
         self, lines: Iterable[tuple[str, str]], history: Sequence[Mapping[str, float]], kept: Kept | None
     ) -> None:
         """Show the summary of the run, pictures that wait, and that of the run with the epoch that was kept."""
-        if kept is not None and kept.is_checkpoint:
+        if kept is not None and kept.checkpoint is not None:
             self.show_history(history, {}, kept)
         with self._faults.skipping("pictures could not be logged", is_raised_early=True):
             self._draw_waiting()

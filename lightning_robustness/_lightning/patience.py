@@ -14,19 +14,18 @@ _LATEST = 0.75
 
 
 class Count(NamedTuple):
-    """Whether an evaluation counts towards patience, and whether the count restarts with it."""
+    """Whether an evaluation counts towards patience, and the learning rate, relative to its peak, that it had."""
 
     counts: bool = True
-    restarts: bool = False
+    rate: float = math.inf
 
 
 class LearningRateWait:
     """Wait with the patience of early stopping until the learning rate has come down.
 
     Robust accuracy stays flat while the learning rate is high, and jumps when it falls. An evaluation counts once the
-    rate is at most half of its peak, and the count restarts where the rate falls in one step to at most half of the
-    lowest rate that counted. Waiting ends after three quarters of the run, whatever the rate does; without a scheduler
-    or a limit of the run there is none. A first epoch, where one is given, takes the place of all this.
+    rate is at most half of its peak. Waiting ends after three quarters of the run, whatever the rate does; without a
+    scheduler or a limit of the run there is none. A first epoch, where one is given, takes the place of all this.
     """
 
     def __init__(self, start_from_epoch: int | None) -> None:
@@ -34,8 +33,8 @@ class LearningRateWait:
         if start_from_epoch is not None:
             check_integer("start_from_epoch", start_from_epoch, minimum=0)
         self._peaks: dict[str, float] = {}
-        self._lowest = math.inf
         self._rate: float | None = None
+        self._waited: tuple[int, bool] | None = None  # last epoch in which an evaluation was judged; whether it counted
 
     def observe(self, trainer: Trainer) -> None:
         """See the learning rates of a training batch."""
@@ -49,15 +48,18 @@ class LearningRateWait:
 
     def judge(self, trainer: Trainer) -> Count:
         """Tell whether an evaluation counts."""
+        count = self._judge(trainer)
+        if not count.counts or (self._waited is not None and not self._waited[1]):
+            self._waited = trainer.current_epoch, count.counts
+        return count
+
+    def _judge(self, trainer: Trainer) -> Count:
         if self.start_from_epoch is not None:
             return Count(trainer.current_epoch >= self.start_from_epoch)
-        if self._rate is None or _progress(trainer) is None:
+        progress = progress_of(trainer)
+        if self._rate is None or progress is None:
             return Count()
-        if self._rate > _FALL and not self._is_late(trainer):
-            return Count(counts=False)
-        restarts = self._rate <= _FALL * self._lowest < math.inf
-        self._lowest = min(self._lowest, self._rate)
-        return Count(restarts=restarts)
+        return Count(self._rate <= _FALL or progress >= _LATEST, self._rate)
 
     def describe(self, trainer: Trainer) -> str:
         """Say what is waited for."""
@@ -66,45 +68,61 @@ class LearningRateWait:
         has_epochs = trainer.max_epochs is not None and trainer.max_epochs > 0
         limit = math.ceil(_LATEST * (trainer.max_epochs if has_epochs else trainer.max_steps))  # type: ignore[operator]
         latest = f"until {'epoch' if has_epochs else 'step'} {limit} at the latest"
-        return f"patience waits for the learning rate ({self._rate or 0.0:.2g} of its peak), {latest}"
+        return f"patience waits for the learning rate ({self._rate or 0.0:#.2g} of its peak), {latest}"
+
+    @property
+    def past(self) -> str:
+        """What was waited for, once that is over."""
+        if self._waited is None or not self._waited[1]:
+            return ""
+        reason = "for the learning rate " if self.start_from_epoch is None else ""
+        return f"patience waited {reason}until epoch {self._waited[0]}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on as it would have."""
-        return {"peaks": dict(self._peaks), "lowest": self._lowest, "rate": self._rate}
+        return {"peaks": dict(self._peaks), "rate": self._rate, "waited": self._waited}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self._peaks, self._lowest = dict(state_dict["peaks"]), state_dict["lowest"]
-        self._rate = state_dict["rate"]
-
-    def _is_late(self, trainer: Trainer) -> bool:
-        progress = _progress(trainer)
-        return progress is not None and progress >= _LATEST
+        self._peaks, self._rate = dict(state_dict["peaks"]), state_dict["rate"]
+        self._waited = state_dict["waited"]
 
 
 class Series:
-    """Evaluations of a value, and for how many it has not improved."""
+    """Evaluations of a value, and for how many it has not improved.
+
+    The count restarts where the learning rate has fallen to at most half of the lowest at which this value counted.
+    """
 
     def __init__(self, is_higher_better: bool, min_delta: float = 0.0) -> None:
         self._sign = 1 if is_higher_better else -1
         self._min_delta = abs(min_delta)
         self._best = -math.inf
+        self._lowest = math.inf
         self.wait = 0
 
-    def add(self, value: float, count: Count) -> None:
-        """Add an evaluation, which the best value includes whether it counts or not."""
-        is_better = self._sign * value - self._min_delta > self._best
+    @property
+    def best(self) -> float:
+        """The best value, infinite if there is none."""
+        return self._sign * self._best
+
+    def add(self, value: float, count: Count, is_candidate: bool = True, resets: bool = False) -> None:
+        """Add an evaluation, which the best value includes whether it counts or not; candidates alone improve."""
+        is_better = is_candidate and self._sign * value - self._min_delta > self._best
         self._best = self._sign * value if is_better else self._best
-        if count.counts:
-            self.wait = 0 if is_better else 1 if count.restarts else self.wait + 1
+        if not count.counts:
+            return
+        restarts = count.rate <= _FALL * self._lowest < math.inf
+        self._lowest = min(self._lowest, count.rate)
+        self.wait = 0 if is_better or resets else 1 if restarts else self.wait + 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on as it would have."""
-        return {"best": self._best, "wait": self.wait}
+        return {"best": self._best, "lowest": self._lowest, "wait": self.wait}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self._best, self.wait = state_dict["best"], state_dict["wait"]
+        self._best, self._lowest, self.wait = (state_dict[name] for name in ("best", "lowest", "wait"))
 
 
 def _scheduled_rates(trainer: Trainer) -> dict[str, float]:
@@ -118,7 +136,7 @@ def _scheduled_rates(trainer: Trainer) -> dict[str, float]:
     }
 
 
-def _progress(trainer: Trainer) -> float | None:
+def progress_of(trainer: Trainer) -> float | None:
     """Return the share of the run that is over; None if it has no limit."""
     pairs = (trainer.current_epoch, trainer.max_epochs), (trainer.global_step, trainer.max_steps)
     return max((done / limit for done, limit in pairs if limit is not None and limit > 0), default=None)

@@ -2,18 +2,43 @@ import tempfile
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch import Trainer
+from typing_extensions import Self
 
 from lightning_robustness._arguments import check_integer
+from lightning_robustness._lightning.patience import progress_of
 from lightning_robustness._lightning.trainer import kinds_of, log_step, num_training_batches
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.keys import find_key, tag
 from lightning_robustness._measurement.plan import WORST
 from lightning_robustness._measurement.statistics import Evaluation, Trust, measure_trust
 from lightning_robustness._measurement.verdict import Kept, kept_epoch
+
+# What is kept of each attacked sample
+_SAMPLE = np.dtype([("positions", "i4"), ("robust", "f4"), ("folds", "?"), ("residuals", "f4")])
+
+
+class _Packed(NamedTuple):
+    """Outcomes of an attack in one array, of which a run keeps one per evaluation and attack."""
+
+    samples: np.ndarray
+    others: dict[str, Any]
+
+    @classmethod
+    def of(cls, outcome: Assisted) -> Self:
+        fields = outcome._asdict()
+        samples = np.empty(len(outcome.robust), _SAMPLE)
+        for name in _SAMPLE.fields or ():
+            samples[name] = fields.pop(name).numpy()
+        return cls(samples, fields)
+
+    def unpack(self) -> Assisted:
+        columns: dict[str, Any] = {name: torch.from_numpy(self.samples[name].copy()) for name in _SAMPLE.fields or ()}
+        return Assisted(**columns, **self.others)
 
 
 class History:
@@ -25,7 +50,7 @@ class History:
 
     def __init__(self) -> None:
         self._entries: list[dict[str, float]] = []
-        self._outcomes: dict[int, dict[str, Assisted]] = {}
+        self._outcomes: dict[int, dict[str, _Packed]] = {}
         self.checkpoint: tuple[str, int] | None = None
         self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.pt"
         self._last_batch: int | None = None  # number of training batches at the last evaluation
@@ -44,7 +69,7 @@ class History:
 
     def kept(self) -> Kept | None:
         """Return the epoch that a checkpoint kept, else the most robust one."""
-        return kept_epoch(self.entries, self._outcomes, self.checkpoint)
+        return kept_epoch(self.entries, self._unpacked(), self.checkpoint)
 
     def begin(self, anew: bool) -> None:
         """Begin a run, with or without the entries of the one before."""
@@ -68,7 +93,8 @@ class History:
         else:
             self.entries.append({"epoch": epoch, "step": step, **values})
         self._last_batch = batch
-        self._outcomes.setdefault(int(self.entries[-1]["step"]), {}).update(outcomes or {})
+        packed = {name: _Packed.of(outcome) for name, outcome in (outcomes or {}).items()}
+        self._outcomes.setdefault(int(self.entries[-1]["step"]), {}).update(packed)
 
     def send(self) -> None:
         """Leave everything for the main process, at the end of a spawned one."""
@@ -76,9 +102,8 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """Return entries and outcomes, without the margins of all samples."""
-        outcomes = {
-            step: {name: outcome._asdict() for name, outcome in own.items()} for step, own in self._outcomes.items()
-        }
+        found = self._unpacked()
+        outcomes = {step: {name: outcome._asdict() for name, outcome in own.items()} for step, own in found.items()}
         return {"history": self.entries, "outcomes": outcomes}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -86,8 +111,12 @@ class History:
         self._entries, self.checkpoint = list(state_dict["history"]), state_dict.get("checkpoint")
         saved = state_dict.get("outcomes", {})
         self._outcomes = {
-            step: {name: Assisted(**outcome) for name, outcome in own.items()} for step, own in saved.items()
+            step: {name: _Packed.of(Assisted(**outcome)) for name, outcome in own.items()}
+            for step, own in saved.items()
         }
+
+    def _unpacked(self) -> dict[int, dict[str, Assisted]]:
+        return {step: {name: packed.unpack() for name, packed in own.items()} for step, own in self._outcomes.items()}
 
 
 def find_checkpoint(trainer: Trainer, prefix: str, history: Sequence[Evaluation]) -> tuple[str, int] | None:
@@ -112,10 +141,10 @@ def find_notes(trainer: Trainer, left_out: Sequence[str]) -> list[str]:
     """List what callbacks waited for, what ended the run, and what the monitor left out."""
     notes = []
     for callback in trainer.early_stopping_callbacks:
-        if getattr(callback, "stopped_epoch", 0):
+        if getattr(callback, "stopped_epoch", 0) and trainer.should_stop and (progress_of(trainer) or 0) < 1:
             notes.append(f"{type(callback).__name__} ended the run in epoch {callback.stopped_epoch}")
-        waiting = getattr(callback, "waiting", "")
-        notes += [waiting] if isinstance(waiting, str) and waiting else []
+        waits = [getattr(callback, name, "") for name in ("waited", "waiting")]
+        notes += [text for text in waits if isinstance(text, str) and text]
     return [*notes, *dict.fromkeys(left_out)]
 
 
@@ -148,7 +177,7 @@ class AttackSchedule:
     def most_frequent(self, names: Collection[str]) -> str | None:
         """Return the one of some attacks that runs most often, or ``worst`` if all run together; None without any."""
         numbers = {name: number for name, number in self.every_n_epochs.items() if name in names}
-        if len(numbers) > 1 and len(set(numbers.values())) == 1:
+        if len(set(numbers.values())) == 1:
             return WORST
         return min(numbers, key=lambda name: numbers[name], default=None)
 

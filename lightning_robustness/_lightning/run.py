@@ -40,7 +40,7 @@ from lightning_robustness._measurement.keys import get_key, name_of, tag
 from lightning_robustness._measurement.measure import measure
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import Examples, attack_again
-from lightning_robustness._measurement.plan import FINAL
+from lightning_robustness._measurement.plan import FINAL, Plan
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import FixedSample, LoaderShare, loader_share
 from lightning_robustness._measurement.subject import Subject
@@ -79,11 +79,6 @@ class Run:
     def has_seen_data(self) -> bool:
         """Whether a batch of validation was seen."""
         return self._known is not None
-
-    @property
-    def has_sample(self) -> bool:
-        """Whether there are samples to attack."""
-        return self._sample is not None
 
     def log(self, values: Mapping[str, float]) -> None:
         """Log values by name as the module would; loggers that may reject a key get theirs from us."""
@@ -181,13 +176,15 @@ class Run:
                 self.faults.report(left_out, f"no batch came from loader {self.settings.dataloader_idx}")
         if found is None:
             return None
-        features = None
-        # An error in a value that processes compute together is raised: the others would wait for this one
+        # An error in one of several processes is raised, since the others would wait for this one
         with self.faults.skipping(left_out, is_raised_early=True) if self._processes.number == 1 else nullcontext():
-            own = watch.features if isinstance(watch, Watch) else self._features(found.route)
-            features = own.compute(self._processes)
-        if features is None:
-            return None
+            return self._end(found, watch, due, is_last)
+        return None
+
+    def _end(self, found: Found, watch: Watch | StepRoute | None, due: Sequence[str], is_last: bool) -> Findings | None:
+        """Measure everything with what was found out about the module."""
+        own = watch.features if isinstance(watch, Watch) else self._features(found.route)
+        features = own.compute(self._processes)
         self._margins = num_training_batches(self._trainer), features.margins
         if features.outputs in OUTPUT_WARNINGS:
             self.faults.warn(OUTPUT_WARNINGS[features.outputs], key=features.outputs)
@@ -201,10 +198,18 @@ class Run:
         if not check_sample(self.faults, self._trainer, max(self._processes.gather(difference))):
             features = features._replace(margins=Rows.join([]))  # they are not of the sample's positions
         rows = {} if found.is_discrete else self._measure([*plan.meters(), *plan.attack_meters(due)], subject)
-        findings = conclude(plan, features, rows)
+        findings = self._conclude(plan, features, rows)
+        if findings is None:
+            return None
         if findings.is_shuffled:
             self.faults.warn(SHUFFLED, key="shuffled")
         return self._shown(findings, subject, is_last)
+
+    def _conclude(self, plan: Plan, *found: Any) -> Findings | None:
+        """Draw the conclusions, in all processes alike; None where that fails."""
+        with self.faults.skipping(f"left epoch {self.epoch} out", is_raised_early=True):
+            return conclude(plan, *found)
+        return None
 
     def attack_at_the_end(self, due: Sequence[str]) -> tuple[dict[str, float], dict[str, Assisted]]:
         """Run attacks after the last validation epoch, and the one that gives the final verdict.
@@ -217,13 +222,14 @@ class Run:
         settings, subject = self.settings, self._subject_for(self._known[1])
         batch, margins = self._margins or (-1, None)
         margins = margins if batch == num_training_batches(self._trainer) else None
-        if due:
-            rows = self._measure(settings.plan.attack_meters(due), subject)
-            findings = self._shown(conclude(settings.plan, None, rows, margins), subject, is_last=True)
-            values, estimates = values | findings.values, findings.estimates
+        rows = self._measure(settings.plan.attack_meters(due), subject) if due else {}
+        if rows and (findings := self._conclude(settings.plan, None, rows, margins)):
+            findings = self._shown(findings, subject, is_last=True)
+            values, estimates = findings.values, findings.estimates
         final = settings.final_plan
-        verdict = conclude(final, None, self._measure(final.attack_meters(), subject), margins).values
-        return values | {key: value for key, value in verdict.items() if key.endswith(f"/{FINAL}")}, estimates
+        verdict = self._conclude(final, None, self._measure(final.attack_meters(), subject), margins)
+        last = {} if verdict is None else verdict.values
+        return values | {key: value for key, value in last.items() if key.endswith(f"/{FINAL}")}, estimates
 
     def _inspect(self, batch: Batch) -> tuple[Subject, Found]:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""
@@ -321,11 +327,10 @@ class Run:
         for meter in self.settings.plan.attack_meters(findings.attacks):
             rows = findings.attacks[meter.key]
             positions = rows.positions[rows["success"]][:_NUM_EXAMPLES]
-            if self._sample is None or not len(positions):
-                continue
-            samples = self._sample.take(meter.size, subject.extra_names)
-            examples = attack_again(meter, subject, samples, positions, self._processes)
-            found |= {} if examples is None else {meter.key: examples}
+            if self._sample is not None and len(positions):
+                samples = self._sample.take(meter.size, subject.extra_names)
+                examples = attack_again(meter, subject, samples, positions, self._processes)
+                found |= {} if examples is None else {meter.key: examples}
         return found
 
     def _subject(self) -> Subject:

@@ -14,6 +14,16 @@ Combine = Literal["replace", "mix", "concat"]
 AdversarialLoss = Literal["trades", "mart"]
 
 
+def check_prefix(prefix: Any) -> None:
+    """Check what keys start with; no part between slashes is empty."""
+    check_name("prefix", prefix)
+    if not all(part.strip() for part in prefix.split("/")):
+        raise ValueError(
+            f"Expected argument `prefix` to have names around each slash, as 'val/robustness', but got {prefix!r}. "
+            "Leave the other slashes out."
+        )
+
+
 @dataclass(frozen=True)
 class MonitorSettings:
     """The arguments of the monitor, checked; see there. ``final`` is the attack at the end of training, by its name."""
@@ -31,7 +41,7 @@ class MonitorSettings:
 
     def __post_init__(self) -> None:
         check_integer("dataloader_idx", self.dataloader_idx, minimum=0)
-        check_name("prefix", self.prefix)
+        check_prefix(self.prefix)
         for name in ("log_details", "log_figures", "log_combined", "log_embeddings"):
             check_flag(name, getattr(self, name))
         if self.progress is not None:
@@ -106,7 +116,7 @@ class AdversarialSettings:
     def __post_init__(self) -> None:
         check_option("combine", self.combine, Combine)
         check_number("ratio", self.ratio, exclusive=True, maximum=1.0)
-        check_name("prefix", self.prefix)
+        check_prefix(self.prefix)
         self._check_loss()
         for name in ("warmup_epochs", "overfitting_samples", "seed"):
             check_integer(name, getattr(self, name), minimum=0)

@@ -10,6 +10,7 @@ from lightning_robustness._isolation.sandbox import is_compiled
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall, hookable_modules, is_same, read_embedding, read_logits
 from lightning_robustness._model.route import Call, Route, copy_output, is_layer, name_of, trace_logits
+from lightning_robustness._processes import rank_zero_warn
 
 # Largest difference of logits, relative to their size: mixed precision stays below it
 _TOLERANCE = 0.05
@@ -28,14 +29,15 @@ class _Later(NamedTuple):
 class StepCheck:
     """Watch one validation step, and find out whether its logits are those of ``forward``.
 
-    Two things give a difference away: the step runs a layer on what ``forward`` returns, which then is an embedding; or
-    it runs the network on other inputs than those of the batch, normalised ones for instance, and gets other logits.
+    Three things give a difference away: the step runs a layer on what ``forward`` returns, which then is an embedding;
+    it runs the network on other inputs than those of the batch, normalised ones for instance, and gets other logits; or
+    it runs the network several times, with different logits.
     """
 
     def __init__(self, model: nn.Module, route: Route, x: Tensor) -> None:
         self._route = route
         self._num_samples = len(x)
-        self._logits: list[Tensor] = []
+        self._logits: dict[str, list[Tensor]] = {}  # of each call, by module
         self._later: list[_Later] = []
         self._handles: list[RemovableHandle] = []
         hookable = set(hookable_modules(model))
@@ -43,7 +45,7 @@ class StepCheck:
             if module not in hookable:
                 continue
             if name in route.sources:
-                self._handles.append(module.register_forward_hook(partial(self._keep_logits, route.sources[name])))
+                self._handles.append(module.register_forward_hook(partial(self._keep_logits, name)))
             elif name not in route.modules and is_layer(module):
                 self._handles.append(module.register_forward_hook(partial(self._keep_later, name)))
 
@@ -58,10 +60,19 @@ class StepCheck:
         for later in self._later:
             if later.entered.shape == logits.shape and max(later.width, 2) > highest:
                 raise ValueError(self._describe_later(later, logits))
-        if not is_ours or not self._logits:
-            return
         size = logits.abs().max().item()
-        if all((other.to(logits.dtype) - logits).abs().max().item() > _TOLERANCE * size for other in self._logits):
+        calls = [
+            [(other.to(logits.dtype) - logits).abs().max().item() <= _TOLERANCE * size for other in own]
+            for own in self._logits.values()
+        ]
+        if any(len(are_alike) > 1 and any(are_alike) and not all(are_alike) for are_alike in calls):
+            rank_zero_warn(
+                "RobustnessMonitor: `validation_step` runs the network several times per batch, with different logits. "
+                "All values are of the first pass on the inputs as they are. If the step combines the passes, as "
+                "test-time augmentation does, pass `forward_fn=`, a callable that takes the module and inputs and "
+                "returns the combined logits."
+            )
+        if is_ours and calls and not any(any(are_alike) for are_alike in calls):
             raise ValueError(
                 "Expected validation to run the network on the inputs of its batch as they are but it runs it on other "
                 "inputs and gets other logits. If `validation_step` prepares inputs, by normalising them for instance, "
@@ -89,10 +100,10 @@ class StepCheck:
             "`forward_fn=lambda module, x: module(x)`."
         )
 
-    def _keep_logits(self, transform: str, module: nn.Module, args: Any, output: Any) -> None:
-        logits = read_logits(module, output, transform, self._route.entry, self._num_samples)
+    def _keep_logits(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        logits = read_logits(module, output, self._route.sources[name], self._route.entry, self._num_samples)
         if logits is not None:
-            self._logits.append(logits)
+            self._logits.setdefault(name, []).append(logits)
 
     def _keep_later(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         entered = next((value for value in args if isinstance(value, Tensor)), None)

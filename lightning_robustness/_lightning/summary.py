@@ -14,22 +14,20 @@ from lightning_robustness._measurement.plan import FINAL, WORST
 from lightning_robustness._measurement.statistics import (
     MIN_EVALUATIONS,
     Evaluation,
-    attack_of,
     candidates,
     comparable,
     measure_trust,
     pick,
 )
 from lightning_robustness._measurement.threat_model import ThreatModel
-from lightning_robustness._measurement.verdict import Kept, kept_epoch, list_names
-from lightning_robustness._numbers import write_distance, write_interval, write_share
+from lightning_robustness._measurement.verdict import Kept, kept_epoch
+from lightning_robustness._numbers import write_distance
 from lightning_robustness.input_space import InputSpace, check_input_space
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-CORRECTED = "corrected for selection (half samples, slightly pessimistic)"
 # Attack-free values that the summary speaks of
 _HEADLINES = ("rdi", "fim", "boundary_acc")
 # Kendall's tau from which a value went along with the attacks
@@ -48,10 +46,10 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A training run in five lines: the kept epoch, what attack-free values did, masking, what was given up, the cost.
+    """A training run in five lines: a verdict, what attack-free values did, masking, what was given up, the cost.
 
-    The kept epoch is the one that a checkpoint kept by a value of the monitor, else the one that
-    ``RobustModelCheckpoint`` keeps by accuracy under attack.
+    The verdict is about the epoch that a checkpoint kept by a value of the monitor, else about the one that
+    ``RobustModelCheckpoint`` would keep by accuracy under attack.
     """
 
     reference: str | None
@@ -115,7 +113,7 @@ class RunSummary:
         parts = sorted(self.seconds.items(), key=lambda part: -part[1])
         spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds >= 0.05)
         return [
-            ("kept epoch", self._best()),
+            ("verdict", "not known, as no attack ran" if self.kept is None else self.kept.describe()),
             ("attack-free values", self._words()),
             ("gradient masking", self._masking()),
             ("waited for, given up", "; ".join(self.notes) or "nothing"),
@@ -138,24 +136,6 @@ class RunSummary:
     def __str__(self) -> str:
         width = max(len(title) for title, _ in self.lines())
         return "\n".join(f"{title:{width}s}  {text}" for title, text in self.lines())
-
-    @property
-    def ties(self) -> str:
-        """Epochs that cannot be told from the kept one, with their clean accuracy; empty if there are none."""
-        rivals = [] if self.kept is None else self.kept.ties
-        return list_names([f"{entry['epoch']:g} ({write_share(entry.get('acc', math.nan))})" for entry in rivals])
-
-    def _best(self) -> str:
-        if self.reference is None or self.kept is None:
-            return "not known, as no attack ran"
-        low, high = (100 * end for end in self.interval)
-        corrected = f", {CORRECTED}" if self.kept.is_corrected else ""
-        clean = "" if self.clean is None else f", {write_share(self.clean)} clean"
-        text = (
-            f"{self.epoch}, accuracy {write_share(self.accuracy)} under {attack_of(self.reference)} "
-            f"(95 % interval {low:.1f} to {high:.1f}, {self.num_samples} samples{corrected}){clean}"
-        )
-        return f"{text}; not distinguishable (clean): {self.ties}" if self.ties else text
 
     def _words(self) -> str:
         """Say of the headline values whether they went along with the attacks."""
@@ -221,28 +201,18 @@ def run_page(
 
 
 def run_verdict(summary: RunSummary, history: Sequence[Evaluation], budget: str) -> str:
-    """Say in one sentence which epoch is the most robust, and whether that can be trusted."""
+    """Say in one sentence which epoch was kept or is the most robust, and whether that can be trusted."""
     if not history:
         return "Nothing was measured: there was no validation epoch to watch."
-    if summary.reference is None:
+    if summary.kept is None:
         return f"The most robust of {len(history)} evaluations is unknown, as no attack ran."
-    attack = attack_of(summary.reference)
-    what = "robust accuracy" if budget and attack == "all attacks" else f"accuracy under {attack}"
-    what += f" at {budget}" if budget else ""
-    clean = "" if summary.clean is None else f", {write_share(summary.clean)} clean"
     epochs = ", ".join(map(str, summary.masked_epochs))
     if epochs:
         masking = f"signs of masked gradients in epochs {epochs}, so the true value may be lower"
     else:
         masking = "no signs of masked gradients" if summary.tried else "masked gradients were not checked"
-    kept = summary.kept
-    corrected = f", {CORRECTED}" if kept is not None and kept.is_corrected else ""
-    role = "was kept" if kept is not None and kept.is_checkpoint else "is the most robust"
-    ties = f"; epochs {summary.ties} are not distinguishable from it (clean accuracy)" if summary.ties else ""
-    return (
-        f"Epoch {summary.epoch} {role}: {write_share(summary.accuracy)} {what} "
-        f"({write_interval(*summary.interval)}, n = {summary.num_samples}{corrected}){clean}{ties}; {masking}."
-    )
+    sentence = summary.kept.describe(budget)
+    return f"{sentence[0].upper()}{sentence[1:]}; {masking}."
 
 
 def _tables(

@@ -1,3 +1,4 @@
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -39,6 +40,15 @@ def check_strategy(trainer: Trainer, callback: Callback) -> None:
         raise MisconfigurationException(
             f"{type(callback).__name__} needs the whole network in each process, to differentiate it, but "
             f"{type(trainer.strategy).__name__} shards its parameters. Train with strategy='ddp'."
+        )
+
+
+def check_takes_batch(pl_module: LightningModule, step: str, callback: Callback) -> None:
+    """Check that a step gets its batch from the Trainer."""
+    if "dataloader_iter" in inspect.signature(getattr(pl_module, step)).parameters:
+        raise MisconfigurationException(
+            f"Expected `{step}` to take a batch but it takes `dataloader_iter`, from which it fetches batches that "
+            f"{type(callback).__name__} cannot see. Let it take `batch`."
         )
 
 
@@ -119,7 +129,11 @@ def log_step(trainer: Trainer) -> int:
 
 def takes_any_key(trainer: Trainer) -> bool:
     """Return whether loggers are of kinds that reject no key, so that Lightning can log without ending the run."""
-    return all(kinds_of(logger) & _LENIENT for logger in trainer.loggers)
+    return all(_class_that_logs(logger).__name__ in _LENIENT for logger in trainer.loggers)
+
+
+def _class_that_logs(logger: Any) -> type:
+    return next((kind for kind in type(logger).__mro__ if "log_metrics" in vars(kind)), object)
 
 
 def find_class_names(trainer: Trainer, dataloader_idx: int, num_classes: int) -> list[str] | None:

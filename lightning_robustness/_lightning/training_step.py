@@ -1,18 +1,19 @@
-import inspect
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._lightning.settings import AdversarialLoss
-from lightning_robustness._lightning.trainer import check_strategy, forward_of
-from lightning_robustness._model.access import Access, ExtraInputs, try_forward
+from lightning_robustness._lightning.trainer import check_strategy, check_takes_batch, forward_of
+from lightning_robustness._model.access import Access, ExtraInputs, compute_logits, try_forward
 from lightning_robustness._model.batch import Batch
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
@@ -125,21 +126,35 @@ class TrainingStepCallback(Callback):
         self._function: Callable[..., Any] | None = None
         # How the network takes the entries of a batch, by their names
         self._ways: dict[tuple[str | None, tuple[str, ...]], ExtraInputs | None] = {}
+        self._takes_floats = False  # in place of bytes
 
     def forward(self, pl_module: LightningModule, batch: Batch) -> Callable[..., Any]:
         """Return the callable from the inputs of a batch to outputs, with what else the network takes from it."""
-        names = batch.name, tuple(batch.extras)
+        names, forward = (batch.name, tuple(batch.extras)), forward_of(pl_module, self.access.forward_fn)
         is_new = names not in self._ways
-        if is_new:
-            self._ways[names] = self.access.find_extras(pl_module, batch)
+        extra = self.access.find_extras(pl_module, batch) if is_new else self._ways[names]
         if is_new and len(batch.x):
             few = batch.first(3)  # two would pass for inputs and labels in a `forward` that takes a batch
-            try_forward(pl_module, self._bind(pl_module, few), few.x)
-        return self._bind(pl_module, batch)
-
-    def _bind(self, pl_module: LightningModule, batch: Batch) -> Callable[..., Any]:
-        forward, extra = forward_of(pl_module, self.access.forward_fn), self._ways[batch.name, tuple(batch.extras)]
+            try_forward(pl_module, forward if extra is None else extra.bind(forward, few.extras), few.x)
+        self._ways[names] = extra
         return forward if extra is None else extra.bind(forward, batch.extras)
+
+    def as_floats(self, pl_module: LightningModule, batch: Batch) -> Batch:
+        """Return a batch with float copies of pixels in bytes, for which the network must give the same logits."""
+        if not self.access.takes_bytes(batch.x):
+            return batch
+        if not self._takes_floats:
+            few = batch.first(3)
+            forward = self.forward(pl_module, few)
+            with sandbox(forward, few.x) as (copies,), torch.no_grad():
+                first, second = (compute_logits(forward, x).double() for x in (copies, copies.float()))
+            if not torch.allclose(first, second, rtol=1e-4, atol=1e-4):
+                raise ValueError(
+                    "Expected the same logits for pixels in bytes and for float copies of them, which are perturbed, "
+                    "but they differ. Let `forward` scale both in the same way, such as by `x.float() / 255`."
+                )
+            self._takes_floats = True
+        return batch._replace(x=batch.x.float())
 
     def extra_names(self, batch: Batch) -> tuple[str, ...]:
         """Return the names of what the network takes from a batch beside inputs, which it has taken before."""
@@ -156,13 +171,9 @@ class TrainingStepCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        self._ways = {}
+        self._ways, self._takes_floats = {}, False
         check_strategy(trainer, self)
-        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-            raise MisconfigurationException(
-                f"Expected `training_step` to take a batch but it takes `dataloader_iter`, from which it fetches "
-                f"batches that {type(self).__name__} cannot see. Let it take `batch`."
-            )
+        check_takes_batch(pl_module, "training_step", self)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -7,8 +7,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_robustness._isolation.leaks import find_leaks
-from lightning_robustness._isolation.sandbox import is_compiled
+from lightning_robustness._isolation.sandbox import find_leaks, is_compiled
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.step import NOT_SEEN, StepCheck
 from lightning_robustness._lightning.trainer import evaluation_loader

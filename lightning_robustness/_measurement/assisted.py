@@ -16,6 +16,8 @@ from torch import Tensor
 
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import hash_positions
+from lightning_robustness._measurement.statistics import accuracy_interval
+from lightning_robustness.attacks.masking import binomial_tail
 
 # Below these numbers of attacked samples, and of robust ones in a half, the assisted variance may be the larger one
 _MIN_SAMPLES, _MIN_ROBUST = 64, 5
@@ -104,7 +106,7 @@ class Assisted(NamedTuple):
         plain = self.robust.double().mean().item()
         number = len(self.robust)
         if self.means is None:
-            return Estimate(plain, *_wilson(plain, number), plain, False)
+            return Estimate(plain, *accuracy_interval(plain, number), plain, False)
         corrections = [self.residuals[self.folds == fold].double().mean().item() for fold in (1, 0)]
         others = sum(mean + correction for mean, correction in zip(self.means, corrections, strict=True)) / 2
         value = min(max(self.share * plain + (1 - self.share) * others, 0.0), self.accuracy)
@@ -112,9 +114,9 @@ class Assisted(NamedTuple):
         spread = smoothed * (1 - smoothed)
         error = (1 / number - 1 / self.total) * (self.residuals.double().square().sum().item() + 2) / (number + 2)
         effective = min(spread / (error + spread / self.total), self.total)
-        low, high = _wilson(value, effective)
+        low, high = accuracy_interval(value, effective)
         if min(self.robust[self.folds == fold].sum().item() for fold in (0, 1)) < _MIN_ROBUST:
-            ends = _wilson(plain, number)
+            ends = accuracy_interval(plain, number)
             low, high = min(low, ends[0]), max(high, ends[1])
         return Estimate(value, low, high, plain, True)
 
@@ -162,8 +164,7 @@ def p_value(first: Assisted, second: Assisted) -> float:
         return 2 * NormalDist().cdf(-abs(gap) / error)
     only_first, only_second = _discordant(first, second)
     number, least = only_first + only_second, min(only_first, only_second)
-    tail = sum(math.comb(number, k) for k in range(least + 1)) / 2**number
-    return min(1.0, 2 * tail)
+    return min(1.0, 2 * binomial_tail(number - least, number, 0.5))
 
 
 def difference_interval(first: Assisted, second: Assisted) -> tuple[float, float, float]:
@@ -178,7 +179,7 @@ def difference_interval(first: Assisted, second: Assisted) -> tuple[float, float
         return gap, max(gap - reach, -1.0), min(gap + reach, 1.0)
     only_first, only_second = _discordant(first, second)
     number, total = only_first + only_second, len(first.robust)
-    ends = [_quantile(only_first, number, side) for side in (0, 1)]
+    ends = _lower_end(only_first, number), 1 - _lower_end(only_second, number)
     low, high = (number * (2 * end - 1) / total for end in ends)
     return (only_first - only_second) / total, low, high
 
@@ -189,16 +190,12 @@ def _discordant(first: Assisted, second: Assisted) -> tuple[int, int]:
     return only_first, int(((second.robust > 0) & (first.robust == 0)).sum())
 
 
-def _quantile(successes: int, number: int, side: int) -> float:
-    """Return the lower (0) or upper (1) end of the exact 95 % interval of a share, by bisection."""
-    if successes == (number if side else 0):
-        return float(side)
-    low, high = 0.0, 1.0
-    ks = range(successes + 1) if side else range(successes, number + 1)
+def _lower_end(successes: int, number: int) -> float:
+    """Return the lower end of the exact 95 % interval of a share, by bisection."""
+    low, high = 0.0, successes / max(number, 1)
     for _ in range(50):
         share = (low + high) / 2
-        tail = math.fsum(math.comb(number, k) * share**k * (1 - share) ** (number - k) for k in ks)
-        low, high = (share, high) if (tail > 0.025) == bool(side) else (low, share)
+        low, high = (low, share) if binomial_tail(successes, number, share) > 0.025 else (share, high)
     return (low + high) / 2
 
 
@@ -222,13 +219,8 @@ def _fit(margins: Rows, places: Tensor, outcome: Tensor) -> Tensor:
     """Predict for all samples whether they are robust, from the outcomes of some; wrong samples are not."""
     right = margins["right"]
     own = right[places]
+    if not own.any():
+        return torch.zeros(len(margins), dtype=torch.double)
     points, values = isotonic(margins["margin"][places][own].double(), outcome[own])
     predicted = np.interp(margins["margin"].double().numpy(), points.numpy(), values.numpy())
     return torch.where(right, torch.from_numpy(predicted), 0.0)
-
-
-def _wilson(share: float, number: float) -> tuple[float, float]:
-    squared = NormalDist().inv_cdf(0.975) ** 2
-    center = (share * number + squared / 2) / (number + squared)
-    spread = math.sqrt(squared * (number * share * (1 - share) + squared / 4)) / (number + squared)
-    return max(center - spread, 0.0), min(center + spread, 1.0)

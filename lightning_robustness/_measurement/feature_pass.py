@@ -10,7 +10,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.head import HeadCall
-from lightning_robustness._numbers import read_clock
+from lightning_robustness._numbers import at_least_float32, read_clock
 from lightning_robustness._processes import Processes
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
 from lightning_robustness.metrics._base import Storage
@@ -26,7 +26,7 @@ OUTPUT_WARNINGS = {
 }
 # Spread of logits, relative to the largest, below which they are constant; sum of probabilities around 1
 _COLLAPSED, _NORMALIZED = 1e-6, 1e-3
-OUTPUT = "largest"
+OUTPUT = "output"
 _MARGINS = ("y", "right", "margin")
 
 
@@ -76,7 +76,7 @@ class FeaturePass:
         with self.timed():
             embedding, logits = call
             preds = logits.argmax(dim=1)
-            columns = {OUTPUT: logits.amax(dim=1)}
+            columns = {OUTPUT: summarize(logits)}
             if batch.y is not None:
                 check_label_range(batch.y, self._num_classes)
                 columns |= {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
@@ -115,7 +115,7 @@ class FeaturePass:
         return Features(numbers, distances, margins, self._seconds, kind)
 
     def outputs(self) -> Rows:
-        """Return the largest logit, and the label, of each sample of this process."""
+        """Return what tells outputs apart, and the label, of each sample of this process."""
         return Rows.join([self._rows((OUTPUT, "y"))])
 
     def _rows(self, names: Sequence[str]) -> list[Rows]:
@@ -132,6 +132,13 @@ class FeaturePass:
             yield
         finally:
             self._seconds += read_clock(self._accuracy.device) - start
+
+
+def summarize(logits: Tensor) -> Tensor:
+    """Return two numbers per sample that tell outputs apart: its largest logit, and a mixture of all of them."""
+    z = logits.to(at_least_float32(logits.dtype))
+    weights = torch.arange(1, z.shape[1] + 1, device=z.device).to(z.dtype).cos()
+    return torch.stack([z.amax(dim=1), (z * weights / weights.norm()).sum(dim=1)], dim=1)
 
 
 def _extent(logits: Tensor) -> Tensor:

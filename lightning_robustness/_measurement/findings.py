@@ -169,7 +169,7 @@ def _rates(rows: Rows, found: Rows) -> dict[str, float]:
 def _assisted_rates(assisted: Assisted, share: Estimate) -> dict[str, float]:
     """Return robust accuracy of all samples and, where margins assist, the success rate that follows from it."""
     own = {"adv_acc": share.value, "adv_acc_low": share.low, "adv_acc_high": share.high, "adv_acc_plain": share.plain}
-    if not share.is_assisted:
+    if not share.is_assisted or not assisted.accuracy:
         return own
     rates = [min(max(1 - end / assisted.accuracy, 0.0), 1.0) for end in (share.value, share.high, share.low)]
     names = ("asr", "asr_low", "asr_high")

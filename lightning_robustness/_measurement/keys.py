@@ -117,7 +117,7 @@ KEYS: tuple[Key, ...] = (
     Key("adv_acc_low/<attack>", "attacks", "lower end, accuracy under the <attack> attack", "share", None, None,
         "lower end of the 95 % confidence interval of `adv_acc/<attack>`", "bookkeeping"),
     Key("adv_acc_high/<attack>", "attacks", "upper end, accuracy under the <attack> attack", "share", None, None,
-        "upper end of that interval", "bookkeeping"),
+        "upper end of that interval; `asr/<attack>` has the interval 1 - interval / `acc`", "bookkeeping"),
     Key("adv_acc_plain/<attack>", "attacks", "plain share, accuracy under the <attack> attack", "share", None, None,
         "share of the attacked samples that are correct under the attack, which per-sample tables average to",
         "bookkeeping"),

@@ -141,13 +141,12 @@ def _compare(values: Tensor) -> Tensor:
 def reference_of(history: Iterable[Evaluation]) -> str:
     """Return the name of the accuracy under attack that the epochs of a run are compared by.
 
-    This is ``adv_acc/worst``, or ``adv_acc/pgd`` where more evaluations have it: by default PGD runs in every epoch,
-    all attacks in every fifth.
+    It is that of the attack with the most evaluations, of several such ``adv_acc/worst``.
     """
-    counts = dict.fromkeys(("adv_acc/worst", "adv_acc/pgd"), 0)
-    for entry in history:
-        for name in counts:
-            counts[name] += name in entry
+    counts = {f"{_FAMILY}worst": 0}
+    for name in (name for entry in history for name in entry if name.startswith(_FAMILY)):
+        counts[name] = counts.get(name, 0) + 1
+    counts.pop(f"{_FAMILY}final", None)  # measured once
     return max(counts, key=lambda name: counts[name])  # the first of equals
 
 

@@ -55,7 +55,7 @@ class Subject:
     def embedded(self, x: Tensor) -> Tensor:
         """Return the inputs of ``forward`` for what the loader gives."""
         if self.access.embed_fn is None:
-            return x.float() if self.access.takes_bytes(x) else x
+            return self.access.as_float(x)
         embed = partial(self.access.embed_fn, self.model)
         with sandbox(embed, x) as (x,), torch.no_grad():
             return embed(x).clone()

@@ -9,14 +9,17 @@ from lightning_robustness._measurement.assisted import Assisted, difference_inte
 from lightning_robustness._measurement.statistics import (
     Evaluation,
     accuracy_interval,
+    attack_of,
     comparable,
     most_robust,
     reference_of,
 )
+from lightning_robustness._numbers import write_interval, write_share
 
 Name = TypeVar("Name", bound=Hashable)
 # Outcomes of the attacks of each evaluation, by its step
 Outcomes = Mapping[int, Mapping[str, Assisted]]
+CORRECTED = "corrected for selection (half samples, slightly pessimistic)"
 _LEVEL = 0.05
 _MAX_NAMED = 5
 
@@ -72,10 +75,11 @@ def list_names(names: Sequence[str]) -> str:
 
 
 class Kept(NamedTuple):
-    """The epoch of a run that is kept: its accuracy under attack, and the evaluations that cannot be told from it.
+    """The kept epoch of a run: its accuracy under attack, and the evaluations that cannot be told from it.
 
     Accuracy is corrected for selection if the epoch was chosen by it: chosen with one half of the attacked samples and
-    read with the other, both ways. ``is_checkpoint`` tells whether a checkpoint kept it.
+    read with the other, both ways. ``checkpoint`` is the evaluation that a checkpoint kept, if one did; where no attack
+    ran in it, ``entry`` is the most robust one.
     """
 
     reference: str
@@ -85,7 +89,33 @@ class Kept(NamedTuple):
     high: float
     is_corrected: bool = False
     ties: tuple[Evaluation, ...] = ()
-    is_checkpoint: bool = False
+    checkpoint: Evaluation | None = None
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether the epoch that the accuracy is of was kept by a checkpoint."""
+        return self.checkpoint is self.entry
+
+    def status(self, position: str = "epoch") -> str:
+        """Say what was kept, and which epoch, or step, the accuracy is of."""
+        own = f"{position} {self.entry[position]:g}"
+        if self.checkpoint is None:
+            return f"{own} most robust"
+        if self.is_checkpoint:
+            return f"{own} kept"
+        return f"{position} {self.checkpoint[position]:g} kept, not attacked; {own} most robust"
+
+    def describe(self, budget: str = "") -> str:
+        """Say in one sentence what was kept, and how robust it is."""
+        attack, at = attack_of(self.reference), f" at {budget}" if budget else ""
+        kind = "robust accuracy" if budget and attack == "all attacks" else f"accuracy under {attack}"
+        corrected = f", {CORRECTED}" if self.is_corrected else ""
+        interval = f"95 % interval {write_interval(self.low, self.high)}, n = {self.entry['samples_attacks']:g}"
+        clean = f", {write_share(self.entry['acc'])} clean" if "acc" in self.entry else ""
+        would = "" if self.checkpoint else " (RobustModelCheckpoint would keep it)"
+        text = f"{self.status()}{would}: {write_share(self.accuracy)} {kind}{at} ({interval}{corrected}){clean}"
+        names = list_names([f"{own['epoch']:g} ({write_share(own.get('acc', math.nan))})" for own in self.ties])
+        return f"{text}; not distinguishable (clean accuracy): {names}" if names else text
 
 
 def kept_epoch(
@@ -101,11 +131,12 @@ def kept_epoch(
     found = most_robust(history, reference)
     if found is None:
         return None
-    entry = next((own for own in entries if own["step"] == step), None) if checkpoint else None
-    is_chosen, is_checkpoint = entry is None or reference == by, entry is not None
-    entry = entry or found[1]
+    saved = next((own for own in history if own["step"] == step), None) if checkpoint else None
+    is_attacked = any(own is saved for own in entries)
+    entry = saved if saved is not None and is_attacked else found[1]
+    is_chosen = not is_attacked or reference == by
     low, high = interval_of(entry, reference)
-    kept = Kept(reference, entry, entry[reference], low, high, is_checkpoint=is_checkpoint)
+    kept = Kept(reference, entry, entry[reference], low, high, checkpoint=saved)
     attack, known = reference.removeprefix("adv_acc/"), dict[int, Assisted]()
     for own in entries:
         outcome = (outcomes or {}).get(int(own.get("step", -1)), {}).get(attack)

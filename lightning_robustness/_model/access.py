@@ -61,11 +61,11 @@ def try_forward(model: nn.Module, forward: Callable[..., Any], x: Tensor) -> Non
             forward(copies)
     except Exception as error:
         children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
-        example = f": `lambda module, x: module.{children[0]}(x)`" if len(children) == 1 else ""
+        example = f". If `{children[0]}` does: `forward_fn=lambda module, x: module.{children[0]}(x)`"
         raise ValueError(
             f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {tuple(x.shape)} but it "
             f"failed: {error} Let `forward` return logits, or pass `forward_fn=`, a callable that takes the module and "
-            f"inputs and returns logits{example}."
+            f"inputs and returns logits{example if len(children) == 1 else ''}."
         ) from error
 
 
@@ -168,6 +168,23 @@ class Access:
         """Return whether inputs are pixels in bytes, of which float copies are perturbed."""
         high = self.input_space.high
         return x.dtype == torch.uint8 and self.embed_fn is None and high is not None and high > 1
+
+    def as_float(self, x: Tensor, forward: Callable[..., Any] | None = None) -> Tensor:
+        """Return inputs that can be perturbed: of pixels in bytes, float copies.
+
+        With a callable from inputs to outputs, check that it returns the same for both.
+        """
+        if not self.takes_bytes(x):
+            return x
+        if forward is not None:
+            with sandbox(forward, x) as (copies,), torch.no_grad():
+                pair = [compute_logits(forward, inputs).cpu().double() for inputs in (copies, copies.float())]
+            if not torch.allclose(pair[0], pair[1], rtol=1e-4, atol=1e-4):
+                raise ValueError(
+                    "Expected the same outputs for pixels in bytes and for float copies of them, which attacks change, "
+                    "but they differ. Let `forward` scale both in the same way, such as by `x.float() / 255`."
+                )
+        return x.float()
 
     def forward(self, model: nn.Module) -> Callable[..., Any]:
         """Return the callable from inputs to outputs."""

@@ -93,6 +93,12 @@ def read_extras(
                 "Expected the third value of `batch_fn` to be a dictionary of tensors, which `forward` takes by name, "
                 f"but got {type(extras).__name__}. Leave it out, or return {{'mask': batch[2]}}, for instance."
             )
+        for name, value in extras.items():
+            if value.shape[:1] != (num_samples,):
+                raise ValueError(
+                    f"Expected the tensors in the third value of `batch_fn` to have {num_samples} rows, one per sample, but "
+                    f"{name!r} has shape {tuple(value.shape)}. Repeat it for each sample, or leave it out."
+                )
         return None, dict(extras)
     entries = _named_entries(batch)
     name = next((name for name in _INPUT_NAMES if name in entries), None)

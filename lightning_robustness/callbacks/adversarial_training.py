@@ -214,9 +214,9 @@ class AdversarialTraining(TrainingStepCallback):
         if trainer.current_epoch < settings.warmup_epochs:
             return step(batch, *args)
         x, y = read_labelled_batch(batch, self.access.batch_fn, needed_by="the attack", soft=settings.loss is None)
-        loaded = Batch(x, y, *read_extras(batch, self.access.batch_fn, len(x)))
+        loaded = self.as_floats(pl_module, Batch(x, y, *read_extras(batch, self.access.batch_fn, len(x))))
         index = (self._num_batches - 1) * trainer.world_size + trainer.global_rank
-        clean = loaded._replace(x=self._embed(pl_module, x))
+        clean = loaded._replace(x=self._embed(pl_module, loaded.x))
         rows = self._choose_rows(x, index)
         x_adv = self._attack(pl_module, clean if rows is None else clean.rows(rows), index)
         if settings.loss is None:

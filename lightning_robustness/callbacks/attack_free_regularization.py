@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from lightning_robustness._arguments import check_integer, check_name, check_number, check_option
+from lightning_robustness._arguments import check_integer, check_number, check_option
 from lightning_robustness._isolation.sandbox import is_compiled, is_sandboxed
+from lightning_robustness._lightning.settings import check_prefix
 from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss, log_mean
 from lightning_robustness._model.access import Access, as_classes, compute_logits
 from lightning_robustness._model.batch import Batch, require_labels
@@ -40,7 +41,7 @@ class _Settings:
         if self.num_products is not None:
             check_integer("num_products", self.num_products, minimum=1)
         check_integer("boundary_rivals", self.boundary_rivals, minimum=1)
-        check_name("prefix", self.prefix)
+        check_prefix(self.prefix)
 
 
 class AttackFreeRegularization(TrainingStepCallback):
@@ -139,9 +140,9 @@ class AttackFreeRegularization(TrainingStepCallback):
     def around_training_step(
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
-        loaded = self.access.read(batch)
+        loaded = self.as_floats(pl_module, self.access.read(batch))
         if self.settings.rdi_weight:
-            self._listen(pl_module, loaded.first(2))
+            self._listen(pl_module, loaded.first(3))  # two would pass for inputs and labels
         output = step(batch, *args)
         loss = find_loss(output)
         if loss is not None:

@@ -1,6 +1,5 @@
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +24,8 @@ from lightning_robustness._lightning.guard import (
 from lightning_robustness._lightning.patience import Count, LearningRateWait, Series
 from lightning_robustness._measurement.keys import attack_free_metrics
 from lightning_robustness._processes import rank_zero_warn
+
+_ON_BAR = "patience waits for"
 
 
 class RobustEarlyStopping(EarlyStopping):
@@ -130,15 +131,18 @@ class RobustEarlyStopping(EarlyStopping):
         self._reference: tuple[str, Series] | None = None
         self._waiting = ""
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
-        # Score, value of the guard, whether that was a new best, and whether it counts, of the evaluation under way
-        # and of each one before
-        self._current: tuple[float, float, bool, Count] = (math.nan, math.nan, False, Count())
+        # Score, value of the guard, whether that was a new best, and whether it counts
         self._evaluations: list[tuple[float, float, bool, Count]] = []
 
     @property
     def waiting(self) -> str:
         """What stands between the run and a stop; empty if nothing but the patience of the value does."""
         return self._waiting
+
+    @property
+    def waited(self) -> str:
+        """What patience has waited for, and until which epoch; empty if it has not waited, or still does."""
+        return self._wait.past
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -177,12 +181,15 @@ class RobustEarlyStopping(EarlyStopping):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._evaluations or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        message = describe_missing(trainer, self, self.monitor)
-        if self._is_required:
-            raise RuntimeError(message)
-        rank_zero_warn(message)
+        trainer.progress_bar_metrics.pop(_ON_BAR, None)
+        keys = {} if self._evaluations else {self.monitor: self._is_required}
+        if self._reference is not None and math.isinf(self._reference[1].best):
+            keys[self._reference[0]] = False
+        for key, is_required in keys.items() if not trainer.fast_dev_run else ():  # type: ignore[attr-defined]
+            message = describe_missing(trainer, self, key)
+            if is_required:
+                raise RuntimeError(message)
+            rank_zero_warn(message)
 
     @override
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
@@ -199,30 +206,32 @@ class RobustEarlyStopping(EarlyStopping):
         if self._reference is not None and reference is not None:
             self._reference[1].add(reference, count)
         if value is not None:
-            self._current = value, self._guard.value(trainer), self._guard.has_improved, count
+            self._evaluations.append((value, self._guard.value(trainer), self._guard.has_improved, count))
+            self._guard.settle()
             super()._run_early_stopping_check(trainer)
         self._say(trainer, count)
 
     @override
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        value, guard_value, _, count = self._current
+        value, guard_value, _, count = self._evaluations[-1]
         current = torch.full_like(current, value)  # of all processes
-        self.best_score, self.wait_count = self._replay(current.device)
-        settings: dict[str, Any] = {}
-        if not self._guard.admits(guard_value):
-            never = math.inf if self.mode == "max" else -math.inf
-            settings |= {"stopping_threshold": None, "min_delta": never}
-        self._evaluations.append(self._current)
-        _, wait = self._replay(current.device)
-        if count.counts and self._is_confirmed and wait >= max(self.patience, 1):
-            self.wait_count = wait - 1
-        else:
-            settings["patience"] = self.wait_count + 2  # out of reach
-        with self._changed(settings):
-            should_stop, reason = super()._evaluate_stopping_criteria(current)
-        self.wait_count = wait
-        self._guard.settle()
-        return should_stop, reason
+        before, series = self._replay(self._evaluations[:-1]), self._replay(self._evaluations)
+        self.best_score = torch.full_like(current, before.best)
+        message = self._improvement_message(current) if series.best != before.best else None
+        self.best_score, self.wait_count = torch.full_like(current, series.best), series.wait
+        threshold, divergence = self.stopping_threshold, self.divergence_threshold
+        if threshold is not None and self._guard.admits(guard_value) and self.monitor_op(current, threshold):
+            return self._stop("STOPPING_THRESHOLD", f"{value:.3g} is better than `stopping_threshold`")
+        if divergence is not None and self.monitor_op(-current, -divergence):
+            return self._stop("DIVERGENCE_THRESHOLD", f"{value:.3g} is worse than `divergence_threshold`")
+        if count.counts and self._is_confirmed and series.wait >= max(self.patience, 1):
+            return self._stop("PATIENCE_EXHAUSTED", f"no better than {series.best:.3g} in {series.wait} evaluations")
+        return False, message
+
+    def _stop(self, kind: str, reason: str) -> tuple[bool, str]:
+        if hasattr(self, "stopping_reason"):  # older releases have none
+            self.stopping_reason = type(self.stopping_reason)[kind]
+        return True, f"{self.monitor}: {reason}, so training stops."
 
     @property
     def _is_confirmed(self) -> bool:
@@ -241,42 +250,33 @@ class RobustEarlyStopping(EarlyStopping):
                 "RobustnessMonitor run an attack, whose robust accuracy then confirms it."
             )
             return None
+        check_awaited(trainer, self, key)
         if self._reference is not None and self._reference[0] == key:
             return self._reference
         return key, Series(mode_of(key, None if split_key(key)[1] else "max") == "max")
 
     def _say(self, trainer: Trainer, count: Count) -> None:
-        """Say what the run waits for, when that changes."""
-        status = ""
+        """Say what the run waits for, on the progress bar, and in the log when that changes."""
+        status, short = "", ""
         if not count.counts:
             status = self._wait.describe(trainer)
+            short = "learning rate" if self._wait.start_from_epoch is None else f"epoch {self._wait.start_from_epoch}"
         elif self._reference is not None and (self.wait_count >= self.patience) != self._is_confirmed:
             waits_for, other = self.monitor, self._reference[0]
             if self.wait_count >= self.patience:
                 waits_for, other = other, waits_for
-            status = f"{other} has stopped improving; training goes on until {waits_for} has too"
+            status, short = f"{other} has stopped improving; training continues until {waits_for} has too", waits_for
         kind, was = status.partition("(")[0], self._waiting.partition("(")[0]
         if status and kind != was:
             rank_zero_info(f"RobustEarlyStopping: {status}.")
         self._waiting = status
+        trainer.progress_bar_metrics.pop(_ON_BAR, None)
+        if short:  # bars take texts too
+            trainer.progress_bar_metrics[_ON_BAR] = short  # type: ignore[assignment]
 
-    def _replay(self, device: torch.device) -> tuple[Tensor, int]:
-        """Return the best score and the evaluations since then, as if there had been no others than the candidates."""
-        best, wait = torch.tensor(-math.inf if self.mode == "max" else math.inf, device=device), 0
-        for score, guard_value, has_improved, count in self._evaluations:
-            value = torch.tensor(score, device=device)
-            is_better = self._guard.admits(guard_value) and bool(self.monitor_op(value - self.min_delta, best))
-            best = value if is_better else best
-            if not count.counts:
-                continue
-            wait = 0 if is_better or has_improved else 1 if count.restarts else wait + 1
-        return best, wait
-
-    @contextmanager
-    def _changed(self, settings: dict[str, Any]) -> Iterator[None]:
-        before = {name: getattr(self, name) for name in settings}
-        vars(self).update(settings)
-        try:
-            yield
-        finally:
-            vars(self).update(before)
+    def _replay(self, evaluations: Sequence[tuple[float, float, bool, Count]]) -> Series:
+        """Return the evaluations as if there had been no others than the candidates."""
+        series = Series(self.mode == "max", self.min_delta)
+        for value, guard_value, has_improved, count in evaluations:
+            series.add(value, count, self._guard.admits(guard_value), has_improved)
+        return series

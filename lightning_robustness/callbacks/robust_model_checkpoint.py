@@ -20,6 +20,7 @@ from lightning_robustness._lightning.guard import (
     new_value,
     split_key,
 )
+from lightning_robustness._lightning.trainer import logged_in_this_epoch
 from lightning_robustness._measurement.statistics import TIE_MARGIN, preference
 from lightning_robustness._processes import rank_zero_warn
 
@@ -93,7 +94,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
         # Value, and that of the guard, of every epoch that was a candidate, kept or not
         self._evaluations: list[tuple[float, float]] = []
         self._best = -math.inf
-        self._has_seen_value = False
+        self._seen = set[str]()  # "key" was logged in validation, "trigger" of a checkpoint, finite "value" at one
         self._is_due = False
 
     @property
@@ -134,6 +135,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._guard.observe(trainer)
+            self._seen |= {"key"} if self.monitor in logged_in_this_epoch(trainer) else set()
         super().on_validation_end(trainer, pl_module)
         if self._is_due and not self._should_skip_saving_checkpoint(trainer):
             self._is_due = False
@@ -147,8 +149,17 @@ class RobustModelCheckpoint(ModelCheckpoint):
             candidates["epoch"] = torch.tensor(max(trainer.current_epoch - 1, 0))  # it is one ahead by now
             self._judge(trainer, candidates, last_value(trainer, str(self.monitor)))
         super().on_train_end(trainer, pl_module)
-        if not self._has_seen_value and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            rank_zero_warn(f"{describe_missing(trainer, self, str(self.monitor))} No checkpoint was kept.")
+        if "value" not in self._seen and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            reason = describe_missing(trainer, self, str(self.monitor))
+            saw = f"{type(self).__name__} saw {self.monitor!r} in validation"
+            if "trigger" in self._seen and "key" in self._seen:
+                reason = f"{saw}, but not as a finite value when a checkpoint was due."
+            elif "key" in self._seen:
+                reason = (
+                    f"{saw}, but no checkpoint was due in this run. Pass a smaller `every_n_epochs`, "
+                    "`every_n_train_steps` or `train_time_interval`."
+                )
+            rank_zero_warn(f"{reason} No checkpoint was kept.")
 
     @override
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
@@ -172,9 +183,11 @@ class RobustModelCheckpoint(ModelCheckpoint):
 
     def _judge(self, trainer: Trainer, monitor_candidates: dict[str, Tensor], score: float | None) -> None:
         """Save a checkpoint if the epoch is a candidate and among the best."""
+        self._seen.add("trigger")
         if score is None:
             return
-        self._has_seen_value, self._guard_value = True, self._guard.value(trainer)
+        self._seen.add("value")
+        self._guard_value = self._guard.value(trainer)
         if self.save_top_k == 0:
             return
         if self._guard.admits(self._guard_value):

@@ -16,11 +16,7 @@ from lightning_robustness._lightning.run import Run
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.sinks import announce_values, close_table
 from lightning_robustness._lightning.summary import RunSummary, run_page
-from lightning_robustness._lightning.trainer import (
-    check_validation,
-    is_sharded,
-    is_spawned,
-)
+from lightning_robustness._lightning.trainer import check_takes_batch, check_validation, is_sharded, is_spawned
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.keys import tag
 from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, Plan, name_final_attack
@@ -223,6 +219,7 @@ class RobustnessMonitor(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._is_fitting, self.late_keys = stage == "fit", set()
+        check_takes_batch(pl_module, "test_step" if stage == "test" else "validation_step", self)
         if self._is_fitting:
             check_validation(trainer)
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -290,24 +287,28 @@ class RobustnessMonitor(Callback):
             return
         if not run.has_seen_data:
             run.faults.warn("there was no validation epoch to watch in this run.", key="validation")
-        self._attack_at_the_end(run, trainer)
+        with run.faults.skipping("attacks at the end of training are left out"):
+            self._attack_at_the_end(run, trainer)
         if self.history:
             with run.faults.skipping("the HParams tab lacks the values", is_raised_early=True):
                 close_table(trainer, run.settings)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._run is not None and self.history:  # checkpoints have judged what came last
+        if self._run is None or not self.history:
+            return
+        with self._run.faults.skipping("the summary of the run is left out"):  # checkpoints have judged what came last
             self._record.close(trainer, self._run.prefix, self._run.faults.left_out)
             rank_zero_info(f"RobustnessMonitor:\n{self.summary()}")
             self._run.board.show_summary(self.summary().lines(), self.history, self._record.history.kept())
 
     def _attack_at_the_end(self, run: Run, trainer: Trainer) -> None:
         missing = [name for name in self._record.schedule.missing(trainer) if name in run.settings.plan.attacks]
-        if not (missing or run.settings.final) or not run.has_sample:
+        if not (missing or run.settings.final):
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
-        if not (found := run.attack_at_the_end(missing))[0]:
+        found = run.attack_at_the_end(missing)
+        if not found[0]:
             return
         values = self._add(run, trainer, found, missing)
         logged = {tag(run.prefix, key): value for key, value in values.items()}
@@ -340,11 +341,14 @@ class RobustnessMonitor(Callback):
 
     def _add(self, run: Run, trainer: Trainer, found: _Found, attacks: list[str]) -> dict[str, float]:
         """Add the values of an evaluation to the record, and show the run so far."""
-        added = self._record.add(trainer, run.epoch, *found, attacks)
-        if trainer.state.fn != "fit":
-            return added
-        for key, message in find_distrust(trainer, run.prefix, self._record.trust) if attacks else ():
-            run.faults.warn(message, key)
-        taken = run.board.show_history(self.history, added, self._record.history.kept())
-        self._record.add_seconds(taken)
-        return added | {"seconds/figures": added.get("seconds/figures", 0.0) + taken}
+        added = dict(found[0])
+        with run.faults.skipping("trust and the picture of the run are left out", is_raised_early=True):
+            added = self._record.add(trainer, run.epoch, *found, attacks)
+            if trainer.state.fn != "fit":
+                return added
+            for key, message in find_distrust(trainer, run.prefix, self._record.trust) if attacks else ():
+                run.faults.warn(message, key)
+            taken = run.board.show_history(self.history, added, self._record.history.kept())
+            self._record.add_seconds(taken)
+            added["seconds/figures"] = added.get("seconds/figures", 0.0) + taken
+        return added

@@ -16,7 +16,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # that of `tqdm.auto` beg
 
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement.feature_pass import OUTPUT, FeaturePass, Features
-from lightning_robustness._measurement.inspection import Found, agree, largest_logits
+from lightning_robustness._measurement.inspection import Found, agree, outputs_of
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import (
     FixedSample,
@@ -267,8 +267,8 @@ def _check_data(passed: Passed, fingerprint: DataFingerprint, processes: Process
     if passed.found is not None:  # weights do not say which activation there is, or what a closure holds
         few = passed.take(2**62).select(passed.take(2**62).positions.argsort()[:_NUM_OUTPUTS])
         with processes.step():
-            own = largest_logits(passed.subject, few, _NUM_OUTPUTS)
-        outputs = Rows.join(processes.gather([own]))[OUTPUT][:_NUM_OUTPUTS]
+            own = outputs_of(passed.subject, few, _NUM_OUTPUTS)
+        outputs = Rows.join(processes.gather([own]))[OUTPUT][:_NUM_OUTPUTS, 0]
         facts["largest logits of the first samples"] = " ".join(f"{value:.6g}" for value in outputs.tolist())
     folder.check(facts)
 

@@ -108,9 +108,11 @@ class InputJacobian:
         while self._ways:
             try:
                 result = self._ways[0](direction).to(v.dtype) * size
-                # Some operations silently drop derivatives that they do not support; u^T J J^T u reveals it
-                tolerance = 10 * torch.finfo(self._logits.dtype).eps ** 0.5
-                if (((u * result).sum(dim=1) - squared_norm).abs() <= tolerance * squared_norm).all():
+                # Some operations silently drop derivatives that they do not support; u^T J J^T u reveals it, up to the
+                # rounding error of the sum, which is all of it where u is in the null space of J^T
+                rounding = 10 * self.rounding * _length(u) * _length(result)
+                tolerance = 10 * torch.finfo(self._logits.dtype).eps ** 0.5 * squared_norm + rounding
+                if (((u * result).sum(dim=1) - squared_norm).abs() <= tolerance).all():
                     return result
             except torch.OutOfMemoryError:
                 raise
@@ -160,6 +162,10 @@ class InputJacobian:
         with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
             dual = forward_ad.unpack_dual(self._function(forward_ad.make_dual(self._perturbation.detach(), v)))
             return torch.zeros_like(self._logits) if dual.tangent is None else dual.tangent
+
+
+def _length(vectors: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vectors, dim=1)
 
 
 def _size(vectors: Tensor) -> Tensor:

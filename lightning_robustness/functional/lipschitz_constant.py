@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import check_option
-from lightning_robustness._numbers import at_least_float32
+from lightning_robustness._numbers import at_least_float32, decompose
 from lightning_robustness.functional._fisher_estimators import FisherOperator
 from lightning_robustness.functional._jacobian import InputJacobian, opened
 from lightning_robustness.input_space import InputSpace
@@ -68,7 +68,7 @@ def lipschitz_constant(
         operator = FisherOperator(jacobian)
         if norm == "spectral":  # the Jacobian of p is diag(sqrt(p)) L J
             gram = operator.sqrt_p.unsqueeze(1) * operator.gram() * operator.sqrt_p.unsqueeze(2)
-            return torch.linalg.eigvalsh(gram)[:, -1].clamp(min=0).sqrt().to(jacobian.logits.dtype)
+            return decompose(torch.linalg.eigvalsh, gram)[:, -1].clamp(min=0).sqrt().to(jacobian.logits.dtype)
         norms = []
         for k, root in enumerate(operator.sqrt_p.unbind(dim=1)):
             unit = torch.zeros_like(operator.p).index_fill(1, torch.tensor([k], device=x.device), 1.0)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_robustness._arguments import check_classes, check_labels, check_not_empty, check_tensor
-from lightning_robustness._isolation.sandbox import find_modules
+from lightning_robustness._isolation.references import find_modules
 from lightning_robustness._model.access import compute_logits
 from lightning_robustness._numbers import at_least_float32
 from lightning_robustness.attacks import PGD

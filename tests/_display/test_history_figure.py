@@ -8,6 +8,7 @@ from PIL import Image
 
 from lightning_robustness._display.drawing import render
 from lightning_robustness._display.run_figures import history_figure
+from lightning_robustness._measurement.verdict import kept_epoch
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 HISTORY = (
@@ -21,7 +22,7 @@ HISTORY = (
 
 
 def title(figure):
-    return figure.texts[0].get_text()
+    return figure.texts[0].get_text().replace("\n", " ")
 
 
 def curves(axis):
@@ -97,11 +98,24 @@ def test_bands_are_confidence_intervals():
             assert (drawn.min(), drawn.max()) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
-def test_epochs_with_all_attacks_are_marked_where_not_all_have_them():
-    some = [entry | ({"adv_acc/worst": 0.1} if entry["epoch"] in (0, 3) else {}) for entry in RISING]
-    assert curves(history_figure(some, "").axes[0])["all attacks"] == [(0, 0.0), (3, 0.0)]
-    every = [entry | {"adv_acc/worst": 0.1} for entry in RISING]
-    assert "all attacks" not in curves(history_figure(every, "").axes[0])
+def test_the_picture_is_legible_in_a_card_of_350_pixels():
+    worst = [entry | {"adv_acc/worst": 0.1, "adv_acc/square": 0.2, "boundary_acc": 0.5} for entry in RISING]
+    kept = kept_epoch([entry | {"rdi": 0.5} for entry in RISING] + [{"epoch": 4, "step": 40}], None, ("rdi", 40))
+    figure = history_figure(worst, "test_robustness", kept=kept)
+    render(figure)
+    scale = 350 / figure.get_size_inches()[0] / 72  # pixels per point
+    texts = [
+        *figure.texts,
+        *figure.axes[0].get_legend().get_texts(),
+        *(text for ax in figure.axes for text in ax.texts),
+    ]
+    ticks = [text for axis in figure.axes for text in (*axis.get_xticklabels(), *axis.get_yticklabels())]
+    assert min(text.get_fontsize() for text in (*texts, *ticks)) * scale >= 12
+    for text in texts:  # nothing is cut off
+        box = text.get_window_extent()
+        assert box.x0 >= 0, text
+        assert box.x1 <= figure.bbox.width, text
+        assert box.y1 <= figure.bbox.height, text
 
 
 def test_lines_can_be_told_apart():

@@ -1,6 +1,7 @@
 import itertools
 import random
 import weakref
+from collections import UserDict, UserList
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from lightning_robustness._isolation import module_state
-from lightning_robustness._isolation.leaks import find_leaks
+from lightning_robustness._isolation.sandbox import find_leaks, sandbox
 from tests._isolation.test_module_state import CHANGES, Lazy, Stateful, frozen
 
 
@@ -111,3 +112,201 @@ def test_a_dead_proxy_is_not_asked():
     network.proxy = weakref.proxy(other)
     del other
     assert find_leaks(network, torch.rand(2, 4)) == []
+
+
+LIST, COUNT, TENSOR, OBJECT = [], 0, torch.zeros(4), Memory()
+GENERATORS = {"torch": torch.Generator(), "numpy": np.random.default_rng(0)}
+PYTHON = random.Random(0)
+
+
+def count():
+    global COUNT
+    COUNT += 1
+
+
+class Shared:
+    rows = []  # noqa: RUF012
+
+
+class Variable(nn.Linear):
+    """A network whose ``forward`` changes what is not its own."""
+
+    number, seen, total = 0, [], torch.zeros(4)
+
+    def __init__(self):
+        super().__init__(4, 3)
+
+
+class GlobalList(Variable):
+    def forward(self, x):
+        LIST.append(1)
+        return super().forward(x)
+
+
+class GlobalTensor(Variable):
+    def forward(self, x):
+        TENSOR.add_(x[0])
+        return super().forward(x)
+
+
+class GlobalObject(Variable):
+    def forward(self, x):
+        OBJECT.write(x)
+        return super().forward(x)
+
+
+class Helper(Variable):
+    def forward(self, x):
+        count()
+        return super().forward(x)
+
+
+class InMethod(Helper):
+    def forward(self, x):
+        return self.half(x)
+
+    def half(self, x):
+        return next(super(InMethod, self).forward(x) for _ in range(1))
+
+
+class ClassAttributes(Variable):
+    def forward(self, x):
+        type(self).number += 1
+        self.seen.append(1)
+        self.total.add_(x[0])
+        return super().forward(x)
+
+
+class OtherClass(Variable):
+    def forward(self, x):
+        Shared.rows.append(1)
+        return super().forward(x)
+
+
+class Default(Variable):
+    def forward(self, x, cache={}):  # noqa: B006
+        cache[len(cache)] = x
+        return super().forward(x)
+
+
+class Nested(Variable):
+    def forward(self, x):
+        def note():
+            LIST.append(1)
+
+        note()
+        return super().forward(x)
+
+
+def closure():
+    rows = []
+
+    class Closure(Variable):
+        def forward(self, x):
+            rows.append(1)
+            return super().forward(x)
+
+    return Closure()
+
+
+VARIABLES = {
+    "a list of the file": (GlobalList, ["LIST"]),
+    "a tensor of the file": (GlobalTensor, ["TENSOR"]),
+    "an object of the file": (GlobalObject, ["OBJECT"]),
+    "a number that a function changes": (Helper, ["COUNT"]),
+    "a number that the function of a method changes": (InMethod, ["COUNT"]),
+    "attributes of the class": (ClassAttributes, ["number", "seen", "total"]),
+    "an attribute of another class": (OtherClass, ["rows"]),
+    "a default": (Default, ["__defaults__"]),
+    "a variable of a nested function": (Nested, ["LIST"]),
+    "a variable of a closure": (closure, ["rows"]),
+}
+
+
+@pytest.mark.parametrize(("make", "expected"), VARIABLES.values(), ids=VARIABLES)
+def test_variables_that_forward_changes_are_named(make, expected):
+    network = make()
+    for model in (network, nn.Sequential(network), lambda x: network(x)):
+        leaks = find_leaks(model, torch.rand(2, 4))
+        assert len(leaks) == len(expected)
+        assert all(leak.endswith(f".{name}") for leak, name in zip(leaks, expected, strict=True))
+
+
+def test_variables_that_a_function_changes_are_named():
+    network, rows = nn.Linear(4, 3), []
+
+    def forward(x):
+        rows.append(1)
+        return network(x)
+
+    leaks = find_leaks(forward, torch.rand(2, 4))
+    assert [leak.split(".")[-1] for leak in leaks] == ["rows"]
+    forward = SimpleForward(network)
+    assert find_leaks(forward, torch.rand(2, 4)) == ["SimpleForward.calls"]
+
+
+class SimpleForward:
+    def __init__(self, network):
+        self.network, self.calls = network, 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return self.network(x)
+
+
+class Noisy(Variable):
+    """Draws from generators of the file, of the class and of a closure, and through a function."""
+
+    generator = torch.Generator()
+
+    def forward(self, x):
+        x = x + torch.rand(4, generator=GENERATORS["torch"]) + torch.rand(4, generator=self.generator)
+        return super().forward(x + GENERATORS["numpy"].random() + draw())
+
+
+def draw():
+    return PYTHON.random()
+
+
+def states():
+    return [
+        GENERATORS["torch"].get_state().tolist(),
+        Noisy.generator.get_state().tolist(),
+        GENERATORS["numpy"].bit_generator.state,
+        PYTHON.getstate(),
+    ]
+
+
+def test_generators_that_forward_refers_to_are_put_back():
+    network, before = Noisy(), states()
+    for model in (network, nn.Sequential(network), network.forward, lambda x: network(x) + draw()):
+        with sandbox(model, torch.rand(2, 4)) as (x,):
+            model(x)
+            assert all(state != other for state, other in zip(states(), before, strict=True))
+        assert states() == before
+        assert find_leaks(model, torch.rand(2, 4)) == []
+
+
+class CountingDict(UserDict):
+    pass
+
+
+@pytest.mark.parametrize("make", [UserDict, CountingDict])
+def test_user_dictionaries_are_put_back(make):
+    network = Stateful(lambda: make(a=torch.zeros(4)), lambda n, x: (n.state.update(b=1), n.state["a"].add_(1)))
+    assert find_leaks(network, torch.rand(2, 4)) == []
+    assert list(network.state) == ["a"]
+    assert network.state["a"].tolist() == [0.0] * 4
+
+
+def test_user_lists_are_put_back():
+    network = Stateful(lambda: UserList([1]), lambda n, x: n.state.append(2))
+    assert find_leaks(network, torch.rand(2, 4)) == []
+    assert network.state == [1]
+
+
+@pytest.mark.parametrize("make", [UserDict, UserList])
+def test_long_user_containers_are_named(make):
+    state = make(dict.fromkeys(range(20000), 0)) if make is UserDict else make([0] * 20_000)
+    network = Stateful(lambda: state, lambda n, x: n.state.__setitem__(5, 1 + n.state[5]))
+    assert find_leaks(network, torch.rand(2, 4)) == ["state.data"]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness._isolation.sandbox import find_modules, is_compiled, is_sandboxed, sandbox
+from lightning_robustness._isolation.references import find_modules
+from lightning_robustness._isolation.sandbox import is_compiled, is_sandboxed, sandbox
 from lightning_robustness.attacks import PGD, run_attack
 
 

@@ -266,9 +266,10 @@ def test_masking_signs(logger):
     assert shown_lines(logger, "masking_signs") == (2, [f"zero_gradients: {line}", f"other: {line}"])
 
 
-@given(st.text(alphabet="ab<>&|=' \n()-"))
+@given(st.text(alphabet="ab<>&|=' \n()-*_[]#`\\!~"))
 @example("<a> &lt;")
 @example("\n- b")
+@example("**a** _b_ `a` [b](a) # a")
 def test_texts_are_shown_as_they_are(text):
     page = markdown_to_safe_html(markdown_list([("name", f"x{text}x")]))
     shown = html.unescape(re.sub("<[^<>]+>", lambda tag: "\n" if "br" in tag[0] else "", page))
@@ -547,7 +548,7 @@ def test_mlflow(examples):
     assert "- **seed**: 0\n" in settings[2]
     assert signs[1] == "fold_1-robustness/masking_signs.md"
     assert picture == ("run", "fold_1-robustness/examples/pgd", 4, examples_figure(examples, "pgd", 0).shape)
-    assert run == ("run", "fold_1-robustness", 4, (360, 504, 3))
+    assert run == ("run", "fold_1-robustness", 4, (396, 432, 3))
 
 
 def test_others_get_nothing(examples, monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import RobustEarlyStopping
+from tests.callbacks.modules import make_trainer
 
 NUM_BATCHES = 4
 
@@ -156,6 +157,49 @@ def test_waiting_is_seen(tmp_path, caplog):
     _, stopping = last_epoch(tmp_path, Flat(make))
     waiting = [record.message for record in caplog.records if "patience waits" in record.message]
     assert len(waiting) == 1
-    assert "learning rate (1 of its peak)" in waiting[0]
+    assert "learning rate (1.0 of its peak)" in waiting[0]
     assert "epoch 30" in waiting[0]
-    assert stopping.waiting == ""
+    assert (stopping.waiting, stopping.waited) == ("", "patience waited for the learning rate until epoch 10")
+    assert last_epoch(tmp_path, Flat())[1].waited == ""
+
+
+class Bar(L.Callback):
+    """Remembers what a progress bar would show during each epoch."""
+
+    def __init__(self):
+        self.shown = []
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.shown.append(trainer.progress_bar_metrics.get("patience waits for"))
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "text"), [({}, 10, "learning rate"), ({"start_from_epoch": 4}, 4, "epoch 4")]
+)
+def test_waiting_is_on_the_progress_bar_while_it_lasts(tmp_path, options, first, text):
+    make, bar = by_epoch(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), Bar()
+    last_epoch(tmp_path, Flat(make), callbacks=[bar], **options)
+    assert bar.shown == [None, *[text] * first, *[None] * (len(bar.shown) - first - 1)]
+
+
+class Both(Flat):
+    """Logs an attack-free value in each epoch, and robust accuracy in every third."""
+
+    def __init__(self, make, offset):
+        super().__init__(make)
+        self.offset = offset
+
+    def validation_step(self, batch, batch_idx):
+        self.log("robustness/rdi", 0.5)
+        if self.current_epoch % 3 == self.offset:
+            super().validation_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_a_fall_of_the_rate_restarts_the_count_of_a_value_that_comes_later(tmp_path, offset):
+    make = by_epoch(lambda o: lr_scheduler.MultiStepLR(o, [4, 12], gamma=0.1))
+    stopping = RobustEarlyStopping("robustness/rdi", patience=4, guard=None, confirm="robustness/adv_acc/pgd")
+    trainer = make_trainer(tmp_path, stopping, max_epochs=40, num_sanity_val_steps=0)
+    loader = DataLoader(TensorDataset(torch.zeros(NUM_BATCHES, 1)))
+    trainer.fit(Both(make, offset), loader, loader)
+    assert trainer.current_epoch - 1 == 21 + offset  # the fourth evaluation of robust accuracy since epoch 12

@@ -12,6 +12,7 @@ def entry(epoch, accuracy, **values):
     return {"epoch": epoch, "step": 9 * epoch, "acc": 0.75, "rdi": 0.1 * epoch, "adv_acc/worst": accuracy} | values
 
 
+WOULD = "most robust (RobustModelCheckpoint would keep it)"
 HISTORY = [entry(epoch, (epoch + 1) / 10, samples_attacks=100.0, masking=0.0) for epoch in range(6)]
 
 
@@ -20,7 +21,7 @@ def verdict(history, budget="8/255"):
 
 
 def test_verdict_names_the_most_robust_epoch():
-    expected = "Epoch 5 is the most robust: 60.0 % robust accuracy at 8/255 (50-69 %, n = 100), 75.0 % clean"
+    expected = f"Epoch 5 {WOULD}: 60.0 % robust accuracy at 8/255 (95 % interval 50-69 %, n = 100), 75.0 % clean"
     assert verdict(HISTORY) == f"{expected}; no signs of masked gradients."
     masked = [*HISTORY[:-1], HISTORY[-1] | {"masking": 1.0}]
     assert verdict(masked) == f"{expected}; signs of masked gradients in epochs 5, so the true value may be lower."
@@ -31,9 +32,9 @@ def test_verdict_names_the_most_robust_epoch():
 def test_verdict_without_all_attacks():
     history = [{"epoch": 0, "step": 9, "adv_acc/pgd": 0.5, "samples_attacks": 100.0}]
     assert verdict(history).startswith(
-        "Epoch 0 is the most robust: 50.0 % accuracy under pgd at 8/255 (40-60 %, n = 100)"
+        f"Epoch 0 {WOULD}: 50.0 % accuracy under pgd at 8/255 (95 % interval 40-60 %, n = 100)"
     )
-    assert verdict(history, "").startswith("Epoch 0 is the most robust: 50.0 % accuracy under pgd (40-60 %, n = 100);")
+    assert verdict(history, "").startswith(f"Epoch 0 {WOULD}: 50.0 % accuracy under pgd (95 % interval 40-60 %")
     assert verdict([{"epoch": 0, "step": 9, "rdi": 0.5}]) == (
         "The most robust of 1 evaluations is unknown, as no attack ran."
     )
@@ -63,7 +64,7 @@ def test_monitor_writes_its_page(tmp_path):
     page = monitor.to_html(tmp_path / "run.html")
     assert Path(tmp_path / "run.html").read_text() == page
     assert "<h1>Training run, a&lt;b&gt;</h1>" in page
-    assert "a<b>: epoch 5 most robust, 60.0 % under all attacks" in html.unescape(page)
+    assert "a<b>: epoch 5 most robust, 60.0 % under all" in html.unescape(page)
     assert verdict(HISTORY) in html.unescape(page).replace("\u00a0", " ").replace("\u2011", "-")
     assert page.count("<svg") == 1
 

@@ -4,7 +4,9 @@ import pytest
 import scipy.stats
 
 from lightning_robustness import InputSpace, RobustModelCheckpoint
-from lightning_robustness._lightning.summary import RunSummary
+from lightning_robustness._display.run_figures import history_figure
+from lightning_robustness._lightning.summary import RunSummary, run_verdict
+from lightning_robustness._measurement.verdict import kept_epoch
 from tests.callbacks.test_robust_model_checkpoint import fit
 
 ACC = [0.60, 0.95, 0.94, 0.93, 0.95, 0.95]
@@ -38,8 +40,11 @@ def test_five_lines():
     tau = scipy.stats.kendalltau(RDI, ROBUST).statistic
     summary = RunSummary.of(history(), notes=["ROBY failed"])
     titles, texts = zip(*summary.lines(), strict=True)
-    assert titles == ("kept epoch", "attack-free values", "gradient masking", "waited for, given up", "watching took")
-    assert texts[0].startswith("2, accuracy 55.0 % under pgd (95 % interval 48.1 to 61.7, 200 samples), 94.0 % clean")
+    assert titles == ("verdict", "attack-free values", "gradient masking", "waited for, given up", "watching took")
+    assert texts[0] == (
+        "epoch 2 most robust (RobustModelCheckpoint would keep it): 55.0 % accuracy under pgd (95 % interval 48-62 %, "
+        "n = 200), 94.0 % clean"
+    )
     assert f"RDI contradicted them (tau {tau:+.2f}, its epoch 45.0 points lower)" in texts[1]
     assert "Fisher information followed the attacks (tau +1.00, its epoch 0.0 points lower)" in texts[1]
     assert "by pgd in 6 evaluations" in texts[2]
@@ -66,8 +71,29 @@ def test_signs_of_masking_and_the_worst_case():
     rows = history(**{"adv_acc/worst": ROBUST})
     rows[3]["masking"] = rows[5]["masking"] = 1.0
     text = str(RunSummary.of(rows))
-    assert "accuracy 55.0 % under all attacks" in text
+    assert "55.0 % accuracy under all attacks" in text
     assert "signs in epochs 3, 5: accuracy under attack is too high" in text
+
+
+def test_an_epoch_that_was_kept_without_an_attack_is_named_as_such():
+    rows = history()
+    for epoch in (1, 3, 4):
+        del rows[epoch]["adv_acc/pgd"]
+    kept = kept_epoch(rows, checkpoint=("rdi", 30))
+    summary = RunSummary.of(rows, kept=kept)
+    assert (summary.epoch, summary.accuracy) == (2, 0.55)
+    start = "epoch 3 kept, not attacked; epoch 2 most robust"
+    assert dict(summary.lines())["verdict"].startswith(f"{start}: 55.0 % accuracy under pgd")
+    assert run_verdict(summary, rows, "").startswith(f"E{start[1:]}: 55.0 %")
+    figure = history_figure(rows, "robustness", kept=kept)
+    assert figure.texts[0].get_text().replace("\n", " ") == f"robustness: {start}, 55.0 % under pgd"
+    assert [line.get_xdata() for line in figure.axes[1].lines][-1] == [3, 3]
+
+
+def test_an_epoch_that_was_kept_with_its_attack():
+    kept = kept_epoch(history(), checkpoint=("rdi", 30))
+    assert kept.is_checkpoint
+    assert dict(RunSummary.of(history(), kept=kept).lines())["verdict"].startswith("epoch 3 kept: 50.0 % accuracy")
 
 
 def test_few_evaluations_have_no_trust():
@@ -78,10 +104,10 @@ def test_few_evaluations_have_no_trust():
 
 def test_without_attacks():
     lines = dict(RunSummary.of([{"epoch": 0, "rdi": 0.5, "seconds/features": 0.01}]).lines())
-    assert lines["kept epoch"] == "not known, as no attack ran"
+    assert lines["verdict"] == "not known, as no attack ran"
     assert lines["gradient masking"] == "not checked"
     assert lines["watching took"] == "0.0 s (next to nothing)"
-    assert dict(RunSummary.of([]).lines())["kept epoch"].startswith("not known")
+    assert dict(RunSummary.of([]).lines())["verdict"].startswith("not known")
 
 
 RANDOM = random.Random(0)

@@ -50,6 +50,18 @@ def test_a_layer_that_goes_on_from_what_forward_returns(match):
         compare(LATER[match])
 
 
+def test_several_passes_with_different_logits():
+    with pytest.warns(UserWarning, match="test-time augmentation.*`forward_fn=`"):
+        compare(lambda model: model(X).softmax(1) + model(X.flip(-1)).softmax(1))
+
+
+def test_one_pass_or_several_with_the_same_logits(recwarn):
+    compare(lambda model: model(X))
+    compare(lambda model: (model(X), model(X.clone())))
+    compare(lambda model: (model(X[:2]), model(X)))
+    assert not recwarn
+
+
 def test_layers_that_do_something_else():
     compare(lambda model: model.heads[2](torch.rand(6, 7)))
     compare(lambda model: model.heads[0](torch.rand(5, 4)))  # not as many rows
@@ -64,4 +76,5 @@ def test_logits_of_other_inputs():
     compare(lambda model: model(2 * X - 1), is_ours=False)  # the pass on the batch itself was seen
     compare(lambda model: None, is_ours=True)  # nothing to compare with
     compare(lambda model: model(X + 1e-4), is_ours=True)
-    compare(lambda model: (model(1 - X), model(X.clone())), is_ours=True)
+    with pytest.warns(UserWarning, match="several times"):
+        compare(lambda model: (model(1 - X), model(X.clone())), is_ours=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 from sklearn.isotonic import IsotonicRegression
 
-from lightning_robustness._measurement.assisted import Assisted, difference, isotonic, p_value
+from lightning_robustness._measurement.assisted import Assisted, difference, difference_interval, isotonic, p_value
 from lightning_robustness._measurement.rows import Rows
 
 
@@ -149,6 +149,42 @@ def test_plain_shares_are_compared_by_mcnemar():
     first, second = assisted(margin, right, robust, chosen), assisted(margin, right, other, chosen)
     assert p_value(first, second) == pytest.approx(binomtest(2, 11).pvalue)
     assert p_value(first, first) == 1.0
+
+
+@pytest.mark.parametrize(("only_first", "only_second"), [(0, 0), (0, 7), (9, 2), (1500, 1400), (0, 1200), (2900, 100)])
+def test_plain_shares_of_many_samples_are_compared_exactly(only_first, only_second):
+    columns = np.zeros((2, 3000), dtype=bool)
+    columns[0, :only_first] = True
+    columns[1, only_first : only_first + only_second] = True
+    first, second = (Assisted.alone(Rows(torch.arange(3000), {"robust": torch.tensor(row)})) for row in columns)
+    gap, low, high = difference_interval(first, second)
+    assert gap == pytest.approx((only_first - only_second) / 3000)
+    number = only_first + only_second
+    if not number:
+        assert (low, high, p_value(first, second)) == (0.0, 0.0, 1.0)
+        return
+    test = binomtest(only_first, number)
+    ends = [number * (2 * end - 1) / 3000 for end in test.proportion_ci(method="exact")]
+    assert (low, high) == pytest.approx(ends, abs=1e-9)
+    assert p_value(first, second) == pytest.approx(test.pvalue, rel=1e-9, abs=1e-300)
+
+
+def test_a_fold_without_a_sample_that_is_right_predicts_that_none_withstands():
+    margin, right, robust = population(1000, np.random.default_rng(7))
+    chosen = np.arange(0, 1000, 10)
+    folds = assisted(margin, right, robust, chosen).folds.numpy()
+    right[chosen[~folds]] = robust[chosen[~folds]] = False
+    found = assisted(margin, right, robust, chosen)
+    assert found.means[0] == 0.0
+    assert found.residuals[found.folds].tolist() == robust[chosen[folds]].tolist()
+    estimate = found.estimate()
+    assert estimate.is_assisted
+    assert estimate.low <= estimate.value <= estimate.high
+
+    none = np.zeros(1000, dtype=bool)
+    nothing = assisted(margin, none, none, chosen).estimate()
+    assert (nothing.value, nothing.low) == (0.0, 0.0)
+    assert binomtest(0, 100).proportion_ci(method="wilson").high - 1e-9 < nothing.high < 0.05
 
 
 def test_halves_average_to_the_estimate():

@@ -73,6 +73,21 @@ def test_a_model_and_itself_are_not_distinguishable_and_a_weak_one_loses(tmp_pat
     assert compare(saved).differences["weak"] == pytest.approx([gap, low, high])
 
 
+def test_a_network_that_is_seldom_right_is_measured():
+    model = nn.Linear(4, 3)  # the third class wins almost everywhere
+    model.weight.data = torch.cat([linear().weight.data, torch.zeros(1, 4)])
+    model.bias.data = torch.tensor([0.0, 0.0, 0.9])
+    report = measure(model)
+    assert 0 < report.metrics["acc"] < 0.03
+    assert 0 <= report.metrics["adv_acc/pgd"] <= report.metrics["acc"]
+
+
+def test_an_untrained_network_of_many_classes_is_measured():
+    report = measure(nn.Linear(4, 1000), num_classes=1000, fim_samples=0)
+    assert report.metrics["acc"] == report.metrics["adv_acc/pgd"] == 0.0
+    assert "asr/pgd" not in report.metrics  # of nothing
+
+
 @pytest.mark.parametrize(("change", "outputs"), [(nn.LogSoftmax(dim=1), "log-probabilities"), (None, "constant")])
 def test_outputs_are_recognised(change, outputs):
     model = linear(scale=0.0) if change is None else nn.Sequential(linear(), change)

@@ -2,14 +2,16 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness._measurement.inspection import Found, agree, inspect, rehearse
+from lightning_robustness._measurement.feature_pass import FeaturePass
+from lightning_robustness._measurement.inspection import Found, agree, inspect, largest_difference, rehearse
 from lightning_robustness._measurement.meters.fisher import FisherMeter
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.access import Access
 from lightning_robustness._model.batch import Batch
+from lightning_robustness._model.head import HeadCall
 from lightning_robustness._processes import Processes
 from lightning_robustness.attacks import PGD
-from tests._measurement.subjects import CPU, subject
+from tests._measurement.subjects import CPU, samples, subject
 
 X = torch.rand(8, 6, generator=torch.Generator().manual_seed(0))
 
@@ -135,3 +137,21 @@ def test_rehearsal_has_the_other_entries_of_the_batch():
     seen = []
     rehearse(measured, batch(mask=torch.ones(8, 6)), [], {"mine": lambda model, x, y: seen.append(model(x)) or x})
     torch.testing.assert_close(seen[0], measured.model(X[:1], torch.ones(1, 6)))
+
+
+CHANGES = {
+    "the largest logit": lambda z: torch.where(z == z.amax(dim=1, keepdim=True), 1.02 * z + 0.02, z),
+    "another class": lambda z: z[:, [1, 2, 0]],
+    "the others": lambda z: torch.where(z == z.amax(dim=1, keepdim=True), z, z - 0.3),
+    "two of the others": lambda z: z.scatter(1, z.argsort(dim=1)[:, :2], z.sort(dim=1).values[:, [1, 0]]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_any_logits_that_differ_from_those_of_validation_are_seen(change):
+    model = network()
+    features = FeaturePass(3, "exact", CPU)
+    features.add(batch(), HeadCall(None, model(X).detach()))
+    outputs = features.outputs()
+    assert largest_difference(subject(model), samples(X), outputs) < 1e-6
+    assert largest_difference(subject(lambda x: change(model(x))), samples(X), outputs) > 0.01

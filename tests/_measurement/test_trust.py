@@ -67,6 +67,9 @@ def test_the_reference_has_the_most_evaluations():
     assert reference_of(run(10, every=5)) == "adv_acc/pgd"
     assert reference_of([]) == "adv_acc/worst"
     assert measure_trust(run(10, every=5))["rdi"].reference == "adv_acc/pgd"
+    mixed = {"square": 1, "pgd": 3, "worst": 3}
+    rows = [{f"adv_acc/{name}": 0.5 for name, every in mixed.items() if epoch % every == 0} for epoch in range(7)]
+    assert reference_of([*rows, {"adv_acc/final": 0.1}]) == "adv_acc/square"
 
 
 HISTORY = [

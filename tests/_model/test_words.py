@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor, evaluate
-from lightning_robustness._model.access import compute_logits
+from lightning_robustness._model.access import compute_logits, try_forward
 from lightning_robustness._model.batch import check_label_range, read_extras
 
 
@@ -83,6 +83,28 @@ def test_labels_of_minus_one_and_one_keep_both_classes():
 def test_the_third_value_of_batch_fn_is_a_dictionary_of_tensors(third):
     with pytest.raises(TypeError, match="third value of `batch_fn`"):
         read_extras(None, lambda batch: (torch.zeros(3, 1), None, third), 3)
+
+
+@pytest.mark.parametrize("size", [(), (1,), (2, 4), (4, 4)])
+def test_the_third_value_of_batch_fn_has_a_row_per_sample(size):
+    def batch_fn(batch):
+        return *batch, {"mask": torch.ones(size)}
+
+    with pytest.raises(ValueError, match=r"third value of `batch_fn` .*3 rows.*'mask'"):
+        read_extras((torch.zeros(3, 1), None), batch_fn, 3)
+
+
+def test_a_child_is_proposed_where_it_may_return_logits():
+    class ProtoNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enc = nn.Linear(4, 6)
+
+        def forward(self, support, query):
+            return self.enc(query)
+
+    with pytest.raises(ValueError, match=r"If `enc` does: `forward_fn=lambda module, x: module.enc\(x\)`"):
+        try_forward(ProtoNet(), ProtoNet(), torch.rand(2, 4))
 
 
 def test_inputs_and_labels_are_no_loader():

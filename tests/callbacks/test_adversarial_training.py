@@ -9,7 +9,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from lightning_robustness import AdversarialTraining, InputSpace, RobustnessMonitor
 from lightning_robustness._lightning.overfitting import CatastrophicOverfitting
@@ -391,6 +391,42 @@ def test_pickle():
     copy = pickle.loads(pickle.dumps(callback))
     assert copy.attack == callback.attack
     assert copy.access.input_space == callback.access.input_space
+
+
+class Bytes(Deterministic):
+    """Scales pixels in bytes by itself, as well as floats."""
+
+    def forward(self, x):
+        return super().forward(x.float() / 255)
+
+
+def bytes_loader():
+    x, y = digits_data(0, 160).tensors
+    return DataLoader(TensorDataset((255 * x).to(torch.uint8), y), batch_size=32)
+
+
+def floats_loader():
+    x, y = bytes_loader().dataset.tensors
+    return DataLoader(TensorDataset(x.float(), y), batch_size=32)
+
+
+@pytest.mark.parametrize("options", [{}, {"combine": "concat"}, {"combine": "mix"}, {"loss": "trades"}])
+def test_pixels_in_bytes_are_attacked_as_floats(tmp_path, options):
+    def trained(data):
+        callback = AdversarialTraining("pgd", 20.0, steps=2, input_space=InputSpace(high=255), **options)
+        return fit(tmp_path, callback, Bytes, data)[0]
+
+    assert_same_weights(trained(bytes_loader()), trained(floats_loader()))
+
+
+def test_a_network_that_treats_bytes_and_floats_differently_is_refused(tmp_path):
+    class Differs(Bytes):
+        def forward(self, x):
+            return super().forward(x if x.dtype == torch.uint8 else 255 * x)
+
+    callback = AdversarialTraining("pgd", 20.0, input_space=InputSpace(high=255))
+    with pytest.raises(ValueError, match=r"pixels in bytes .*`x\.float\(\) / 255`"):
+        fit(tmp_path, callback, Differs, bytes_loader())
 
 
 class Manual(Recorder):

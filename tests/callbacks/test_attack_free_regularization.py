@@ -19,10 +19,14 @@ from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_lo
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import digits_data, make_trainer
 from tests.callbacks.test_adversarial_training import (
+    Bytes,
     Deterministic,
     InDictionary,
     Manual,
     Robust,
+    assert_same_weights,
+    bytes_loader,
+    floats_loader,
     loader,
     shard_of_two,
 )
@@ -40,6 +44,33 @@ def fit(path, *callbacks, module=Deterministic, data=None, **kwargs):
     trainer = make_trainer(path, *callbacks, **{"max_epochs": 2} | kwargs)
     trainer.fit(module, loader() if data is None else data)
     return module, trainer
+
+
+def test_pixels_in_bytes_are_differentiated_as_floats(tmp_path):
+    def trained(data):
+        penalty = AttackFreeRegularization(**OPTIONS, boundary_weight=0.5, input_space=InputSpace(high=255))
+        return fit(tmp_path, penalty, module=Bytes, data=data)[0]
+
+    assert_same_weights(trained(bytes_loader()), trained(floats_loader()))
+
+
+@pytest.mark.parametrize("options", [{}, {"fisher_weight": 0.0}])
+def test_a_module_without_a_usable_forward_gets_the_diagnosis_of_the_monitor(tmp_path, options):
+    class Missing(Deterministic):
+        def forward(self, x):
+            raise NotImplementedError
+
+        def training_step(self, batch, batch_idx):
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    class Batch(Missing):
+        def forward(self, batch):
+            x, _ = batch
+            return self.net(x)
+
+    for kind in (Missing, Batch):
+        with pytest.raises(ValueError, match=r"`forward_fn=`.*module\.net\(x\)"):
+            fit(tmp_path, AttackFreeRegularization(**OPTIONS | options), module=kind)
 
 
 def by_hand(

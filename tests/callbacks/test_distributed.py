@@ -5,13 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_robustness import RobustnessMonitor
-from lightning_robustness.functional.attack_success_rate import wilson_interval
-from tests.callbacks.distributed_fit import NUM_SAMPLES, as_torchrun_would, validate
+from tests.callbacks.distributed_fit import NUM_SAMPLES, as_torchrun_would, fit, validate
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 from tests.processes import START_METHOD
 
@@ -21,13 +19,23 @@ ROOT = Path(__file__).parent.parent.parent
 def assert_same_values(values, expected):
     assert values.keys() == expected.keys()
     assert expected["acc"] > 0.5
-    for rate, value in expected.items():
-        if rate.startswith(("asr/", "adv_acc/")):
-            number = NUM_SAMPLES * (expected["acc"] if rate.startswith("asr/") else 1)
-            low, high = wilson_interval(torch.tensor(value * number), torch.tensor(number))
-            assert low - 1e-6 <= values[rate] <= high + 1e-6, rate
-        elif not rate.startswith(("distortion/", "masking", "adv_acc_")):
-            assert values[rate] == pytest.approx(value, rel=1e-6, abs=1e-6), rate
+    assert values == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def fit_as_one_of_two(rank, path):
+    as_torchrun_would(rank)
+    return fit(path, strategy="ddp", devices=2)
+
+
+@pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
+def test_two_processes_keep_the_epoch_of_one(tmp_path, two_processes):
+    kept, verdict, history = fit(tmp_path / "one")
+    first, second = two_processes(fit_as_one_of_two, tmp_path / "two")
+    assert first[0] == second[0] == kept != ""
+    assert first[1] == second[1] == verdict
+    for values, others, expected in zip(first[2], second[2], history, strict=True):
+        assert values == others
+        assert values == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def validate_as_one_of_two(rank, path, storage):

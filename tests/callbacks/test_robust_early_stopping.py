@@ -188,6 +188,48 @@ def test_with_the_monitor(tmp_path):
     assert torch.isclose(trainer.callback_metrics["robustness/asr/fgsm"], torch.tensor(monitor.history[0]["asr/fgsm"]))
 
 
+def stop_as_one_of_two_on_the_mean(rank, path):
+    """The mean of two processes improves in each epoch, the value of each only in some."""
+    as_torchrun_would(rank)
+    score = [epoch + (3.0 if epoch % 2 == rank else -3.0) for epoch in range(5)]
+    stopping = unguarded(patience=1)
+    epochs = epochs_trained(path, stopping, score, max_epochs=5, strategy="ddp", devices=2)
+    return epochs, stopping.best_score.item(), stopping.wait_count
+
+
+def test_two_processes_stop_on_their_mean(tmp_path, two_processes):
+    assert two_processes(stop_as_one_of_two_on_the_mean, tmp_path) == [(5, 4.0, 0)] * 2
+    assert epochs_trained(tmp_path, unguarded(patience=1), [3.0, -2.0, 5.0, 0.0, 7.0]) == 2  # one process by itself
+
+
+@pytest.mark.parametrize("key", ["robustness/adv_acc/pdg", "robustnes/adv_acc/pgd"])
+def test_a_mistyped_confirmation_is_found_in_setup(tmp_path, key):
+    stopping = RobustEarlyStopping("robustness/rdi", confirm=key)
+    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=["pgd"]), stopping)
+    with pytest.raises(MisconfigurationException, match=f"waits for '{key}', which will not be logged"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+
+
+def test_a_confirmation_that_never_comes_gets_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"never saw 'val_robust'. Logged were: .*robustness/rdi"):
+        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust")[0] == 11
+
+
+@pytest.mark.parametrize(("max_epochs", "expected"), [(8, ["RobustEarlyStopping ended the run in epoch 2"]), (3, [])])
+def test_the_summary_tells_a_run_that_was_stopped_from_one_that_was_over(tmp_path, max_epochs, expected):
+    monitor = RobustnessMonitor([], fim_samples=0)
+    stopping = RobustEarlyStopping("score", "max", patience=2, guard=None, start_from_epoch=0)
+    assert epochs_trained(tmp_path, stopping, [0.5] * 8, max_epochs=max_epochs, callbacks=[monitor]) == 3
+    assert monitor.summary().notes == tuple(expected)
+
+
+def test_the_summary_keeps_what_was_waited_for(tmp_path):
+    monitor = RobustnessMonitor([], fim_samples=0)
+    stopping = RobustEarlyStopping("score", "max", guard=None, start_from_epoch=2)
+    epochs_trained(tmp_path, stopping, [0.5] * 4, max_epochs=4, callbacks=[monitor])
+    assert monitor.summary().notes == ("patience waited until epoch 2",)
+
+
 class Attacking(RobustnessMonitor):
     """Promises the keys of a monitor with attacks, and measures nothing."""
 
@@ -233,7 +275,8 @@ def test_a_value_without_confirmation_gets_a_warning(tmp_path, monitor, options)
         ({"attacks": ["pgd", "square"]}, "pgd"),
         ({"attacks": ["square", "cw"]}, "worst"),
         ({"attack_every_n_epochs": 1}, "worst"),
-        ({"attacks": ["square"]}, "square"),
+        ({"attacks": ["square"]}, "worst"),
+        ({"attacks": ["square", "pgd"], "attack_every_n_epochs": {"square": 1, "pgd": 3}}, "square"),
     ],
 )
 def test_the_attack_that_runs_most_often_confirms(tmp_path, options, expected):

@@ -1,4 +1,5 @@
 import math
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
-from tests.callbacks.distributed_fit import as_torchrun_would
+from tests.callbacks.distributed_fit import as_torchrun_would, trained
 from tests.callbacks.modules import Classifier, Scripted, make_trainer, train_loader, val_loader
 
 
@@ -330,6 +331,39 @@ def test_a_key_that_never_comes_gets_a_warning(tmp_path):
         assert fit(tmp_path, unguarded(tmp_path), {}, max_epochs=2) == set()
 
 
+@pytest.mark.parametrize(
+    "options", [{"train_time_interval": timedelta(hours=1)}, {"every_n_train_steps": 10**6}, {"every_n_epochs": 9}]
+)
+def test_a_trigger_that_never_comes_gets_a_warning_of_its_own(tmp_path, options, recwarn):
+    assert fit(tmp_path, unguarded(tmp_path, **options), [0.1, 0.2]) == set()
+    [message] = [text for text in (str(warning.message) for warning in recwarn) if "No checkpoint was kept" in text]
+    assert f"`{next(iter(options))}`" in message
+    assert "logged in training" not in message
+    assert "never saw" not in message
+
+
+def test_a_value_that_is_never_finite_gets_a_warning_of_its_own(tmp_path):
+    with pytest.warns(UserWarning, match="'score' in validation, but not as a finite value"):
+        assert fit(tmp_path, unguarded(tmp_path), [math.nan, math.inf]) == set()
+
+
+def test_the_summary_names_an_epoch_that_was_kept_without_an_attack(tmp_path):
+    class Swapped(Classifier):
+        """Is trained in epoch 1 alone, between two attacks."""
+
+        def on_validation_start(self):
+            self.load_state_dict((good if self.trainer.current_epoch == 1 else bad).state_dict())
+
+    good, bad = trained(), Classifier()
+    monitor = RobustnessMonitor(["pgd"], attack_every_n_epochs=3, fim_samples=0, attack_samples=16)
+    checkpoint = RobustModelCheckpoint("robustness/rdi", dirpath=tmp_path, filename="{epoch}")
+    trainer = make_trainer(tmp_path, monitor, checkpoint, max_epochs=4, enable_checkpointing=True)
+    trainer.fit(Swapped(), train_loader(), val_loader())
+    assert kept(tmp_path) == {1}
+    assert ["adv_acc/pgd" in entry for entry in monitor.history] == [True, False, False, True]
+    assert re.match("epoch 1 kept, not attacked; epoch [03] most robust: ", dict(monitor.summary().lines())["verdict"])
+
+
 def test_a_guard_that_does_not_come_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="RobustModelCheckpoint is guarded by 'acc', which was not logged"):
         assert fit(tmp_path, guarded(tmp_path), FALLING) == {0}
@@ -425,6 +459,18 @@ def test_ties_in_two_processes(tmp_path, two_processes):
     first, second = two_processes(break_ties_as_one_of_two, tmp_path)
     assert first == second == (str(tmp_path / "epoch=1.ckpt"), 0.5, str(tmp_path / "epoch=2.ckpt"))
     assert kept(tmp_path) == {1, 2}
+
+
+def improve_on_the_mean_as_one_of_two(rank, path):
+    """The mean improves in each epoch, the value of each process only in some."""
+    as_torchrun_would(rank)
+    checkpoint = unguarded(path)
+    score = [epoch + (3.0 if epoch % 2 == rank else -3.0) for epoch in range(4)]
+    return fit(path, checkpoint, score, strategy="ddp", devices=2), checkpoint.best_model_score.item()
+
+
+def test_two_processes_keep_the_best_of_their_mean(tmp_path, two_processes):
+    assert two_processes(improve_on_the_mean_as_one_of_two, tmp_path) == [({3}, 3.0)] * 2
 
 
 def test_arguments():

@@ -16,9 +16,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from sklearn.metrics import accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from lightning_robustness import InputSpace, RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor, evaluate
+from lightning_robustness._lightning import record, run
+from lightning_robustness._lightning.trainer import takes_any_key
 from lightning_robustness._measurement.keys import name_of, tag
 from lightning_robustness._measurement.samples import spread_indices
 from lightning_robustness.attacks import PGD, MinimumNormCW, Square, get_attack, run_attack
@@ -184,14 +186,14 @@ def test_what_forward_passes_change_for_good_is_named(tmp_path):
 
 
 def test_clever_on_request(tmp_path):
-    monitor = small_monitor(attacks=(), fim_samples=0, clever_samples=2, clever_radius=0.5)
+    monitor = small_monitor(attacks=(), fim_samples=0, clever_samples=1, clever_radius=0.5)
     assert monitor.keys[-1] == "robustness/clever"
     module = Classifier()
     make_trainer(tmp_path, monitor).fit(module, train_loader(), loader := val_loader())
     (entry,) = monitor.history
-    x = spread(loader.dataset.tensors, 2)[0]
+    x = spread(loader.dataset.tensors, 1)[0]
     assert entry["clever"] == pytest.approx(clever_score(module.eval(), x, 0.5).mean().item(), rel=1e-4)
-    assert entry["samples_clever"] == 2
+    assert entry["samples_clever"] == 1
     assert entry["seconds/clever"] > 0
 
 
@@ -668,10 +670,8 @@ def test_memory_does_not_grow(tmp_path):
 
     trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
     trainer.fit(Classifier(), train_loader(), val_loader())
-    # Outcomes of the attack and of the worst case are four tensors each
     assert len(counts) == 3
-    numbers = [number for number, _ in counts]
-    assert max(numbers[2] - numbers[1], numbers[1] - numbers[0]) <= 2 * 4
+    assert len(set(counts)) == 1
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):
@@ -723,6 +723,45 @@ def test_an_attack_that_raises_is_left_out(tmp_path):
     values = logged(trainer)
     assert "asr/fgsm" in values
     assert not {"asr/broken", "asr/worst"} & values.keys()
+
+
+class Fails:
+    """A part of the monitor that goes well a few times and then fails."""
+
+    def __init__(self, function, number):
+        self.function, self.number = function, number
+
+    def __call__(self, *args, **kwargs):
+        self.number -= 1
+        if self.number < 0:
+            raise ZeroDivisionError("ours")
+        return self.function(*args, **kwargs)
+
+
+# Where a part is used, how often it goes well, and what is left out when it no longer does
+PARTS = {
+    "conclusions": (run, "conclude", 1, "left epoch 1 out"),
+    "conclusions at the end": (run, "conclude", 3, "left epoch 2 out"),
+    "classes": (run, "warn_of_few_classes", 1, "left epoch 1 out"),
+    "trust": (record, "measure_trust", 1, "trust and the picture of the run are left out"),
+    "kept epoch": (record, "kept_epoch", 1, "trust and the picture of the run are left out"),
+    "summary": (record, "find_notes", 0, "the summary of the run is left out"),
+    "attacks at the end": (run.Run, "attack_at_the_end", 0, "attacks at the end of training are left out"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_no_error_of_the_monitor_ends_training(tmp_path, monkeypatch, name):
+    owner, function, number, consequence = PARTS[name]
+    broken = Fails(getattr(owner, function), number)
+    monkeypatch.setattr(owner, function, broken)
+    monitor = small_monitor(attack_every_n_epochs=2, final_attack="fgsm")
+    trainer = make_trainer(tmp_path, monitor, max_epochs=3)
+    with pytest.warns(UserWarning, match=f"{consequence}: ZeroDivisionError: ours"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert broken.number < 0
+    assert trainer.global_step == 30
+    assert torch.isfinite(trainer.callback_metrics["val_acc"])
 
 
 class Batches(IterableDataset):
@@ -920,6 +959,77 @@ def test_a_logger_that_fails_at_the_end_keeps_nobody_from_ending(tmp_path):
     assert "asr/fgsm" in monitor.history[-1]
 
 
+class PickyLogger(CSVLogger):
+    """Rejects one of our keys from the second evaluation on."""
+
+    def log_metrics(self, metrics, step=None):
+        if "robustness/rdi" in metrics and step > 10:
+            raise ValueError("no such key")
+        super().log_metrics(metrics, step)
+
+
+def test_a_logger_that_rejects_a_key_in_mid_run_does_not_end_it(tmp_path):
+    monitor, logger = small_monitor(), PickyLogger(tmp_path)
+    trainer = make_trainer(tmp_path, monitor, max_epochs=3, logger=logger)
+    with pytest.warns(UserWarning, match="values could not be logged by PickyLogger: ValueError: no such key"):
+        trainer.fit(Classifier(), train_loader(), val_loader())
+    assert trainer.global_step == 30
+    assert len(monitor.history) == 3
+    rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
+    assert np.isfinite(rows["robustness/rdi"]).sum() == 1
+    assert np.isfinite(rows["val_acc"]).sum() == 3
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_loggers_of_lightning_itself_get_values_from_the_module(tmp_path, kind):
+    class Named(kind):
+        pass
+
+    for logger, expected in ((kind(tmp_path), True), (Named(tmp_path), True), (PickyLogger(tmp_path), False)):
+        assert takes_any_key(make_trainer(tmp_path, logger=logger)) is expected
+
+
+def test_test_time_augmentation_gets_one_warning(tmp_path):
+    class Augmenting(Classifier):
+        def validation_step(self, batch, batch_idx):
+            x, y = batch
+            both = self(x).softmax(1) + self(x.flip(-1)).softmax(1)
+            self.log("val_acc", (both.argmax(dim=1) == y).float().mean())
+
+    trainer = make_trainer(tmp_path, small_monitor(), max_epochs=2)
+    with pytest.warns(UserWarning, match="test-time augmentation") as record:
+        trainer.fit(Augmenting(), train_loader(), val_loader())
+    assert sum("test-time augmentation" in str(warning.message) for warning in record) == 1
+
+
+@pytest.mark.parametrize(("step", "run_step"), [("validation_step", "fit"), ("test_step", "test")])
+def test_a_step_that_fetches_its_batches_is_refused(tmp_path, step, run_step):
+    module = type("Fetching", (Classifier,), {step: lambda self, dataloader_iter: None})()
+    trainer = make_trainer(tmp_path, small_monitor())
+    loaders = (train_loader(), val_loader()) if run_step == "fit" else (val_loader(),)
+    with pytest.raises(MisconfigurationException, match=f"`{step}` to take a batch .*`dataloader_iter`.* take `batch`"):
+        getattr(trainer, run_step)(module, *loaders)
+
+
+def test_sorted_data_of_which_a_limit_leaves_few_classes_gets_a_warning(tmp_path):
+    x, y = digits_data(1200, 1400).tensors
+    order = y.argsort()
+    loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=20)
+    trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=0), max_epochs=2, limit_val_batches=2)
+    number = len(y[order][:40].unique())
+    with pytest.warns(UserWarning, match=rf"samples of {number} of 10 classes.*`limit_val_batches`") as record:
+        trainer.fit(Classifier(), train_loader(), loader)
+    assert sum("of 10 classes" in str(warning.message) for warning in record) == 1
+
+
+def test_a_share_of_a_single_process_gets_a_warning(tmp_path):
+    data = digits_data(1200, 1300)
+    loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data, num_replicas=3, rank=2))
+    trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=0))
+    with pytest.warns(UserWarning, match="among 3 processes but there is only one, so all values are of one share"):
+        trainer.validate(Classifier(), loader, verbose=False)
+
+
 class LogsAccuracy(Classifier):
     def validation_step(self, batch, batch_idx):
         self(batch[0])
@@ -1092,6 +1202,7 @@ def test_a_loader_that_is_not_there(tmp_path):
         ({"storage": "magic"}, "`storage` to be one of"),
         ({"num_classes": 1}, "`num_classes` to be an integer of at least 2"),
         ({"eps": -0.1}, "`eps` to be a finite number"),
+        *(({"prefix": prefix}, "`prefix` to have names around each slash") for prefix in ("a/", "/a", "a//b", "a/ /b")),
     ],
 )
 def test_arguments_are_checked(kwargs, message):
@@ -1142,7 +1253,7 @@ def test_trust_is_logged_from_the_fifth_evaluation_on(tmp_path):
         assert shown == pytest.approx([entry[f"trust/{name}"] for entry in monitor.history[4:]])
     assert logged(trainer)["trust/rdi"] == pytest.approx(monitor.history[-1]["trust/rdi"])
     text = events.Tensors("robustness/summary/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert "- **kept epoch**:" in text
+    assert "- **verdict**:" in text
     assert f"tau {monitor.history[-1]['trust/rdi']:+.2f}" in text
 
 
@@ -1191,7 +1302,7 @@ def test_the_summary_is_logged_at_the_end(tmp_path, caplog):
     with caplog.at_level("INFO"):
         make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
     [entry] = monitor.history
-    [message] = [record.getMessage() for record in caplog.records if "kept epoch" in record.getMessage()]
+    [message] = [record.getMessage() for record in caplog.records if "verdict" in record.getMessage()]
     assert message == f"RobustnessMonitor:\n{monitor.summary()}"
     assert monitor.summary().accuracy == entry["adv_acc/worst"]
     assert monitor.summary().seconds["fgsm"] == entry["seconds/fgsm"]

@@ -48,7 +48,7 @@ def test_mlflow(tmp_path):
     texts = {file.stem: file.read_text() for file in (folder / "robustness").glob("*.md")}
     assert texts.keys() == {"glossary", "settings", "summary"}
     assert "- **rdi**: RDI of the logits" in texts["glossary"]
-    assert f"- **most robust epoch**: {monitor.summary().epoch}, accuracy" in texts["summary"]
+    assert f"- **verdict**: epoch {monitor.summary().epoch} most robust" in texts["summary"]
 
 
 def records(path):

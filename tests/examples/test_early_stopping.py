@@ -21,7 +21,7 @@ def test_rdi_stops_training_and_the_most_robust_epoch_is_kept(run_example, logge
     assert f"checkpoints/epoch={kept[0]}-step=" in output
     values = dict(re.findall(r"^  (\S+) +([\d.]+)$", output, flags=re.MULTILINE))
     assert [float(values[key]) for key in ("acc", "rdi", "adv_acc/pgd")] == list(kept[1:])
-    assert re.search(rf"^kept epoch +{kept[0]}, ", output, flags=re.MULTILINE)
+    assert re.search(rf"^verdict +epoch {kept[0]} kept: ", output, flags=re.MULTILINE)
 
 
 def test_training_ends_without_stopping(run_example):

@@ -1,8 +1,15 @@
 import re
+import runpy
+from pathlib import Path
 
 import matplotlib.image
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_robustness import evaluate
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_what_is_kept_is_the_most_robust_epoch(run_example, tmp_path):
@@ -23,3 +30,24 @@ def test_what_is_kept_is_the_most_robust_epoch(run_example, tmp_path):
     assert kept == max(tied, key=lambda epoch: (acc[epoch], epoch))
     assert f"accuracy under PGD {robust[kept]:.3f}." in output
     assert matplotlib.image.imread(tmp_path / "robust_overfitting.png").shape == (480, 840, 4)
+
+
+def test_the_recipe_with_averaged_weights(tmp_path, monkeypatch):
+    """What is attacked, logged and kept are the averaged weights."""
+    pytest.importorskip("lightning.pytorch.callbacks.weight_averaging", reason="averaging is in lightning 2.6 or later")
+    monkeypatch.chdir(tmp_path)
+    quickstart = runpy.run_path(str(ROOT / "examples" / "quickstart.py"))
+    page, names = (ROOT / "docs" / "stopping.md").read_text(), {}
+    recipe = re.search(r"```py\n(.*?)```", page, flags=re.DOTALL).group(1)
+    exec(recipe.replace("max_epochs=200", "max_epochs=2, enable_progress_bar=False, enable_model_summary=False"), names)
+    model, (train, held_out) = quickstart["DigitsClassifier"](), quickstart["digits_loaders"]()
+    names["trainer"].fit(model, train, held_out)
+
+    kept = torch.load(names["trainer"].checkpoint_callback.best_model_path, weights_only=False)
+    model.load_state_dict(kept["state_dict"])
+    settings = {"eps": 8 / 255, "strength": "fast", "attack_samples": 1024, "progress": False}
+    logged, found = names["callbacks"][0].history[kept["epoch"]], evaluate(model, held_out, ("pgd",), **settings)
+    for name in ("acc", "rdi", "adv_acc/pgd"):
+        assert found.metrics[name] == pytest.approx(logged[name], abs=1e-6)
+    current = kept["current_model_state"]
+    assert any(not torch.equal(current[name], value) for name, value in kept["state_dict"].items())

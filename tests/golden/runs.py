@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import RobustnessMonitor
+from lightning_robustness.attacks import Square
 from lightning_robustness.evaluation import compare, evaluate, sweep
 
 VALUES = Path(__file__).parent / "values.json"
@@ -199,7 +200,9 @@ def compare_two():
 def sweep_alone():
     loader = make_loader(1200, 1250, 32)
     return report_of(
-        sweep(train_network(), loader, ("fgsm", "pgd", "square"), BUDGETS, per_sample=True, progress=False)
+        sweep(
+            train_network(), loader, ("fgsm", "pgd", Square(num_queries=200)), BUDGETS, per_sample=True, progress=False
+        )
     )
 
 

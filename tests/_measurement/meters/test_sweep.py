@@ -12,7 +12,7 @@ from lightning_robustness._measurement.meters.sweep import (
     _stretch,
     plan_sweep,
 )
-from lightning_robustness.attacks import CW, PGD, get_attack, run_attack
+from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
 from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
@@ -50,7 +50,9 @@ def test_rows_are_those_of_every_budget(digits, robust_digits_network, batch_siz
     assert (rows["seconds"] > 0).all()
 
 
-@pytest.mark.parametrize("attack", ["fgsm", "bim", "pgd", "mifgsm", "pgd_l2", "square", PGD(restarts=2, steps=3)])
+@pytest.mark.parametrize(
+    "attack", ["fgsm", "bim", "pgd", "mifgsm", "pgd_l2", Square(num_queries=200), PGD(restarts=2, steps=3)]
+)
 def test_images_use_the_budget_and_stay_in_it(digits, robust_digits_network, attack):
     x, y = digits[0][1200:1232], digits[1][1200:1232]
     attacks = [named.popitem()[1] for named in plan_sweep([attack], COARSE)]

@@ -1,0 +1,230 @@
+"""What a callable refers to: its modules, the variables of its functions, and everything that can be reached there."""
+
+import pickle
+import random
+import sys
+import weakref
+import zlib
+from collections import UserDict, UserList, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+# Attributes of every module: parameters, buffers and children, which are kept one by one, and hooks, which are not
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
+PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
+# Objects of these packages are not entered: a Trainer, for instance, refers to everything
+_CLOSED_PACKAGES = sys.stdlib_module_names | {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fabric"}
+MAX_ENTERED = 128
+_MAX_SEARCHED = 1_000
+_FUNCTION_TYPES = FunctionType, staticmethod, classmethod, property
+_MAX_ELEMENTS = 2**22
+_MAX_ENTRIES = 100_000
+
+
+def walk(roots: Iterable[nn.Module]) -> list[nn.Module]:
+    """Find modules and their submodules, each once."""
+    found: dict[nn.Module, None] = {}
+    rest = list(roots)
+    while rest:
+        module = rest.pop()
+        if issubclass(type(module), nn.Module) and module not in found:  # it may be None, or a proxy
+            found[module] = None
+            rest.extend(vars(module)["_modules"].values())
+    return list(found)
+
+
+def find_modules(model: Any) -> list[nn.Module]:
+    """Find the modules that a callable uses: itself, or those that its variables, attributes and containers hold."""
+    return [value for value in reach([model]) if issubclass(type(value), nn.Module)]
+
+
+def reach(values: Iterable[Any]) -> Iterator[Any]:
+    """Go through values and what they refer to, each once; modules and objects of other packages are not entered."""
+    rest, seen = list(values), dict[int, Any]()
+    for value in rest:  # grows in the loop
+        if id(value) not in seen and len(seen) < _MAX_SEARCHED:
+            seen[id(value)] = value
+            yield value
+            rest.extend(_behind(value))
+
+
+def _behind(value: Any) -> list[Any]:
+    kind = type(value)  # `isinstance` would see through proxies
+    if issubclass(kind, (nn.Module, type)):
+        return []
+    if issubclass(kind, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if kind in (list, tuple, set, dict):
+        return list(value.values() if kind is dict else value) if len(value) <= MAX_ENTERED else []
+    if kind is FunctionType:
+        return list(find_variables(value).values())
+    if kind is MethodType:
+        return [value.__self__, value.__func__]
+    return [*getattr(value, "__dict__", {}).values(), getattr(kind, "__call__", None)] if is_users(kind) else []  # noqa: B004
+
+
+def find_variables(value: Any) -> dict[str, Any]:
+    """Find the variables that a function, or the ``forward`` of a module, refers to: of modules, classes and closures.
+
+    The user's functions that it calls count too, and so do attributes of the same name.
+    """
+    is_module = issubclass(type(value), nn.Module)
+    functions: list[Any] = [vars(value).get("forward", type(value).forward) if is_module else value]
+    classes = [(cls.__qualname__, vars(cls)) for cls in type(value).__mro__ if is_users(cls)]
+    found: dict[str, Any] = {}
+    seen = set[int]()
+    for function in functions:  # grows in the loop
+        function = getattr(function, "__func__", getattr(function, "fget", function))
+        if type(function) is not FunctionType or id(function) in seen or len(seen) > _MAX_SEARCHED:
+            continue
+        seen.add(id(function))
+        functions += _add_variables(found, function, classes)
+    return found
+
+
+def _add_variables(found: dict[str, Any], function: FunctionType, classes: list[tuple[str, Any]]) -> list[Any]:
+    """Add the variables of a function to others, and return the functions that it refers to."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    own = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+    own |= {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+    names = _names(function.__code__) | own.keys()
+    spaces = [(function.__qualname__, own)]  # of others' decorators, such as `torch.compile`, these alone
+    if is_users(function):
+        spaces += [(function.__globals__["__name__"], function.__globals__), *classes]
+    functions = []
+    for label, space in spaces:  # grows in the loop
+        for name in sorted(names & space.keys()):
+            value, kind = space[name], type(space[name])
+            if kind in _FUNCTION_TYPES:
+                functions.append(value)
+            elif not issubclass(kind, (type, ModuleType)):
+                found[f"{label}.{name}"] = value
+            elif is_users(value) and value.__name__ not in dict(spaces):
+                spaces.append((value.__name__, vars(value)))
+    return functions
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a function uses, nested functions included."""
+    return set(code.co_names).union(*(_names(part) for part in code.co_consts if type(part) is CodeType))
+
+
+def is_users(value: Any) -> bool:
+    """Return whether a function, class or file is of no package that is known to hold no networks."""
+    if type(value) is FunctionType:  # decorators take over other attributes
+        name = value.__globals__.get("__name__")
+    else:
+        name = getattr(value, "__name__" if type(value) is ModuleType else "__module__", None)
+    return (name or "").partition(".")[0] not in _CLOSED_PACKAGES
+
+
+def keep_generator(value: Any) -> partial[Any] | None:
+    """Return a function that restores the present state of a random number generator; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        return keep_generator(value.bit_generator)
+    if isinstance(value, np.random.BitGenerator):
+        return partial(setattr, value, "state", value.state)
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return partial(value.setstate, value.getstate())
+    return None
+
+
+class Fingerprint:
+    """Names of everything reachable from the modules of a callable, each with a description to compare."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self.entries: dict[str, Any] = {}
+        self._alive: dict[int, Any] = {}  # so that no identity is reused
+        for value in reach([model]):
+            if issubclass(type(value), nn.Module):
+                self._add_module("", value)
+            elif type(value) is FunctionType:
+                self._add_variables("", value)
+            elif is_users(type(value)):
+                self._add(type(value).__qualname__, value)
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        if id(module) in self._alive:
+            return
+        self._alive[id(module)] = module
+        prefix = f"{name}." if name else ""
+        attributes = vars(module)
+        self.entries[name] = type(module)
+        for group in ("_parameters", "_buffers"):
+            for key, tensor in attributes[group].items():
+                self._add(prefix + key, tensor)
+        for key, child in attributes["_modules"].items():
+            if issubclass(type(child), nn.Module):
+                self._add_module(prefix + key, child)
+        for key, value in attributes.items():
+            if key not in MODULE_ATTRIBUTES:
+                self._add(prefix + key, value)
+        if is_users(type(module)):
+            self._add_variables(name, module)
+
+    def _add_variables(self, name: str, owner: Any) -> None:
+        for variable, value in find_variables(owner).items():
+            self._add(f"{variable}[{name}]", value)  # what follows a bracket is not shown
+
+    def _add(self, name: str, value: Any) -> None:
+        kind = type(value)
+        if len(self.entries) > _MAX_ENTRIES:
+            return
+        if kind in PLAIN_TYPES:
+            self.entries[name] = kind, repr(value)
+            return
+        self.entries.setdefault(name, (kind, id(value)))
+        if id(value) in self._alive or issubclass(kind, weakref.ProxyTypes):
+            return
+        if issubclass(kind, nn.Module):
+            self._add_module(name, value)
+            return
+        self._alive[id(value)] = value
+        if issubclass(kind, Tensor):
+            self.entries[name] = kind, _describe_tensor(value)
+        elif kind is np.ndarray:
+            self.entries[name] = kind, value.shape, value.tobytes()
+        elif issubclass(kind, (list, tuple, deque)):
+            self._add_elements(name, dict(enumerate(value)))
+        elif issubclass(kind, dict):
+            self._add_elements(name, value)
+        elif issubclass(kind, (set, frozenset)):
+            self.entries[name] = kind, frozenset(map(id, value))
+            self._alive.update((id(element), element) for element in value)
+        elif (setter := keep_generator(value)) is not None:
+            self.entries[name] = kind, _describe_state(setter.args[-1])
+        elif issubclass(kind, (SimpleNamespace, UserDict, UserList)) or is_users(kind):
+            for key, field in getattr(value, "__dict__", {}).items():
+                self._add(f"{name}.{key}", field)
+
+    def _add_elements(self, name: str, elements: dict[Any, Any]) -> None:
+        self.entries[name] = type(elements), len(elements)
+        for number, (key, element) in enumerate(elements.items()):
+            self._add(f"{name}[{repr(key) if type(key) in PLAIN_TYPES else number}]", element)
+
+
+def _describe_tensor(tensor: Tensor) -> Any:
+    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    if tensor.is_quantized or tensor.is_nested:
+        return None
+    values = tensor.detach().reshape(-1)
+    values = values[:: -(-len(values) // _MAX_ELEMENTS) or 1].resolve_conj().resolve_neg()
+    # A copy, since a tensor that shares its memory with NumPy can no longer be resized
+    bits = values.contiguous().clone().cpu().view(torch.uint8).numpy()
+    return tuple(tensor.shape), tensor.dtype, tensor.device, zlib.crc32(bits.data)
+
+
+def _describe_state(state: Any) -> Any:
+    return state.tolist() if isinstance(state, Tensor) else pickle.dumps(state)
