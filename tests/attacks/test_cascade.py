@@ -60,3 +60,24 @@ def test_budget_of_each_attack_is_checked(digits, digits_network):
 def test_targets_are_checked():
     with pytest.raises(ValueError, match="targeted=True"):
         Cascade(attacks=(PGD(),), targeted=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cascade", "ensemble"])
+def test_as_shipped_every_member_is_reached_and_none_is_worse(digits, robust_digits_network, name):
+    """Against torchattacks' APGD on all rivals with as many steps, and each member by itself."""
+    x, y = digits[0][1200:1264], digits[1][1200:1264]
+    attack = get_attack(name, eps=0.1)
+    result = run_attack(robust_digits_network, attack, x, y)
+    survivors = result.eligible & ~result.success
+    assert 0 < survivors.sum() < result.eligible.sum()
+    steps = sum(member.steps * member.num_restarts for member in attack.attacks[:2])
+    assert result.queries[survivors].min() >= steps + attack.attacks[2].num_queries
+    assert result.linf.max() <= 0.1 + 1e-6
+    assert torch.equal(robust_digits_network(result.x_adv).argmax(1), result.adv_preds)
+    for member in attack.attacks:
+        alone = run_attack(robust_digits_network, member, x, y)
+        assert (alone.success & ~result.success).sum() <= 1  # other random numbers
+    rivals = {"steps": attack.attacks[1].steps, "n_restarts": 1}
+    theirs = run_attack(robust_digits_network, get_attack("torchattacks:APGDT", eps=0.1, **rivals), x, y)
+    assert result.success.sum() >= theirs.success.sum()

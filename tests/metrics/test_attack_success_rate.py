@@ -4,20 +4,14 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from lightning_robustness.functional import attack_success_rate
 from lightning_robustness.metrics import AttackSuccessRate
-from tests.metrics.tester import check_metric_contract, update_in_batches
-from tests.networks import perturb
+from tests.metrics.tester import update_in_batches
 
 
 def data(num_samples=60):
     generator = torch.Generator().manual_seed(0)
     preds, adv_preds, target = torch.randint(3, (3, num_samples), generator=generator)
     return preds, adv_preds, target, torch.rand(num_samples, generator=generator)
-
-
-def test_contract():
-    check_metric_contract(AttackSuccessRate, attack_success_rate, data()[:3])
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 60])
@@ -77,42 +71,9 @@ def test_no_sample_at_all():
     assert (parts["asr"], parts["error_rate"], parts["adv_acc"], parts["count"]) == (0, 0, 0, 0)
 
 
-def test_adversarial_training_moves_it_in_the_robust_direction(digits, digits_network, robust_digits_network):
-    images, target = digits[0][1200:1500], digits[1][1200:1500]
-    rates = []
-    for network in (digits_network, robust_digits_network):
-        metric = AttackSuccessRate()
-        attacked = perturb(network, images, target, eps=0.15)
-        metric.update(network(images).argmax(dim=1), network(attacked).argmax(dim=1), target)
-        rates.append(metric.compute_components())
-    assert not AttackSuccessRate.higher_is_better
-    assert rates[1]["asr_high"] < rates[0]["asr_low"]
-
-
-def evaluate_share(rank, shares):
-    metric = AttackSuccessRate()
-    metric.update(*(value[shares[rank]] for value in data()))
-    return metric.compute_components()
-
-
-@pytest.mark.parametrize("shares", [(slice(0, 20), slice(20, 60)), (slice(0, 60), slice(0, 0))])
-def test_two_processes_equal_one(two_processes, shares):
-    metric = AttackSuccessRate()
-    metric.update(*data())
-    for result in two_processes(evaluate_share, shares):
-        torch.testing.assert_close(result, metric.compute_components())
-
-
 @pytest.mark.parametrize("distortion", [torch.ones(3), torch.ones(60, 1)])
 def test_distortion_is_checked(distortion):
     metric = AttackSuccessRate()
     with pytest.raises(ValueError, match=r"`distortion` .*\(60,\)"):
         metric.update(*data()[:3], distortion=distortion)
     assert metric.count == 0
-
-
-def test_plot():
-    metric = AttackSuccessRate()
-    metric.update(*data()[:3])
-    _, axis = metric.plot()
-    assert axis.get_ylim() == pytest.approx((-0.1, 1.1))

@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from torchmetrics import MetricCollection
 from lightning_robustness import InputSpace
 from lightning_robustness.functional import boundary_distance
 from lightning_robustness.metrics import BoundaryDistance, CleverScore
-from tests.metrics.tester import check_metric_contract
 
 
 def network(dtype=torch.float32):
@@ -21,22 +18,6 @@ def data(dtype=torch.float32):
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(32, 6, generator=generator, dtype=torch.double).to(dtype)
     return x, torch.randint(4, (32,), generator=generator)
-
-
-class OfNetwork(BoundaryDistance):
-    """The metric of one model, for the tester."""
-
-    def update(self, x, y):
-        super().update(network(x.dtype), x, y)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_contract(dtype):
-    def median(x, y):
-        distances = boundary_distance(network(dtype), x, y)
-        return torch.tensor(np.median(distances.numpy())).float()
-
-    check_metric_contract(OfNetwork, median, data(dtype), atol=1e-7)
 
 
 def test_components():
@@ -85,19 +66,6 @@ def test_zero_gradients_are_counted():
     assert not any(part.float().isnan().any() for part in parts.values())
 
 
-def test_orders_a_natural_and_a_robust_network(digits, digits_network, robust_digits_network):
-    x, y = digits[0][1200:], digits[1][1200:]
-    parts = []
-    for model in (digits_network, robust_digits_network):
-        metric = BoundaryDistance(budgets=(0.05, 0.1, 0.15))
-        metric.update(model, x, y)
-        parts.append(metric.compute_components())
-    natural, robust = parts
-    assert metric.higher_is_better is True
-    assert robust["median"] > 1.5 * natural["median"]
-    assert (robust["beyond"] > natural["beyond"]).all()
-
-
 def test_before_update_and_without_samples():
     metric = BoundaryDistance()
     with pytest.warns(UserWarning, match="called before the ``update`` method"):
@@ -113,31 +81,6 @@ def test_no_quantiles_and_no_budgets():
     metric.update(network(), *data())
     parts = metric.compute_components()
     assert parts["quantiles"].shape == parts["beyond"].shape == (0,)
-
-
-def test_the_model_is_not_stored():
-    metric = BoundaryDistance()
-    metric.update(network(), *data())
-    assert not list(metric.modules())[1:]
-    assert len(pickle.dumps(metric)) < 20_000
-
-
-def evaluate_share(rank, sizes, dtype):
-    metric = BoundaryDistance()
-    x, y = (part.split(sizes)[rank] for part in data(dtype))
-    if len(x):
-        metric.update(network(dtype), x, y)
-    return metric.compute_components()
-
-
-@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
-@pytest.mark.parametrize("sizes", [[17, 15], [5, 27], [32, 0]])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_two_processes_equal_one(two_processes, sizes, dtype):
-    metric = BoundaryDistance()
-    metric.update(network(dtype), *data(dtype))
-    for parts in two_processes(evaluate_share, sizes, dtype):
-        torch.testing.assert_close(parts, metric.compute_components(), rtol=1e-5, atol=1e-7)
 
 
 def test_a_collection_shares_nothing_between_metrics_with_other_settings():

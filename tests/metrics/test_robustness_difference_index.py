@@ -25,12 +25,3 @@ def test_components_follow_updates():
     assert metric.compute_components()["rdi"] == 1
     metric.update(torch.tensor([[1.0], [0.0]]), torch.tensor([0, 1]))
     assert metric.compute_components()["rdi"] == -1
-
-
-def test_plot():
-    metric = RobustnessDifferenceIndex(3)
-    metric.update(torch.randn(20, 5), torch.arange(20) % 3)
-    _, axis = metric.plot()
-    assert axis.get_ylim() == pytest.approx((-1.2, 1.2))  # the bounds, and a tenth of their distance
-    _, axis = metric.plot([torch.tensor(0.1), torch.tensor(0.4)])
-    assert list(axis.lines[0].get_ydata()) == pytest.approx([0.1, 0.4])

@@ -27,7 +27,6 @@ def test_plot(normalization):
     metric = ROBY(3, normalization=normalization)
     metric.update(torch.randn(20, 5), torch.arange(20) % 3)
     _, axis = metric.plot()
-    assert axis.lines[0].get_ydata()[0] == pytest.approx(metric.compute().item())
     bounded = axis.get_ylim() == pytest.approx((-0.1, 1.1))  # the bounds, and a tenth of their distance
     assert bounded == (normalization == "pairs")
 

@@ -1,0 +1,173 @@
+"""What all metrics have in common; RDI and ROBY, which have a state of their own, also in test_class_statistics."""
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_robustness import functional, metrics
+from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
+from tests.metrics.tester import check_metric_contract
+from tests.networks import perturb
+
+FEW = {"num_batches": 3, "points_per_batch": 4}
+X = torch.rand(30, 6, generator=torch.Generator().manual_seed(1))
+PREDS, ADV_PREDS, LABELS = torch.randint(4, (3, 30), generator=torch.Generator().manual_seed(2))
+RATES = (PREDS, ADV_PREDS, LABELS, X[:, 0])
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4)).to(dtype).eval()
+
+
+def mean_of(function, *arguments, **options):
+    return lambda x: function(network(), x, *arguments, **options).mean()
+
+
+def median_distance(x, y):
+    return functional.boundary_distance(network(x.dtype), x, y).quantile(0.5).float()
+
+
+def success_rate(preds, adv_preds, target, distortion):
+    return functional.attack_success_rate(preds, adv_preds, target, distortion=distortion)
+
+
+class Case(NamedTuple):
+    """A metric: how it is made, the function that it equals, what both are given, and its parts of one direction."""
+
+    make: Callable[..., Any]
+    function: Callable[..., Any]
+    tensors: tuple
+    takes_model: bool = True
+    atol: float = 1e-5
+    parts: tuple[str, ...] = ()
+    factor: float = 1.0  # how much better a robust network is at least
+
+
+FISHER = ("max", "trace", "jacobian_norm", "lipschitz")
+CASES = {
+    "asr": Case(metrics.AttackSuccessRate, success_rate, RATES, False, 1e-10, factor=1.5),
+    "rdi": Case(
+        partial(metrics.RobustnessDifferenceIndex, 4), functional.robustness_difference_index, (X, PREDS), False, 1e-6
+    ),
+    "roby": Case(partial(metrics.ROBY, 4), functional.roby, (X, PREDS), False, 1e-6),
+    "boundary": Case(metrics.BoundaryDistance, median_distance, (X, LABELS), True, 1e-7, ("beyond",), 1.5),
+    "boundary64": Case(metrics.BoundaryDistance, median_distance, (X.double(), LABELS), True, 1e-7),
+    "clever": Case(
+        partial(metrics.CleverScore, 0.5, **FEW), mean_of(functional.clever_score, 0.5, **FEW), (X,), factor=1.1
+    ),
+    "fisher": Case(metrics.FisherSpectralNorm, mean_of(functional.fisher_spectral_norm), (X,), True, 1e-6, FISHER),
+    "lipschitz": Case(metrics.LipschitzConstant, mean_of(functional.lipschitz_constant), (X,), True, 1e-6, ("max",)),
+}
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+def model_of(case):
+    return (network(case.tensors[0].dtype),) if case.takes_model else ()
+
+
+def updated(name, first=0, last=None):
+    case = CASES[name]
+    metric = case.make()
+    metric.update(*model_of(case), *(tensor[first:last] for tensor in case.tensors))
+    return metric
+
+
+def test_all_metrics_are_here():
+    made = {type(case.make()) for case in CASES.values()}
+    assert made == {getattr(metrics, name) for name in metrics.__all__}
+
+
+@each_case
+def test_contract(name):
+    case = CASES[name]
+    check_metric_contract(case.make, case.function, case.tensors, case.atol, model_of(case))
+
+
+@each_case
+def test_plot(name):
+    metric = updated(name)
+    _, axis = metric.plot()
+    assert axis.lines[0].get_ydata()[0] == pytest.approx(metric.compute().item())
+    low, high = metric.plot_lower_bound, metric.plot_upper_bound
+    if None not in (low, high):
+        margin = (high - low) / 10
+        assert axis.get_ylim() == pytest.approx((low - margin, high + margin))
+    elif low is not None:
+        assert axis.get_ylim()[0] <= low
+    _, axis = metric.plot([torch.tensor(0.1), torch.tensor(0.4)])
+    assert list(axis.lines[0].get_ydata()) == pytest.approx([0.1, 0.4])
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.takes_model])
+def test_the_model_is_left_alone_and_not_stored(name):
+    model, metric = trained_once(), CASES[name].make()
+    before = snapshot(model)
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        metric.update(model, torch.ones(5, 4), *[torch.zeros(5).long()] * (len(CASES[name].tensors) - 1))
+    assert_same(before, snapshot(model))
+    assert len(pickle.dumps(metric)) < 20_000
+    assert not metric.state_dict()
+    assert not list(metric.modules())[1:]
+    exact = CASES[name].make()
+    exact.update(model, torch.ones(5, 4), *[torch.zeros(5).long()] * (len(CASES[name].tensors) - 1))
+    torch.testing.assert_close(metric.compute(), exact.compute())
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("rdi", "roby")])
+def test_without_samples(name):
+    metric = CASES[name].make()
+    with pytest.warns(UserWarning, match="called before the ``update`` method"):
+        assert metric.compute() == 0
+    empty = updated(name, last=0)
+    assert empty.compute() == 0
+    assert empty.compute_components()["count"] == 0
+
+
+def measured(name, model, digits):
+    metric, x, y = CASES[name].make(), digits[0][1200:], digits[1][1200:]
+    if name == "asr":
+        metric.update(model(x).argmax(1), model(perturb(model, x, y, eps=0.15)).argmax(1), y)
+    elif name == "clever":
+        metric = metrics.CleverScore(radius=0.2, norm="linf", num_batches=15, points_per_batch=10)
+        metric.update(model, x[:40])
+    elif name in ("rdi", "roby"):
+        metric = type(metric)(10)
+        metric.update(model(x), model(x).argmax(1))
+    else:
+        metric.update(model, x, *[y] * (len(CASES[name].tensors) - 1))
+    return metric.compute(), metric.compute_components()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("rdi", "roby", "boundary64")])
+def test_adversarial_training_moves_it_in_the_robust_direction(name, digits, digits_network, robust_digits_network):
+    (natural, of_natural), (robust, of_robust) = (
+        measured(name, model, digits) for model in (digits_network, robust_digits_network)
+    )
+    better, worse = (robust, natural) if CASES[name].make().higher_is_better else (natural, robust)
+    assert better > CASES[name].factor * worse
+    for part in CASES[name].parts:
+        better, worse = (of_robust, of_natural) if CASES[name].make().higher_is_better else (of_natural, of_robust)
+        assert (better[part] > worse[part]).all()
+
+
+def evaluate_share(rank, name, share):
+    """The first process takes this many samples; where the other has none, it is updated with none, or not at all."""
+    first, is_updated = share
+    if rank == 1 and not is_updated:
+        return CASES[name].make().compute_components()
+    return updated(name, *((0, first) if rank == 0 else (first, None))).compute_components()
+
+
+@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
+@pytest.mark.parametrize("share", [(11, True), (30, True), (30, False)])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("rdi", "roby")])
+def test_two_processes_equal_one(two_processes, name, share):
+    expected = updated(name).compute_components()
+    for found in two_processes(evaluate_share, name, share):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=CASES[name].atol, equal_nan=True)
