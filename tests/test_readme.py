@@ -110,5 +110,7 @@ def test_the_readme_says_what_was_replayed():
     lost = {rule: sum(run["lost"] for run in rules[rule]) / len(replay) for rule in (kept, last, stop)}
     trained = sum(run["trained"] for run in rules[stop]) / len(replay)
     text = " ".join((ROOT / "README.md").read_text().split())
-    said = re.search(r"\[(\d+) published .* is ([\d.]+) points .* last one ([\d.]+); .* ([\d.]+) points at (\d+) %", text)
+    said = re.search(
+        r"\[(\d+) published .* is ([\d.]+) points .* last one ([\d.]+); .* ([\d.]+) points at (\d+) %", text
+    )
     assert said.groups() == (str(len(replay)), *(f"{lost[rule]:.2f}" for rule in lost), f"{100 * trained:.0f}")
