@@ -60,11 +60,7 @@ class StepCheck:
         for later in self._later:
             if later.entered.shape == logits.shape and max(later.width, 2) > highest:
                 raise ValueError(self._describe_later(later, logits))
-        size = logits.abs().max().item()
-        calls = [
-            [(other.to(logits.dtype) - logits).abs().max().item() <= _TOLERANCE * size for other in own]
-            for own in self._logits.values()
-        ]
+        calls = [[_are_alike(other, logits) for other in own] for own in self._logits.values() if len(logits)]
         if any(len(are_alike) > 1 and any(are_alike) and not all(are_alike) for are_alike in calls):
             rank_zero_warn(
                 "RobustnessMonitor: `validation_step` runs the network several times per batch, with different logits. "
@@ -110,6 +106,11 @@ class StepCheck:
         is_matrix = isinstance(output, Tensor) and output.ndim == 2
         if entered is not None and is_matrix and len(entered) == self._num_samples:
             self._later.append(_Later(name, entered.detach().clone(), output.shape[1]))
+
+
+def _are_alike(first: Tensor, second: Tensor) -> bool:
+    difference = first.to(second.dtype) - second if first.shape == second.shape else second.new_tensor(torch.inf)
+    return bool(difference.abs().max() <= _TOLERANCE * second.abs().max())
 
 
 NOT_SEEN = (

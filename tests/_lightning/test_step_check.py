@@ -55,6 +55,20 @@ def test_several_passes_with_different_logits():
         compare(lambda model: model(X).softmax(1) + model(X.flip(-1)).softmax(1))
 
 
+def test_a_pass_that_returns_something_else():
+    class Two(Model):
+        def forward(self, x, short=False):
+            return self.body(x)[:, :2] if short else self.body(x)
+
+    model = Two()
+    check = StepCheck(model, find_route(model, X[:2]), X)
+    with torch.no_grad():
+        model(X), model(X, short=True)
+        check.close()
+        with pytest.warns(UserWarning, match="several times"):
+            check.compare(model(X), False, None)
+
+
 def test_one_pass_or_several_with_the_same_logits(recwarn):
     compare(lambda model: model(X))
     compare(lambda model: (model(X), model(X.clone())))
