@@ -61,11 +61,11 @@ def try_forward(model: nn.Module, forward: Callable[..., Any], x: Tensor) -> Non
             forward(copies)
     except Exception as error:
         children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
-        example = f". If `{children[0]}` does: `forward_fn=lambda module, x: module.{children[0]}(x)`"
+        proposal = "".join(f" If `{name}` does: `forward_fn=lambda module, x: module.{name}(x)`." for name in children[:1])
         raise ValueError(
             f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {tuple(x.shape)} but it "
             f"failed: {error} Let `forward` return logits, or pass `forward_fn=`, a callable that takes the module and "
-            f"inputs and returns logits{example if len(children) == 1 else ''}."
+            f"inputs and returns logits.{proposal if len(children) == 1 else ''}"
         ) from error
 
 
