@@ -64,13 +64,13 @@ def check_route(
     if route.is_sigmoid:
         raise ValueError(
             f"Expected `{type(model).__name__}(x)` to return a logit but it returns a probability, the sigmoid of one. "
-            "Pass a `forward_fn=` that returns what enters the sigmoid or, where that is out of reach, "
+            "Pass a `forward_fn=` that returns the input of the sigmoid or, where that is out of reach, "
             "`forward_fn=lambda module, x: module(x).logit(eps=1e-6)`."
         )
     if are_probabilities(logits):
         rank_zero_warn(
             f"The outputs of {type(model).__name__} look like probabilities. Attacks and the Fisher information need "
-            "logits: return what enters the softmax, or pass a `forward_fn=` that does."
+            "logits: return the input of the softmax, or pass a `forward_fn=` that does."
         )
     if num_classes not in (None, route.num_classes):
         raise ValueError(
