@@ -9,7 +9,9 @@ import gc
 import logging
 import multiprocessing
 import os
+import platform
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,14 +28,29 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from reliability_modules import NETWORKS, Classifier, ManualClassifier, SecondOrderClassifier, perceptron
+from reliability_modules import (
+    LEAKS,
+    NETWORKS,
+    NETWORKS_IN_USE,
+    Classifier,
+    Edges,
+    InGlobal,
+    InList,
+    InPlace,
+    ManualClassifier,
+    Scaled,
+    SecondOrderClassifier,
+    convolutional,
+    perceptron,
+)
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from tqdm import tqdm
 
-from lightning_robustness import RobustnessMonitor
-from lightning_robustness.attacks import PGD, get_attack
+from lightning_robustness import AdversarialTraining, InputSpace, RobustnessMonitor, evaluate
+from lightning_robustness._isolation.sandbox import find_leaks
+from lightning_robustness.attacks import PGD, get_attack, run_attack
 
 MEMORY_EPOCHS = 200
 
@@ -79,6 +96,7 @@ class Case:
     num_loaders: int = 1
     workers: int = 0
     stream: bool = False
+    logger: type[CSVLogger] = CSVLogger
 
 
 def _foreign_attacks() -> dict[str, Any]:
@@ -312,11 +330,21 @@ class Diverged(nn.Module):
         return x * torch.nan if not self.training and self.passes < 0 else x
 
 
+class Rejecting(CSVLogger):
+    """A logger that does not take the values of the monitor."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if any(key.startswith("robustness") for key in metrics):
+            raise ValueError("key rejected")
+        super().log_metrics(metrics, step)
+
+
 FAULTS = {
     "an attack raises": Case(monitor={"attacks": {"foreign": FailingAttack(), "pgd": "pgd"}}),
     "an attack returns NaN": Case(monitor={"attacks": _with_pgd(torch.nan)}),
     "an attack leaves the range": Case(monitor={"attacks": _with_pgd(5.0)}),
     "features become NaN": Case(lambda: perceptron(Diverged(20))),
+    "a logger rejects keys": Case(logger=Rejecting),
     "a batch cannot be read": Case(monitor={"batch_fn": lambda batch: batch if len(batch[0]) > 4 else None}),
 }
 
@@ -329,7 +357,7 @@ def try_fault(case: Case) -> str | None:
             L.seed_everything(7, verbose=False)
             module = case.module(case.network())
             monitor = [make_monitor(**case.monitor)] if watched else []
-            trainer = make_trainer(directory, list(monitor), logger=CSVLogger(directory), max_epochs=3)
+            trainer = make_trainer(directory, list(monitor), logger=case.logger(directory), max_epochs=3)
             trainer.fit(module, DataLoader(Digits(0, 200), 16, True), DataLoader(Digits(1200, 1300), 32))
             results.append(state_of(trainer, module))
         return find_difference(*results)
@@ -358,11 +386,193 @@ def try_memory() -> str | None:
         trainer = make_trainer(directory, [monitor, memory], max_epochs=MEMORY_EPOCHS)
         trainer.fit(Classifier(perceptron()), DataLoader(Digits(0, 64), 32), DataLoader(Digits(1200, 1264), 32))
     grown = memory.megabytes[-1] - memory.megabytes[0]
-    # Keys that need a history, such as those of trust, are logged from some epoch on, and hold a few scalars each
+    # The history and its outcomes are NumPy arrays or numbers; keys that need a history come with a few scalars each
     half, end = memory.tensors[len(memory.tensors) // 2], memory.tensors[-1]
     result = f"{half} tensors after half of the epochs, {end} in the end; {grown:.1f} MB more than after 10 epochs"
     print(f"Memory: {result}.")
     return None if end <= half and grown < 10 else result
+
+
+def train(network: nn.Module, x: Tensor, y: Tensor, steps: int = 60) -> nn.Module:
+    """Train a network in a few steps."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+        optimizer.step()
+    return network.eval()
+
+
+def try_gradients(attack: str) -> str | None:
+    """Attack behind a square root at 0, and return the difference to a network with an epsilon under the root."""
+    torch.manual_seed(0)
+    data = Digits(0, 300)
+    head = train(perceptron(), Edges(1e-8)(data.x), data.y)
+    shares, warned = [], []
+    for epsilon in (0.0, 1e-8):
+        with warnings.catch_warnings(record=True) as record:
+            warnings.simplefilter("always")
+            result = run_attack(nn.Sequential(Edges(epsilon), head), get_attack(attack, eps=0.1), data.x, data.y)
+        shares.append(result.success.float().mean().item())
+        warned.append(any("epsilon" in str(warning.message) for warning in record))
+    fits = abs(shares[0] - shares[1]) <= 0.03 and warned == [True, False]
+    return None if fits else f"success {shares[0]:.3f} and, with an epsilon, {shares[1]:.3f}; warned: {warned}"
+
+
+class Swapping(L.Callback):
+    """Other weights in validation, from the first epoch on."""
+
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.scale = 1.0 if trainer.sanity_checking else 0.5
+        pl_module.network[-1].weight.data.mul_(self.scale)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.network[-1].weight.data.div_(self.scale)
+
+
+def _hidden() -> list[nn.Module]:
+    return [convolutional(), convolutional()]
+
+
+def _in_global() -> nn.Module:
+    NETWORKS_IN_USE[:] = _hidden()
+    return nn.Sequential(InGlobal(), nn.Linear(10, 10))
+
+
+# Runs whose validation is of another network or of other inputs, and one that is not
+SAMPLES: dict[str, tuple[Callable[[], L.LightningModule], list[L.Callback], bool]] = {
+    "weights that a callback swaps in": (lambda: Classifier(perceptron()), [Swapping()], True),
+    "inputs prepared in place": (lambda: InPlace(perceptron()), [], True),
+    "networks of a list, in train mode": (lambda: Classifier(InList(_hidden())), [], True),
+    "networks of the file, in train mode": (lambda: Classifier(_in_global()), [], True),
+    "nothing of the kind": (lambda: Classifier(convolutional()), [], False),
+}
+
+
+def try_sample(make: Callable[[], L.LightningModule], callbacks: list[L.Callback], is_other: bool) -> str | None:
+    """Return None if a monitor refuses or warns exactly where validation had other outputs for its sample."""
+    L.seed_everything(7, verbose=False)
+    reason = None
+    with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        monitor = make_monitor(attacks=("pgd",))
+        try:
+            loaders = DataLoader(Digits(0, 200, 0.0), 16), DataLoader(Digits(1200, 1300, 0.0), 32)
+            make_trainer(directory, [*callbacks, monitor]).fit(make(), *loaders)
+        except Exception as error:
+            reason = str(error)
+    messages = [reason or "", *(str(warning.message) for warning in record)]
+    is_told = any("outputs that validation computed" in message for message in messages)
+    return None if is_told == is_other else f"told: {is_told} ({reason})"
+
+
+def evaluate_digits(model: nn.Module, folder: str | Path | None = None, **options: Any) -> dict[str, Any]:
+    """Evaluate a model and return all values but times."""
+    data = Digits(1200, 1300)
+    loader = DataLoader(TensorDataset(data.x, data.y), 32)
+    defaults = {"attacks": ("pgd",), "eps": 0.1, "fim_samples": 16, "attack_samples": 32, "progress": False}
+    report = evaluate(model, loader, resume=folder, **{**defaults, **options})
+    return {name: value for name, value in report.metrics.items() if "seconds" not in name}
+
+
+def try_damage(part: float) -> str | None:
+    """Flip a bit of every file in a folder of results, one file at a time, and return what the next report loses."""
+    torch.manual_seed(0)
+    model = train(perceptron(), Digits(0, 300).x, Digits(0, 300).y)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory) / "results"
+        expected = evaluate_digits(model, folder)
+        for path in sorted(folder.iterdir()):
+            copy = Path(directory) / path.name
+            shutil.copytree(folder, copy)
+            content = bytearray(path.read_bytes())
+            content[int(part * (len(content) - 1))] ^= 4
+            (copy / path.name).write_bytes(content)
+            try:
+                found = evaluate_digits(model, copy)
+            except ValueError as error:
+                if path.name not in str(error):
+                    return f"{path.name}: {error}"
+                continue
+            if found != expected:
+                return f"{path.name}: other values"
+    return None
+
+
+class Tempered(nn.Module):
+    """Divides logits by a number that is neither parameter nor buffer."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.temperature
+
+
+def _calling(factor: float) -> nn.Module:
+    part = nn.Identity()
+    part.forward = lambda x: factor * x  # type: ignore[method-assign]
+    return part
+
+
+PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
+    "another activation": (nn.ReLU, nn.Tanh),
+    "another attribute": (lambda: Tempered(1.0), lambda: Tempered(0.5)),
+    "another value in a closure": (lambda: _calling(1.0), lambda: _calling(2.0)),
+}
+
+
+def try_other_model(first: Callable[[], nn.Module], second: Callable[[], nn.Module]) -> str | None:
+    """Go on in a folder of results with a model of the same weights; return None if that is refused."""
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for part in (first, first, second):
+            torch.manual_seed(0)
+            try:
+                results.append(evaluate_digits(perceptron(part()), folder))
+            except ValueError as error:
+                results.append(str(error))
+    fits = results[0] == results[1] and isinstance(results[2], str)
+    return None if fits else "accepted, or the same model was refused"
+
+
+def try_leak(make: Callable[[], nn.Module], names: list[str]) -> str | None:
+    """Return None if exactly what a pass changes for good is named."""
+    found = find_leaks(nn.Sequential(make()), torch.rand(2, 4))
+    fits = len(found) == len(names) and all(leak.endswith(name) for leak, name in zip(found, names, strict=True))
+    return None if fits else ", ".join(found) or "nothing"
+
+
+def _evaluate_pixels(data: TensorDataset) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = Scaled(*perceptron())
+    report = evaluate(
+        model, DataLoader(data, 32), eps=8.0, input_space=InputSpace(high=255), attacks=("pgd",), progress=False
+    )
+    return {name: value for name, value in report.metrics.items() if "seconds" not in name}
+
+
+def _fit_pixels(data: TensorDataset, is_robust: bool) -> dict[str, Any]:
+    L.seed_everything(7, verbose=False)
+    space = InputSpace(high=255)
+    callback = AdversarialTraining(eps=8.0, steps=2, input_space=space)
+    monitor = make_monitor(input_space=space, eps=8.0, attack_every_n_epochs=1)
+    module = Classifier(Scaled(*perceptron()))
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = make_trainer(directory, [*([callback] if is_robust else []), monitor])
+        trainer.fit(module, DataLoader(data, 16), DataLoader(data, 32))
+    if "adv_acc/pgd" not in monitor.history[-1]:
+        raise RuntimeError("the monitor left attacks out")
+    values = {name: value for name, value in monitor.history[-1].items() if "seconds" not in name}
+    return {"values": values, "weights": module.state_dict()}
+
+
+def try_bytes(run: Callable[[TensorDataset], dict[str, Any]]) -> str | None:
+    """Return where results for pixels in bytes differ from those for the same pixels in floating point."""
+    pixels = (255 * load_digits().images[:100] / 16).astype(np.uint8)
+    x, y = torch.from_numpy(pixels).unsqueeze(1), torch.from_numpy(load_digits().target[:100])
+    return find_difference(run(TensorDataset(x, y)), run(TensorDataset(x.float(), y)))
 
 
 def main() -> None:
@@ -379,6 +589,26 @@ def main() -> None:
         },
         "A fault once training runs costs a value, not the run": {
             name: partial(try_fault, case) for name, case in FAULTS.items()
+        },
+        "Gradients that are not finite are reported, and hide nothing from attacks": {
+            name: partial(try_gradients, name) for name in ("fgsm", "bim", "mifgsm", "pgd", "cw")
+        },
+        "The sample has the outputs that validation computed, or the monitor says so": {
+            name: partial(try_sample, *arguments) for name, arguments in SAMPLES.items()
+        },
+        "A flipped bit in any file of results changes no value": {
+            f"{part:.0%} into each file": partial(try_damage, part) for part in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+        },
+        "Results of another model with the same weights are refused": {
+            name: partial(try_other_model, *pair) for name, pair in PAIRS.items()
+        },
+        "What `forward` changes for good is named": {
+            name: partial(try_leak, *arguments) for name, arguments in LEAKS.items()
+        },
+        "Pixels in bytes give the results of the same pixels in floating point": {
+            "evaluate": partial(try_bytes, _evaluate_pixels),
+            "monitor": partial(try_bytes, partial(_fit_pixels, is_robust=False)),
+            "adversarial training": partial(try_bytes, partial(_fit_pixels, is_robust=True)),
         },
         f"Memory does not grow over {MEMORY_EPOCHS} epochs": {"a small network": try_memory},
     }
@@ -397,6 +627,7 @@ def main() -> None:
     print("\n| promise | cases tried | cases held |\n|---|---|---|")
     for row in rows:
         print("| {} | {} | {} |".format(*row))
+    print(f"\nPython {platform.python_version()}, torch {torch.__version__}, Lightning {L.__version__}.")
     print("\n".join(["", *broken]))
     sys.exit(1 if broken or any(tried != held or not tried for _, tried, held in rows) else 0)
 

@@ -128,6 +128,158 @@ class Noise(nn.Module):
         return x + 0.01 * torch.randn(x.shape, generator=self.torch_generator) + shift
 
 
+GENERATOR = torch.Generator()
+RANDOM = {"numpy": np.random.default_rng(0)}
+NETWORKS_IN_USE: list[nn.Module] = []
+CALLS: list[int] = []
+NUMBER = 0
+
+
+def _draw() -> float:
+    return RANDOM["numpy"].standard_normal()
+
+
+class SharedNoise(nn.Module):
+    """Noise from generators of the file, directly and through a function, and of the class."""
+
+    generator = random.Random(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = 0.01 * _draw() + 0.01 * self.generator.random()
+        return x + 0.01 * torch.randn(x.shape, generator=GENERATOR) + shift
+
+
+def shared_noise() -> nn.Sequential:
+    """Noise from generators that the module does not hold, seeded anew."""
+    GENERATOR.manual_seed(0)
+    RANDOM["numpy"] = np.random.default_rng(0)
+    SharedNoise.generator.seed(0)
+    return perceptron(SharedNoise())
+
+
+class InGlobal(nn.Module):
+    """Runs networks of a list of the file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(network(x) for network in NETWORKS_IN_USE)
+
+
+class InList(nn.Module):
+    """Runs networks of a list, which are not its children."""
+
+    def __init__(self, networks: list[nn.Module]) -> None:
+        super().__init__()
+        self.networks, self.scale = networks, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * sum(network(x) for network in self.networks)
+
+
+class Remembering(nn.Module):
+    """Changes something in each pass: what, is given as a callable."""
+
+    rows: list[int] = []  # noqa: RUF012
+    count = 0
+
+    def __init__(self, state: Any, change: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer, self.state, self.change = nn.Linear(4, 3), state, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.change(self, x.detach())
+        return self.layer(x)
+
+
+class InClass(Remembering):
+    """Changes attributes of its class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).count += 1
+        self.rows.append(1)
+        return super().forward(x)
+
+
+class InFile(Remembering):
+    """Changes variables of the file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS.append(1)
+        _count()
+        return super().forward(x)
+
+
+def _count() -> None:
+    global NUMBER
+    NUMBER += 1
+
+
+def _in_closure() -> nn.Module:
+    rows: list[int] = []
+
+    class InClosure(Remembering):
+        def forward(self, x: Tensor) -> Tensor:
+            rows.append(1)
+            return super().forward(x)
+
+    return InClosure(None, _nothing)
+
+
+def _nothing(module: nn.Module, x: Tensor) -> None:
+    pass
+
+
+class Notes:
+    """An object that is no module."""
+
+    count = 0
+
+
+def _long_list(module: Any, x: Tensor) -> None:
+    module.state[10_500] += 1
+
+
+# What a pass changes for good, and the ends of the names to expect
+LEAKS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "a parameter with gradient, written in place": (
+        lambda: Remembering(None, lambda module, x: module.layer.weight.data.mul_(0.9)),
+        ["layer.weight"],
+    ),
+    "an object": (lambda: Remembering(Notes(), lambda m, x: setattr(m.state, "count", m.state.count + 1)), ["count"]),
+    "a long list": (lambda: Remembering([0] * 20_000, _long_list), ["state"]),
+    "attributes of the class": (lambda: InClass(None, _nothing), ["count", "rows"]),
+    "variables of the file, also through a function": (lambda: InFile(None, _nothing), ["CALLS", "NUMBER"]),
+    "a variable of a closure": (_in_closure, ["rows"]),
+}
+
+
+class Edges(nn.Module):
+    """Magnitude of the gradient of an image, whose derivative is infinite where the image is flat."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        kernel = torch.tensor([[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]]) / 4
+        self.register_buffer("kernels", torch.stack([kernel, kernel.T]).unsqueeze(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (nn.functional.conv2d(x, self.kernels, padding=1).square().sum(1, keepdim=True) + self.epsilon).sqrt()
+
+
+class Scaled(nn.Sequential):
+    """Scales pixels from 0 to 255 itself, whatever their type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float() / 255)
+
+
+class InPlace(Classifier):
+    """Prepares inputs in place in validation."""
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        batch[0].sub_(0.3).div_(0.2)
+        super().validation_step(batch, batch_idx)
+
+
 class Recomputed(nn.Module):
     """A block whose activations are computed again in the backward pass."""
 
@@ -190,4 +342,5 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "running mean as a plain attribute": lambda: perceptron(Centered(32)),
     "LSTM that keeps its state": Recurrent,
     "generators held by the module": lambda: perceptron(Noise()),
+    "generators of the file and the class": shared_noise,
 }

@@ -1,4 +1,4 @@
-"""What a callable refers to: its modules, the variables of its functions, and everything that can be reached there."""
+"""Everything that a callable refers to: modules, variables of functions, and whatever can be reached from there."""
 
 import pickle
 import random

@@ -156,17 +156,6 @@ def find_leaks(model: Callable[..., Any], x: Tensor, eval_mode: bool = True) -> 
 
     Everything that can be reached from the modules, and from the variables of their functions, is compared without
     calling its code. Tensors of more than four million elements are compared at evenly spaced positions.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._isolation.sandbox import find_leaks
-        >>> class Clipped(torch.nn.Linear):
-        ...     def forward(self, x):
-        ...         self.weight.data.clamp_(-0.1, 0.1)
-        ...         return super().forward(x)
-        >>> find_leaks(torch.nn.Sequential(Clipped(8, 8)), torch.ones(2, 8))
-        ['0.weight']
-
     """
     before = Fingerprint(model).entries
     with sandbox(model, x, eval_mode=eval_mode) as (x,), torch.no_grad():

@@ -22,14 +22,6 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
     """Run a model and return its logits, shape ``(N, K)``.
 
     A binary classifier with one logit z per sample, of shape ``(N, 1)`` or ``(N,)``, has the two classes [0, z].
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._model.access import compute_logits
-        >>> compute_logits(lambda x: x.sum(dim=1), torch.tensor([[1.0, 2.0], [3.0, -4.0]]))
-        tensor([[ 0.,  3.],
-                [ 0., -1.]])
-
     """
     check_model(model)
     output = model(x)
@@ -61,11 +53,12 @@ def try_forward(model: nn.Module, forward: Callable[..., Any], x: Tensor) -> Non
             forward(copies)
     except Exception as error:
         children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
-        example = f". If `{children[0]}` does: `forward_fn=lambda module, x: module.{children[0]}(x)`"
+        only = children[0] if len(children) == 1 else None
+        proposal = f" If `{only}` does: `forward_fn=lambda module, x: module.{only}(x)`." if only else ""
         raise ValueError(
             f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {tuple(x.shape)} but it "
             f"failed: {error} Let `forward` return logits, or pass `forward_fn=`, a callable that takes the module and "
-            f"inputs and returns logits{example if len(children) == 1 else ''}."
+            f"inputs and returns logits.{proposal}"
         ) from error
 
 
@@ -202,7 +195,7 @@ class Access:
 
 @dataclass(frozen=True)
 class ExtraInputs:
-    """Names of the entries that a model takes beside its inputs, and the keyword for these; None if they come first."""
+    """Names of the entries that a model takes besides its inputs, and the keyword for these; None if they are first."""
 
     names: tuple[str, ...]
     keyword: str | None = None

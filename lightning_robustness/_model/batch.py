@@ -19,7 +19,7 @@ _LABEL_NAMES = ("label", "labels", "target", "targets", "y")
 _NOT_CLASSIFICATION = "Expected single-label classification, with one class per sample, but this is none:"
 _BATCH_FN = "If they are elsewhere, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
 _ONE_HOT = (
-    "One-hot or soft labels, and those of other forms, can be turned into class indices by `batch_fn=`, a callable "
+    "One-hot or soft labels, and any others, can be turned into class indices by `batch_fn=`, a callable "
     "that takes the batch and returns inputs and labels: `lambda batch: (batch[0], batch[1].argmax(dim=1))`."
 )
 
@@ -67,16 +67,7 @@ class Batch(NamedTuple):
 def read_batch(
     batch: Any, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None, soft: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Find the inputs and the labels of a batch.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._model.batch import read_batch
-        >>> read_batch({"image": torch.zeros(2, 1), "label": torch.tensor([3, 5]), "path": ["a", "b"]})
-        (tensor([[0.],
-                [0.]]), tensor([3, 5]))
-
-    """
+    """Find the inputs and the labels of a batch."""
     x, y = _find(batch, batch_fn)
     return x, None if y is None else _read_labels(x, y, soft)
 
@@ -84,7 +75,7 @@ def read_batch(
 def read_extras(
     batch: Any, batch_fn: Callable[[Any], Any] | None, num_samples: int
 ) -> tuple[str | None, dict[str, Tensor]]:
-    """Find what a batch holds beside inputs and labels, by name: an attention mask, for instance."""
+    """Find what a batch holds besides inputs and labels, by name, such as an attention mask."""
     if batch_fn is not None:
         result = batch_fn(batch)
         extras = result[2] if len(result) == 3 else {}
@@ -132,19 +123,7 @@ def require_labels(y: Tensor | None, needed_by: str, otherwise: str | None = Non
 def replace_in_batch(
     batch: Any, x: Tensor, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
 ) -> Any:
-    """Make a batch of the same type with other inputs, and leave the given one unchanged.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._model.batch import replace_in_batch
-        >>> x, y = torch.zeros(2, 1), torch.tensor([3, 5])
-        >>> replace_in_batch((x, y, ["a", "b"]), torch.cat([x, x + 1]))
-        (tensor([[0.],
-                [0.],
-                [1.],
-                [1.]]), tensor([3, 5, 3, 5]), ['a', 'b', 'a', 'b'])
-
-    """
+    """Make a batch of the same type with other inputs, and leave the given one unchanged."""
     old, _ = _find(batch, batch_fn)
     if len(old) == 0 or len(x) == 0 or len(x) % len(old):
         raise ValueError(f"Expected as many inputs as the batch has, {len(old)}, or a multiple, but got {len(x)}.")

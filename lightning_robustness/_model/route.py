@@ -63,15 +63,6 @@ def find_route(
     weights. What follows it (a temperature, a normalisation, an activation, pooling, a softmax) does not matter. If
     there are several such layers, as in an ensemble, or a matrix that is no module's is applied after them, there is no
     head.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._model.route import find_route
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 4), torch.nn.Tanh())
-        >>> route = find_route(model, torch.rand(5, 2))
-        >>> route.head, route.num_features, sorted(route.sources)
-        ('2', 3, ['', '3'])
-
     """
     given = None if head is None else name_of(model, head)
     forward = forward or model
@@ -164,7 +155,7 @@ def _tensors(output: Any) -> Iterable[Tensor]:
 
 
 def copy_output(output: Any, module: nn.Module) -> Any:
-    """Copy the tensors of an output, which the network may go on to change, averaged over positions."""
+    """Copy the tensors of an output, which the network may change later, averaged over positions."""
     output = output.logits if isinstance(getattr(output, "logits", None), Tensor) else output
     if isinstance(output, Tensor):
         return pool(module, output) if output.is_floating_point() else None
@@ -250,7 +241,7 @@ def _find_last(
         last = _last_by_output(layers, logits, sources, given)
     _require([call for call in calls if call.name == last.name][-1] is last, f"{last.name!r} runs again after it")
     has_rows = last.embedding is not None and len(last.embedding) == len(logits)
-    _require(has_rows, f"what enters {last.name!r} is not a tensor of numbers with one row per sample")
+    _require(has_rows, f"the input of {last.name!r} is not a tensor of numbers with one row per sample")
     return last
 
 

@@ -44,7 +44,7 @@ def log_probabilities(
 
 
 def _check(x: Tensor, y: Tensor, x_adv: Tensor) -> int:
-    """Check the arguments beside adversarial inputs from elsewhere, and return the highest label."""
+    """Check the arguments given with adversarial inputs from elsewhere, and return the highest label."""
     check_tensor("x", x)
     check_tensor("x_adv", x_adv)
     if x.ndim < 2 or x_adv.shape != x.shape:

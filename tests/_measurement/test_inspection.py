@@ -155,3 +155,19 @@ def test_any_logits_that_differ_from_those_of_validation_are_seen(change):
     outputs = features.outputs()
     assert largest_difference(subject(model), samples(X), outputs) < 1e-6
     assert largest_difference(subject(lambda x: change(model(x))), samples(X), outputs) > 0.01
+
+
+def test_a_network_that_draws_from_its_own_generator_cannot_be_compared():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network, self.generator = network(), torch.Generator()
+
+        def forward(self, x):
+            return self.network(x + torch.rand(x.shape, generator=self.generator))
+
+    model = Noisy()
+    features = FeaturePass(3, "exact", CPU)
+    model(X)
+    features.add(batch(), HeadCall(None, model(X).detach()))
+    assert largest_difference(subject(model), samples(X), features.outputs()) == 0

@@ -362,7 +362,7 @@ def test_tokens_have_an_embedding_too():
     network = nn.Sequential(nn.Embedding(7, 6), nn.Flatten(), nn.Linear(18, 4))
     assert find_head(network, torch.randint(7, (5, 3))) == "2"
     bag = nn.Sequential(nn.EmbeddingBag(7, 4))
-    assert find_route(bag, torch.randint(7, (5, 3))).reason.startswith("what enters '0' is not a tensor of numbers")
+    assert find_route(bag, torch.randint(7, (5, 3))).reason.startswith("the input of '0' is not a tensor of numbers")
 
 
 def test_hooks_are_removed_if_the_network_fails():
