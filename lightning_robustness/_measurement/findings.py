@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -198,3 +198,26 @@ def _attack_values(rates: Mapping[str, dict[str, float]]) -> dict[str, float]:
             own["distortion"] = math.nan
         values["samples_attacks"] = own["count"]
     return values
+
+
+def seconds(findings: Findings, extra: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of all parts, those of attacks last."""
+    own = {name: value for name, value in findings.values.items() if name.startswith("seconds/")}
+    attacks = {name: own.pop(name) for name in [f"seconds/{key}" for key in findings.attacks]}
+    return own | {f"seconds/{name}": value for name, value in extra.items()} | attacks
+
+
+def per_sample_columns(plan: Plan, findings: Findings) -> dict[str, list[Any]]:
+    """List the results of each sample."""
+    columns: dict[str, list[Any]] = {}
+    for meter in plan.meters():
+        rows = findings.rows.get(meter.name)
+        for name, column in meter.per_sample.items():
+            if rows is not None and column in rows.columns:
+                columns |= {f"{name}_index": rows.positions.tolist(), name: rows[column].float().tolist()}
+    if findings.attacks:
+        first = next(iter(findings.attacks.values()))
+        columns |= {"index": first.positions.tolist(), "y": first["y"].tolist(), "preds": first["preds"].tolist()}
+    for name, rows in findings.attacks.items():
+        columns |= {f"{part}/{name}": rows[part].tolist() for part in ("adv_preds", "l2", "linf")}
+    return columns

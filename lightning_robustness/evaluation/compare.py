@@ -13,6 +13,7 @@ from lightning_robustness._measurement.plan import AttackLike, list_attacks
 from lightning_robustness._processes import Processes, ProcessesLostError, describe_error, rank_zero_warn
 from lightning_robustness.attacks.attack import Norm
 from lightning_robustness.attacks.registry import Strength
+from lightning_robustness.evaluation.cmmr import Weighting
 from lightning_robustness.evaluation.decision_space import Projection
 from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.reports.comparison_checks import (
@@ -49,6 +50,8 @@ def compare(
     rank_budget: float | None = None,
     prior: Mapping[str, float] | None = None,
     balance: float = 0.0,
+    weighting: Weighting = "entropy",
+    warm_starts: bool = True,
     attack_samples: int = 256,
     fim_samples: int = 256,
     fim_method: FisherMethod = "auto",
@@ -89,6 +92,9 @@ def compare(
         rank_budget: The one of the budgets at which models are sorted by robust accuracy; by default the middle one.
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
         balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.
+        weighting: How CMMR weighs its metrics: see :func:`~lightning_robustness.evaluation.cmmr.composite_scores`.
+        warm_starts: Whether attacks start from where they ended at the budget before, and broken samples stay broken;
+            False for accuracy by equation 1 of the CMMR paper, each budget by itself.
         attack_samples: Number of samples to attack.
         fim_samples: The other arguments are those of :func:`~lightning_robustness.evaluation.evaluate`, for each model.
         fim_method: See there.
@@ -144,14 +150,15 @@ def compare(
     attacks = list_attacks(attacks)
     budgets = read_budgets("budgets", budgets)
     plan = plan_sweep(attacks, budgets, input_space, strength=strength, norm=norm)
-    check_prior({} if prior is None else prior, balance)
+    check_prior({} if prior is None else prior, balance, weighting)
     check_folder(resume)
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)
     if modules:
         check_budget(rank_budget, budgets)
     if reports:
-        check_reports(reports, *((list(plan[0]), budgets) if modules else (None, None)), num_classes)
+        names, sizes = (list(plan[0]), budgets) if modules else (None, None)
+        check_reports(reports, names, sizes, num_classes)
     processes = Processes()
     outcomes: dict[str, _Outcome] = {}
     for name, model in modules.items():
@@ -166,6 +173,7 @@ def compare(
             strength=strength,
             sweep_attacks=attacks,
             sweep_budgets=budgets,
+            warm_starts=warm_starts,
             attack_samples=attack_samples,
             fim_samples=fim_samples,
             fim_method=fim_method,
@@ -205,7 +213,17 @@ def compare(
     if dataloader is not None:
         origin |= describe_data(dataloader) | {"seed": str(seed)}
     origin = processes.gather(origin)[0]
-    return ComparisonReport(ordered, dict(prior or {}), balance, missing, left_out, failed, rank_budget, origin)
+    return ComparisonReport(
+        ordered,
+        prior=dict(prior or {}),
+        balance=balance,
+        weighting=weighting,
+        missing=missing,
+        left_out=left_out,
+        failed=failed,
+        budget=rank_budget,
+        provenance=origin,
+    )
 
 
 def _evaluate(

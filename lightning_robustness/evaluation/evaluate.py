@@ -10,7 +10,7 @@ from lightning_robustness._arguments import check_device, check_flag, check_inte
 from lightning_robustness._display.pictures import AdversarialExample, make_examples
 from lightning_robustness._display.provenance import describe_data, describe_run
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
-from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude
+from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude, per_sample_columns, seconds
 from lightning_robustness._measurement.inspection import Found, inspect, warn_of_unused_layers
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters import Meter
@@ -63,6 +63,7 @@ def evaluate(
     clever_radius: float = 2.0,
     sweep_budgets: Sequence[float] = (),
     sweep_attacks: Iterable[AttackLike] | Mapping[str, AttackLike] = SWEEP_ATTACKS,
+    warm_starts: bool = True,
     decision_space: Projection | None = None,
     batch_size: int = 128,
     device: str | torch.device | None = None,
@@ -108,6 +109,8 @@ def evaluate(
         clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
         sweep_budgets: Budgets of a sweep, increasing, for curves and for ``compare``; empty for none.
         sweep_attacks: Attacks of the sweep; see :func:`~lightning_robustness.evaluation.sweep`.
+        warm_starts: Whether attacks of the sweep start from where they ended at the budget before; False for accuracy
+            by equation 1 of the CMMR paper, each budget by itself.
         decision_space: ``"pca"`` or ``"tsne"`` to keep embeddings of clean samples, and under PGD, in the plane.
         batch_size: Number of samples of the sample that are worked on at a time.
         device: Where to run; by default where the model is. It is moved back in the end.
@@ -146,7 +149,7 @@ def evaluate(
     check_folder(resume)
     check_device(device)
     check_integer("num_examples", num_examples, minimum=0)
-    for name, flag in {"per_sample": per_sample, "progress": progress}.items():
+    for name, flag in {"per_sample": per_sample, "warm_starts": warm_starts, "progress": progress}.items():
         check_flag(name, flag)
     access = Access(input_space, head, num_classes, forward_fn, embed_fn, batch_fn)
     budgets = read_budgets("sweep_budgets", sweep_budgets)
@@ -168,7 +171,7 @@ def evaluate(
         batch_size=batch_size,
         seed=seed,
     )
-    extra = _extra_meters(plan, budgets, sweep_attacks, decision_space, eps, strength, norm)
+    extra = _extra_meters(plan, budgets, sweep_attacks, warm_starts, decision_space, eps, strength, norm)
     processes, model = Processes(), unwrap(model)
     settings = plan.describe() | {"torch": torch.__version__}
     facts = {"function": "evaluate", "attack_samples": attack_samples, "sweep_budgets": budgets, **access.describe()}
@@ -198,10 +201,10 @@ def evaluate(
         origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
         report = _report(findings, plan, passed, settings)
         report.interrupted, report.adversarial_examples = interrupted, pictures
-        report.metrics |= _seconds(findings, _add_extra(report, extra, measured, budgets, passed, processes))
+        report.metrics |= seconds(findings, _add_extra(report, extra, measured, budgets, passed, processes))
         report.provenance |= processes.gather(origin)[0]
         if per_sample:
-            report.per_sample = _per_sample(plan, findings)
+            report.per_sample = per_sample_columns(plan, findings)
         elif report.sweep is not None:
             report.sweep = report.sweep._without_samples()
         return report
@@ -228,6 +231,7 @@ def _extra_meters(
     plan: Plan,
     budgets: Sequence[float],
     sweep_attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
+    warm_starts: bool,
     decision_space: Projection | None,
     eps: float | None,
     strength: Strength,
@@ -246,7 +250,7 @@ def _extra_meters(
     if budgets:
         sweep = plan_sweep(sweep_attacks, budgets, plan.input_space, "sweep_", strength, norm)
         announce(sweep[0], plan.attack_samples, len(budgets))
-        meters.append(SweepMeter(plan.attack_samples, sweep))
+        meters.append(SweepMeter(plan.attack_samples, sweep, warm_starts))
     if decision_space is not None:
         get_projection(decision_space, plan.seed)
         ((name, attack),) = name_attacks(["pgd"], eps, "paper", norm).items()
@@ -326,39 +330,16 @@ def _add_extra(
     processes: Processes,
 ) -> dict[str, float]:
     """Add the sweep and the decision space to a report; return the seconds that they took."""
-    seconds: dict[str, float] = {}
+    times: dict[str, float] = {}
     for meter in meters:
         rows = measured.rows.get(meter.name)
         if isinstance(meter, SweepMeter) and rows is not None:
             is_interrupted = measured.interrupted == meter.label
             sweep = sweep_report(meter, budgets, rows, is_interrupted, passed, processes)
             report.sweep = sweep if sweep.samples else None
-            seconds["sweep"] = sum(sweep.seconds.values())
+            times["sweep"] = sum(sweep.seconds.values())
         elif isinstance(meter, DecisionSpaceMeter) and rows is not None:
             with processes.step():
                 report.decision_space = project(meter, rows, passed.subject)
-            seconds["decision_space"] = rows.seconds
-    return seconds
-
-
-def _seconds(findings: Findings, extra: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of all parts, those of attacks last."""
-    own = {name: value for name, value in findings.values.items() if name.startswith("seconds/")}
-    attacks = {name: own.pop(name) for name in [f"seconds/{key}" for key in findings.attacks]}
-    return own | {f"seconds/{name}": value for name, value in extra.items()} | attacks
-
-
-def _per_sample(plan: Plan, findings: Findings) -> dict[str, list[Any]]:
-    """List the results of each sample."""
-    columns: dict[str, list[Any]] = {}
-    for meter in plan.meters():
-        rows = findings.rows.get(meter.name)
-        for name, column in meter.per_sample.items():
-            if rows is not None and column in rows.columns:
-                columns |= {f"{name}_index": rows.positions.tolist(), name: rows[column].float().tolist()}
-    if findings.attacks:
-        first = next(iter(findings.attacks.values()))
-        columns |= {"index": first.positions.tolist(), "y": first["y"].tolist(), "preds": first["preds"].tolist()}
-    for name, rows in findings.attacks.items():
-        columns |= {f"{part}/{name}": rows[part].tolist() for part in ("adv_preds", "l2", "linf")}
-    return columns
+            times["decision_space"] = rows.seconds
+    return times

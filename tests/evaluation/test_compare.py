@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness.evaluation import compare, evaluate
+from lightning_robustness.evaluation import ComparisonReport, compare, composite_scores, evaluate, sweep
+from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS
 from tests.evaluation.reports.reports import make_report
 
 
@@ -66,6 +67,34 @@ def test_the_number_of_classes_is_that_of_the_reports(digits, digits_network):
         compare({**reports, "b": digits_network}, loader, num_classes=7)
     with pytest.raises(ValueError, match="`num_classes`"):
         compare(reports, num_classes=7)
+
+
+def test_attacks_may_start_anew_at_each_budget(digits, digits_network):
+    loader, budgets = [(digits[0][1200:1260], digits[1][1200:1260])], [0.05, 0.1, 0.15]
+    options = {"warm_starts": False, "attack_samples": 60, "strength": "paper", "progress": False}
+    report = compare({"a": digits_network}, loader, ["bim"], budgets, fim_samples=0, **options)
+    expected = sweep(digits_network, loader, ["bim"], budgets, **options)
+    assert report.reports["a"].sweep.values == expected.values
+    assert report.reports["a"].sweep.settings["warm starts"] == "no"
+    assert expected.values != sweep(digits_network, loader, ["bim"], budgets, **options | {"warm_starts": True}).values
+
+
+@pytest.mark.parametrize("weighting", ["entropy", "printed", "correlation"])
+def test_weighting_is_that_of_composite_scores(weighting):
+    reports = {"a": make_report(1), "b": make_report(2)}
+    report = compare(reports, prior={"accuracy": 5.0}, weighting=weighting)
+    values = torch.tensor([[own.sweep.values[name] for name in SWEEP_METRICS] for own in reports.values()])
+    expected = composite_scores(
+        values.double().permute(0, 2, 3, 1), list(SWEEP_METRICS.values()), [5.0, 1, 1, 1, 1], weighting=weighting
+    )
+    assert list(report.weights.values()) == pytest.approx(expected.weights.tolist(), abs=1e-5)
+    assert ComparisonReport.from_dict(report.to_dict()).weights == report.weights
+    assert ("correlation" in report.tables()[0].note) == (weighting == "correlation")
+
+
+def test_an_unknown_weighting_is_refused_before_the_sweep(digits_network):
+    with pytest.raises(ValueError, match="`weighting`"):
+        compare({"a": digits_network}, [], weighting="mean")
 
 
 def test_different_numbers_of_classes_are_found_before_the_sweep(digits, digits_network):

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from lightning_robustness._arguments import is_number
+from lightning_robustness._arguments import check_option, is_number
 from lightning_robustness._measurement.feature_pass import LOGITS
 from lightning_robustness._measurement.meters.fisher import FisherMeter
 from lightning_robustness._numbers import write_budget
-from lightning_robustness.evaluation.cmmr import check_weights
+from lightning_robustness.evaluation.cmmr import Weighting, check_weights
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
 
@@ -18,8 +18,9 @@ UNCLASSIFIED = (
 _NOT_COMPARED = "normalisation"
 
 
-def check_prior(prior: Mapping[str, float], balance: float) -> None:
+def check_prior(prior: Mapping[str, float], balance: float, weighting: Weighting) -> None:
     """Check the weights of a comparison."""
+    check_option("weighting", weighting, Weighting)
     if not isinstance(prior, Mapping):
         raise TypeError(f"Expected `prior` to be a mapping of metrics to weights but got {prior!r}.")
     unknown = [name for name in prior if name not in SWEEP_METRICS]

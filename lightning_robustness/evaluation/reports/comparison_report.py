@@ -1,7 +1,7 @@
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from lightning_robustness._measurement.keys import Key, attack_free_metrics, get
 from lightning_robustness._measurement.statistics import kendall_w, pearson
 from lightning_robustness._measurement.verdict import rival, ties_of_models
 from lightning_robustness._numbers import write_budget
-from lightning_robustness.evaluation.cmmr import CompositeScores, composite_scores
+from lightning_robustness.evaluation.cmmr import CompositeScores, Weighting, composite_scores
 from lightning_robustness.evaluation.reports.comparison_checks import (
     check_budget,
     check_prior,
@@ -61,6 +61,7 @@ class ComparisonReport(Report):
         reports: One report per model, with sweeps over the same attacks and budgets.
         prior: Prior weights of the metrics of the sweep; 1 for those that are not given.
         balance: Share of the weight that no metric gets.
+        weighting: How CMMR weighs its metrics, an option of ``composite_scores``.
         missing: Models that an interrupted run did not reach.
         left_out: Models that classify no sample correctly, so that there is nothing to attack.
         failed: Errors of models that could not be measured.
@@ -74,8 +75,10 @@ class ComparisonReport(Report):
     """
 
     reports: dict[str, RobustnessReport]
+    _: KW_ONLY
     prior: dict[str, float] = field(default_factory=dict)
     balance: float = 0.0
+    weighting: str = "entropy"
     missing: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -84,23 +87,8 @@ class ComparisonReport(Report):
 
     title = "Robustness of several models"
 
-    _derived = (
-        *(
-            "ties",
-            "differences",
-            "robust_accuracy",
-            "scores",
-            "curves",
-            "composite",
-            "entropy_weights",
-            "weights",
-            "adversarial_accuracy",
-        ),
-        *("ranks", "correlations", "metric_pearson", "attack_pearson", "concordance"),
-    )
-
     def __post_init__(self) -> None:
-        check_prior(self.prior, self.balance)
+        check_prior(self.prior, self.balance, cast(Weighting, self.weighting))
         self._sweeps = check_reports(self.reports)
         self._first = next(iter(self._sweeps.values()))
         self.attacks, self.budgets = self._first.attacks, self._first.budgets
@@ -243,7 +231,14 @@ class ComparisonReport(Report):
         columns = {"mean over budgets": self.adversarial_accuracy, "clean": clean, "CMMR": self.scores}
         shares = {name: self._robust(name) for name in models}
         tables = [
-            model_table(shares, self._budget_text, self.differences, self.ties, columns, explain_weights(self.weights)),
+            model_table(
+                shares,
+                self._budget_text,
+                self.differences,
+                self.ties,
+                columns,
+                explain_weights(self.weights, self.weighting),
+            ),
             value_table(list(self.correlations), {model: self.reports[model] for model in models}),
             Table(
                 "Ranks, 1 is most robust",
@@ -327,7 +322,9 @@ class ComparisonReport(Report):
             [[sweep.values[metric] for metric in SWEEP_METRICS] for sweep in self._sweeps.values()], dtype=torch.float64
         ).permute(0, 2, 3, 1)
         prior = [self.prior.get(metric, 1.0) for metric in SWEEP_METRICS]
-        return composite_scores(values, list(SWEEP_METRICS.values()), prior, self.balance)
+        return composite_scores(
+            values, list(SWEEP_METRICS.values()), prior, self.balance, cast(Weighting, self.weighting)
+        )
 
     def _by_attack(self) -> dict[str, Tensor]:
         """Return M of all models and budgets in a row, for each attack."""
@@ -345,3 +342,5 @@ class ComparisonReport(Report):
         if key in computed:
             return computed[key]
         return {name: report.metrics.get(key, math.nan) for name, report in self.reports.items()}
+
+    _derived = tuple(name for name, value in vars().items() if isinstance(value, cached_property))

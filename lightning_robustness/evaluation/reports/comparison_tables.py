@@ -18,6 +18,11 @@ from lightning_robustness.evaluation.reports.verdict import Share
 _ROUNDING = 1e-12
 # Metrics of a sweep
 METRIC_LABELS = {"accuracy": "accuracy", "ssim": "SSIM (ASS)", "psnr": "PSNR", "mse": "MSE", "ald2": "ALD2"}
+_WEIGHTINGS = {
+    "entropy": "by how much they vary (entropy method)",
+    "printed": "by how much they vary (entropy method, without prior weights, as equation 8 is printed)",
+    "correlation": "so that their mean correlation with it is highest",
+}
 
 
 def rank_models(values: Mapping[str, float], higher_is_better: bool) -> dict[str, int]:
@@ -92,11 +97,11 @@ def weight_table(entropy: Mapping[str, float], prior: Mapping[str, float], weigh
     )
 
 
-def explain_weights(weights: Mapping[str, float]) -> str:
+def explain_weights(weights: Mapping[str, float], weighting: str) -> str:
     """List the weights in CMMR in a sentence, the largest first."""
     ordered = sorted(weights.items(), key=lambda item: -item[1])
     listed = ", ".join(f"{METRIC_LABELS[metric]} {weight:.2f}" for metric, weight in ordered)
-    return f"CMMR weighs metrics by how much they vary (entropy method), not by how much they matter: {listed}."
+    return f"CMMR weighs metrics {_WEIGHTINGS[weighting]}, not by how much they matter: {listed}."
 
 
 def agreement_table(

@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -66,6 +66,7 @@ class RobustnessReport(Report):
     num_classes: int
     metrics: dict[str, float]
     rates: dict[str, dict[str, float]] = field(default_factory=dict)
+    _: KW_ONLY
     signs: list[MaskingSign] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     interrupted: str | None = None
@@ -187,6 +188,10 @@ class RobustnessReport(Report):
             [name, *(rate[part] for part in names), int(rate["correct"]), int(rate["count"])]
             for name, rate in self.rates.items()
         ]
+        own = [rate for name, rate in self.rates.items() if name != "worst"]
+        if len(own) > 1:
+            asr, adv_acc = (math.fsum(rate[name] for rate in own) / len(own) for name in ("asr", "adv_acc"))
+            rows.append(["mean of the attacks", asr, "", "", adv_acc, "", "", ""])
         return Table("Attacks", header, rows)
 
     def _classes(self) -> Table:

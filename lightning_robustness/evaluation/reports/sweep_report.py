@@ -24,7 +24,7 @@ _ASSISTED = (
 )
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, kw_only=True)
 class SweepReport(Report):
     """Accuracy and image quality for every attack and budget.
 

@@ -30,7 +30,7 @@ def table(reports):
 
 
 def test_scores_are_those_of_the_table(reports):
-    report = ComparisonReport(reports, {"accuracy": 3.0}, 0.08)
+    report = ComparisonReport(reports, prior={"accuracy": 3.0}, balance=0.08)
     expected = composite_scores(torch.tensor(table(reports)), BENEFIT, (3.0, 1.0, 1.0, 1.0, 1.0), 0.08)
     assert list(report.scores.values()) == pytest.approx(expected.scores.tolist())
     assert list(report.weights) == list(METRICS)
@@ -214,7 +214,7 @@ def test_errors():
     with pytest.raises(ValueError, match="at least one model"):
         ComparisonReport({})
     with pytest.raises(ValueError, match=r"`prior`.*'lpips'"):
-        ComparisonReport({"a": make_report()}, {"lpips": 1.0})
+        ComparisonReport({"a": make_report()}, prior={"lpips": 1.0})
 
 
 def test_comparison_draws_every_kind():

@@ -15,7 +15,13 @@ REPORTS = pytest.mark.parametrize(
     [
         make_sweep(),
         make_full_report(),
-        ComparisonReport({"a": make_report(1), "b": make_full_report()}, {"mse": 0.5}, 0.1, ["c"], ["d"]),
+        ComparisonReport(
+            {"a": make_report(1), "b": make_full_report()},
+            prior={"mse": 0.5},
+            balance=0.1,
+            missing=["c"],
+            left_out=["d"],
+        ),
     ],
     ids=lambda report: type(report).__name__,
 )

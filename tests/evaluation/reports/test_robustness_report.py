@@ -34,6 +34,16 @@ def test_summary_has_labels_and_directions():
     ]
 
 
+def test_attacks_have_a_mean_without_the_worst_case():
+    rate = make_report().rates["pgd"]
+    rates = {
+        name: rate | {"asr": asr, "adv_acc": adv_acc} for name, asr, adv_acc in [("a", 0.25, 0.5), ("b", 0.75, 0.0)]
+    }
+    tables = make_report(rates=rates | {"worst": rate | {"asr": 1.0, "adv_acc": 0.0}}).tables()
+    (table,) = [table for table in tables if table.title == "Attacks"]
+    assert table.rows[-1] == ["mean of the attacks", 0.5, "", "", 0.25, "", "", ""]
+
+
 def test_notes_name_what_a_reader_must_know():
     first, second, *_ = make_full_report().notes
     assert first == "The run was interrupted while it measured the decision space: this report is incomplete."
