@@ -97,7 +97,7 @@ def main() -> None:
 
     print()
     print_table(monitor.history)
-    monitor.plot().savefig("robustness.png", dpi=150)
+    monitor.plot().savefig("robustness.png", dpi=400)
     print("\nThe curves are in robustness.png. For everything else:  tensorboard --logdir lightning_logs")
 
 

@@ -46,19 +46,34 @@ def train(epochs: int, num_images: int, patience: int | None) -> tuple[Robustnes
     return monitor, checkpoint
 
 
-def draw(history: list[dict[str, float]], stopped: int, kept: int, path: str) -> None:
-    """Draw accuracy, clean and under attack, and where training was stopped."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
+def draw(whole: RobustnessMonitor, stopped: RobustnessMonitor, path: str) -> None:
+    """Draw the run to its end, the epoch that was kept with its interval, and where training would have stopped."""
+    figure = Figure(figsize=(7, 3.8), layout="constrained")
     axis = figure.subplots()
-    epochs = [row["epoch"] for row in history]
-    axis.plot(epochs, [row["acc"] for row in history], color="0.5", label="clean accuracy")
-    axis.plot(epochs, [row["adv_acc/pgd"] for row in history], color="#D55E00", label="accuracy under PGD")
-    axis.axvline(kept, color="#0072B2", label=f"kept: epoch {kept}")
-    axis.axvline(stopped, color="#0072B2", linestyle="--", label=f"stopped: epoch {stopped}")
-    axis.set(xlabel="epoch", ylabel="accuracy")
-    axis.grid(alpha=0.3)
-    axis.legend(frameon=False)
-    figure.savefig(path, dpi=120)
+    rows, end, kept = whole.history, stopped.history[-1]["epoch"], stopped.summary()
+    epochs, last = [row["epoch"] for row in rows], rows[-1]
+    low, high = ([row[f"adv_acc_{name}/pgd"] for row in rows] for name in ("low", "high"))
+    axis.plot(epochs, [row["acc"] for row in rows], color="0.6", linewidth=1.2)
+    axis.plot(epochs, [row["adv_acc/pgd"] for row in rows], color="#D55E00", linewidth=1.8)
+    axis.fill_between(epochs, low, high, color="#D55E00", alpha=0.12, linewidth=0)
+    axis.axvspan(end, last["epoch"], color="0.5", alpha=0.08, linewidth=0)
+
+    bottom, top = kept.interval
+    bars = [[kept.accuracy - bottom], [top - kept.accuracy]]
+    axis.errorbar([kept.epoch], [kept.accuracy], bars, color="#0072B2", marker="o", capsize=4, linewidth=2, zorder=3)
+    note = (
+        f"kept: epoch {kept.epoch}, {100 * kept.accuracy:.1f} %\n95 % interval {100 * bottom:.0f} to {100 * top:.0f} %"
+    )
+    axis.text(kept.epoch, 0.4, note, color="#0072B2", weight="bold", ha="center", va="top")
+    for name, key, color in (("clean accuracy", "acc", "0.4"), ("accuracy under PGD", "adv_acc/pgd", "#D55E00")):
+        note = f"{name}\n{100 * last[key]:.1f} % at the end"
+        axis.text(1.02 * last["epoch"], last[key], note, color=color, va="center")
+    axis.text(end, 0.03, f" stopped after epoch {end}", color="0.4")
+    axis.set(xlabel="epoch", xlim=(0, last["epoch"]), ylim=(0, 1), yticks=[0, 0.25, 0.5, 0.75, 1])
+    axis.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=240)
 
 
 def main() -> None:
@@ -79,8 +94,9 @@ def main() -> None:
     print(f"{last['adv_acc/pgd']:.3f} in epoch {last['epoch']}, the last; clean accuracy {last['acc']:.3f}.")
     end = stopped.history[-1]["epoch"]
     print(f"With RobustEarlyStopping: stopped after epoch {end}. RobustModelCheckpoint kept epoch {kept}: ", end="")
-    print(f"accuracy under PGD {checkpoint.best_model_score:.3f}.")
-    draw(whole.history, end, kept, "robust_overfitting.png")
+    print(f"accuracy under PGD {checkpoint.best_model_score:.3f}; ", end="")
+    print(f"{stopped.summary().accuracy:.3f}, corrected for the choice.")
+    draw(whole, stopped, "robust_overfitting.png")
     print("The curves are in robust_overfitting.png.")
 
 

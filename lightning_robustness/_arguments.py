@@ -173,6 +173,8 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
     """Check that an argument is an integer, of Python or NumPy, and return it as a Python one."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ValueError(f"Expected argument `{name}` to be an integer of at least {minimum} but got {value!r}.")
+    if value >= 2**63:
+        raise ValueError(f"Expected argument `{name}` to be an integer below 2**63 but got {value!r}.")
     return int(value)
 
 

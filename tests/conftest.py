@@ -10,6 +10,7 @@ from filelock import FileLock
 from hypothesis import settings
 from sklearn.datasets import load_digits
 
+from tests.gpu_like import GpuLike
 from tests.networks import train_network
 from tests.processes import start_processes
 
@@ -26,6 +27,23 @@ LOGGERS = "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+def pytest_generate_tests(metafunc):
+    if metafunc.definition.get_closest_marker("gpu_like"):
+        metafunc.parametrize("_device", [False, True], ids=["cpu", "gpu"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _device(request):
+    """The CPU or, once more for tests that are marked so, one that rounds as a GPU does in most programs."""
+    if not getattr(request, "param", False):
+        yield
+        return
+    torch.set_float32_matmul_precision("medium")
+    with GpuLike():
+        yield
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="session")

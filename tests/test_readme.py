@@ -100,3 +100,17 @@ def test_the_table_of_assisted_estimates_is_that_of_the_results():
     bias, coverage = max(abs(row["bias"]) for row in partial), [100 * row["coverage"] for row in partial]
     summary = f"Over all {len(partial)} settings .* {bias:.2f} points, .* {min(coverage):.1f} to {max(coverage):.0f} %"
     assert re.search(summary, page, flags=re.DOTALL)
+
+
+def test_the_readme_says_what_was_replayed():
+    """Of the runs whose logs were published: what the default checkpoint, the last epoch and a stop lose."""
+    replay = json.loads((ROOT / "benchmarks" / "results" / "selection_replay.json").read_text())
+    rules = {rule: [run[rule] for run in replay.values()] for rule in next(iter(replay.values()))}
+    kept, last, stop = ("no guard, `tie_margin=0.005` (default)", "last epoch", "stop, `patience=20`")
+    lost = {rule: sum(run["lost"] for run in rules[rule]) / len(replay) for rule in (kept, last, stop)}
+    trained = sum(run["trained"] for run in rules[stop]) / len(replay)
+    text = " ".join((ROOT / "README.md").read_text().split())
+    said = re.search(
+        r"\[(\d+) published .* is ([\d.]+) points .* last one ([\d.]+); .* ([\d.]+) points at (\d+) %", text
+    )
+    assert said.groups() == (str(len(replay)), *(f"{lost[rule]:.2f}" for rule in lost), f"{100 * trained:.0f}")

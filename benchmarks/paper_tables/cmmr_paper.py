@@ -28,7 +28,9 @@ def comparison(results: Results) -> ComparisonReport:
             network.name,
             10,
             {name: value for name, value in network.entry["features"].items() if name in ("rdi", "roby", "acc")},
-            sweep=SweepReport(**network.entry["sweep"]),
+            sweep=SweepReport(
+                **{"budgets" if name == "eps" else name: own for name, own in network.entry["sweep"].items()}
+            ),
         )
         for network in compared(results)
     }
@@ -46,7 +48,7 @@ def table_3(everything: list[Results]) -> str:
 def scores(results: Results) -> str:
     """CMMR at some budgets and on average, in its order, beside robust accuracy."""
     report = comparison(results)
-    places = [report.eps.index(eps) for eps in BUDGETS]
+    places = [report.budgets.index(eps) for eps in BUDGETS]
     rows = [
         [
             network.label,

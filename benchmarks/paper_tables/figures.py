@@ -69,8 +69,8 @@ def cmmr(figure: Any, everything: list[Results]) -> None:
         report = cmmr_paper.comparison(results)
         for network in cmmr_paper.compared(results):
             style = {"color": NATURAL if network.training == "natural" else ROBUST, "lw": 1}
-            axes[0][column].plot(report.eps, report.curves[network.label], **style)
-            axes[1][column].plot(report.eps, network.entry["sweep"]["worst"], **style)
+            axes[0][column].plot(report.budgets, report.curves[network.label], **style)
+            axes[1][column].plot(report.budgets, network.entry["sweep"]["worst"], **style)
         axes[0][column].set(title=results.title, ylabel="CMMR")
         axes[1][column].set(xlabel="eps", ylabel="accuracy, worst of four attacks")
         for row in axes:

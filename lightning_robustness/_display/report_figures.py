@@ -48,7 +48,7 @@ class Series(NamedTuple):
 
 
 def curves(
-    eps: Sequence[float],
+    budgets: Sequence[float],
     lines: Mapping[str, Sequence[float]],
     ylabel: str,
     scale: Scale = _PLAIN,
@@ -60,10 +60,10 @@ def curves(
     figure = new_figure(_WIDTH, 3.6)
     axis = figure.subplots()
     for index, (name, values) in enumerate(lines.items()):
-        line = _line(index, len(eps))
+        line = _line(index, len(budgets))
         if bands is not None:
-            axis.fill_between(eps, *bands[name], color=line["color"], alpha=0.12, linewidth=0)
-        axis.plot(eps, values, label=_text(name), **({"color": "k", "linestyle": "--"} if name == WORST else line))
+            axis.fill_between(budgets, *bands[name], color=line["color"], alpha=0.12, linewidth=0)
+        axis.plot(budgets, values, label=_text(name), **({"color": "k", "linestyle": "--"} if name == WORST else line))
     if mark is not None:
         axis.axvline(mark, color="0.5", linestyle=":", linewidth=1.2)
     axis.set(xlabel=_write_budgets(axis, scale), ylabel=ylabel, ylim=limits)
@@ -73,13 +73,13 @@ def curves(
 
 
 def panels_of_curves(
-    eps: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], ylabel: str, scale: Scale = _PLAIN
+    budgets: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[float]]], ylabel: str, scale: Scale = _PLAIN
 ) -> "Figure":
     """Draw lines over budgets in several panels, all with the same lines."""
     figure, axes = _grid(len(panels), 3.4, 2.9, columns=3, shared="all")
     for axis, (title, lines) in zip(axes, panels.items(), strict=True):
         for index, (name, values) in enumerate(lines.items()):
-            axis.plot(eps, values, label=_text(name), **_line(index, len(eps)))
+            axis.plot(budgets, values, label=_text(name), **_line(index, len(budgets)))
         axis.set_title(_text(title), fontsize=10)
         axis.set_ylim(_LIMITS)
         axis.grid(alpha=0.3)
@@ -124,7 +124,7 @@ def boundary_figure(curves: Mapping[str, BoundaryCurve], has_pixels: bool = Fals
     return figure
 
 
-def composite_map(eps: Sequence[float], composite: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
+def composite_map(budgets: Sequence[float], composite: Mapping[str, Mapping[str, Sequence[float]]]) -> "Figure":
     """Draw the composite metric M as one heat map per model, attacks by budgets."""
     num_attacks = len(next(iter(composite.values())))
     figure, axes = _grid(len(composite), 4.2, 0.9 + 0.35 * num_attacks, columns=2, shared="x")
@@ -133,8 +133,8 @@ def composite_map(eps: Sequence[float], composite: Mapping[str, Mapping[str, Seq
         axis.imshow(cells, aspect="auto", cmap="viridis", vmin=values.min(), vmax=values.max())
         axis.set_title(_text(name), fontsize=10)
         axis.set_yticks(range(num_attacks), [_text(attack) for attack in rows], fontsize=9)
-        step = math.ceil(len(eps) / 5)
-        axis.set_xticks(range(0, len(eps), step), [write_budget(value) for value in eps[::step]], fontsize=9)
+        step = math.ceil(len(budgets) / 5)
+        axis.set_xticks(range(0, len(budgets), step), [write_budget(value) for value in budgets[::step]], fontsize=9)
     figure.supxlabel("perturbation budget", fontsize=10)
     figure.colorbar(axes[0].images[0], ax=axes, label="M (higher is more robust)")
     return figure

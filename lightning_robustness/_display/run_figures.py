@@ -43,20 +43,12 @@ _LINE = 50  # letters
 def history_figure(
     history: Sequence[Evaluation], prefix: str, figure: "Figure | None" = None, kept: Kept | None = None
 ) -> "Figure":
-    """Draw a training run: accuracy, clean and under attack, and beside it RDI, ROBY and the Fisher information.
+    """Draw a training run: accuracy, clean and under attack, and next to it RDI, ROBY and the Fisher information.
 
     Bands are 95 % confidence intervals. A dotted line marks the epoch that a checkpoint kept, else the most robust
     one, which ``RobustModelCheckpoint`` would keep. Arrows point to what is more robust. The worst case is of the
     evaluations in which all attacks ran. C&W can be below it: its success counts within an l2 budget, the worst case
-    within that of the other attacks.
-
-    Example:
-        >>> from lightning_robustness._display.run_figures import history_figure
-        >>> history = [{"epoch": 0, "step": 9, "acc": 0.5, "rdi": 0.1}, {"epoch": 1, "step": 19, "acc": 0.75}]
-        >>> figure = history_figure(history, "robustness")
-        >>> [line.get_ydata().tolist() for line in figure.axes[0].lines]
-        [[0.5, 0.75]]
-
+    within the budget of the other attacks.
     """
     figure, position, kept = figure or _empty_history_figure(), _position(history), kept or kept_epoch(history)
     before = [[*axis.texts, *axis.collections, *axis.lines] for axis in figure.axes]
@@ -174,17 +166,6 @@ def perturbation_figure(
 
     Non-image inputs are drawn as lines, one per channel (dimension 1 of a batch). Perturbations of images are
     amplified so that the largest spans the colour range; the factor is written next to them.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._display.run_figures import perturbation_figure
-        >>> from lightning_robustness._measurement.meters.attack import Examples
-        >>> from lightning_robustness.input_space import InputSpace
-        >>> x, y = torch.zeros(2, 1, 8, 8), torch.tensor([3, 5])
-        >>> figure = perturbation_figure(Examples(x, x + 0.1, y, y, y + 1), InputSpace(), "pgd")
-        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
-        ['3\n→ 4', '5\n→ 6']
-
     """
     examples = Examples(*(part[:_NUM_EXAMPLES] for part in examples))
     x, x_adv = (_as_matrices(input_space.unnormalize(part.detach().cpu().float())) for part in examples[:2])
@@ -202,16 +183,7 @@ def perturbation_figure(
 
 
 def class_figure(rates: Mapping[int, Tensor], class_names: Sequence[str], attack: str) -> "Figure":
-    """Draw the robust accuracy of each class as a map of epochs by classes; grey where a class has no sample.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._display.run_figures import class_figure
-        >>> figure = class_figure({0: torch.tensor([0.5, 1.0]), 5: torch.tensor([0.25, 0.75])}, ["cat", "dog"], "pgd")
-        >>> figure.axes[0].images[0].get_array().tolist()
-        [[0.5, 0.25], [1.0, 0.75]]
-
-    """
+    """Draw the robust accuracy of each class as a map of epochs by classes; grey where a class has no sample."""
     figure, epochs = plain_figure(3.6, 2.8), sorted(rates)
     axis, scale = figure.add_axes((0.25, 0.16, 0.6, 0.74)), figure.add_axes((0.875, 0.16, 0.03, 0.74))
     shares = torch.stack([rates[epoch] for epoch in epochs], dim=1).numpy()

@@ -48,12 +48,7 @@ _MAX_CLASSES = 100
 class Board:
     """Show everything but scalars in the loggers of a Trainer; what fails here never ends the run.
 
-    TensorBoard shows everything. Weights & Biases, MLflow, and other loggers with ``log_image`` and ``log_text``, get
-    the pictures and texts. TensorBoard has one layout of charts per run: several boards share it, but a layout that
-    someone else wrote with ``add_custom_scalars`` is replaced.
-
-    The board is opened when there is something to show. The picture of the run is drawn in every evaluation, the others
-    in every fifth and at the end.
+    The picture of the run is drawn in every evaluation, the others in every fifth and at the end.
     """
 
     def __init__(self, settings: MonitorSettings, trainer: Trainer, prefix: str, faults: Faults) -> None:
@@ -121,7 +116,7 @@ class Board:
     def show_summary(
         self, lines: Iterable[tuple[str, str]], history: Sequence[Mapping[str, float]], kept: Kept | None
     ) -> None:
-        """Show the summary of the run, pictures that wait, and that of the run with the epoch that was kept."""
+        """Show the summary, pictures that wait, and the picture of the run with the epoch that was kept."""
         if kept is not None and kept.checkpoint is not None:
             self.show_history(history, {}, kept)
         with self._faults.skipping("pictures could not be logged", is_raised_early=True):

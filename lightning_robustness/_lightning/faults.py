@@ -18,7 +18,7 @@ class Faults:
     """Errors and warnings of a callback that must not end the run it watches.
 
     Before training has begun, errors are raised, while they cost little. Afterwards they become warnings, one per kind,
-    and the part that failed is left out. ``error`` is that of this process in the epoch under way, ``left_out`` says
+    and the part that failed is left out. ``error`` occurred in this process in the epoch under way, ``left_out`` says
     what was given up.
     """
 

@@ -36,14 +36,7 @@ def split_key(key: str) -> tuple[str, Key | None]:
 
 
 def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
-    """Return the mode that is given or else the direction that is more robust, by the table of keys.
-
-    Example:
-        >>> from lightning_robustness._lightning.guard import mode_of
-        >>> mode_of("robustness/adv_acc/worst", None), mode_of("robustness/fim", None), mode_of("val_loss", "min")
-        ('max', 'min', 'min')
-
-    """
+    """Return the mode that is given or else the direction that is more robust, by the table of keys."""
     if mode is not None:
         check_option("mode", mode, ExtremeMode)
         return mode
@@ -74,10 +67,10 @@ def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
 
 
 def check_package(trainer: Trainer, owner: Callback) -> None:
-    """Check that a Trainer knows a checkpoint callback as one; that of ``pytorch_lightning`` adds its own instead."""
+    """Check that a Trainer knows a checkpoint callback as one; ``pytorch_lightning`` would add its own."""
     if owner not in trainer.checkpoint_callbacks:
         raise MisconfigurationException(
-            f"Expected the Trainer of `lightning.pytorch` for {type(owner).__name__} but got that of "
+            f"Expected the Trainer of `lightning.pytorch` for {type(owner).__name__} but got one of "
             f"`{type(trainer).__module__.split('.')[0]}`, which does not know it as a checkpoint callback: "
             '`test(ckpt_path="best")` would load another epoch. Import `lightning.pytorch` instead of '
             "`pytorch_lightning`; the two are the same code."
@@ -137,7 +130,7 @@ def describe_missing(trainer: Trainer, owner: Callback, key: str) -> str:
     """Say that a callback never saw the value that it waits for, and why that may be."""
     if key in trainer.callback_metrics:
         return (
-            f"{type(owner).__name__} never saw {key!r} in validation, where alone it looks: it was logged in training. "
+            f"{type(owner).__name__} never saw {key!r} in validation: it was logged in training alone. "
             "Log it in `validation_step`, or use Lightning's own callback."
         )
     return f"{type(owner).__name__} never saw {key!r}. Logged were: {', '.join(trainer.callback_metrics)}."
@@ -169,10 +162,8 @@ DEFAULT_TOLERANCE = 0.02
 class Guard:
     """Admit the epochs of a run whose clean accuracy, or another value, is close to the best so far.
 
-    Attack-free values, success rates and distortions are often best before the network has learnt anything, so that a
-    stop or a checkpoint that looks at them alone keeps the first epoch. Robust accuracy needs no such veto: it contains
-    clean accuracy, which goes on rising after the robust peak. The best value only ever improves: an epoch that is no
-    longer admitted is never admitted again.
+    Without, a stop on attack-free values, success rates or distortions keeps the first epoch. Robust accuracy contains
+    clean accuracy, and needs no such veto. An epoch that is no longer admitted is never admitted again.
     """
 
     def __init__(self, monitor: str, guard: str | None, tolerance: float | None, mode: ExtremeMode, owner: str) -> None:
@@ -212,7 +203,7 @@ class Guard:
         self.has_improved = False
 
     def value(self, trainer: Trainer) -> float:
-        """Return the value of the network as it is now; NaN if it is not known."""
+        """Return the value of the current network; NaN if it is not known."""
         is_known = self._last is not None and self._last[0] == num_training_batches(trainer)
         if not is_known and self.has_veto and math.isnan(self.best) and not self._has_warned:
             self._has_warned = True
@@ -232,7 +223,7 @@ class Guard:
         return -math.inf if math.isnan(value) else self._sign * value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on as it would have."""
+        """Return what a resumed run needs to continue."""
         return {"key": self.key, "best": self.best, "has_improved": self.has_improved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -28,16 +28,7 @@ def make_inner_attack(
     all_steps: bool,
     input_space: InputSpace,
 ) -> Callable[..., Any]:
-    """Get an attack to train against.
-
-    Example:
-        >>> from lightning_robustness import InputSpace
-        >>> from lightning_robustness._lightning.inner_attack import make_inner_attack
-        >>> attack = make_inner_attack("fast", 0.08, None, None, True, InputSpace())
-        >>> attack.steps, attack.start, attack.alpha
-        (1, 'uniform', 0.1)
-
-    """
+    """Get an attack to train against."""
     given = {"eps": eps, "steps": steps, "alpha": alpha}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if isinstance(attack, str) and attack == "fast":

@@ -12,18 +12,10 @@ MANY_STEPS = 5
 
 @dataclass
 class CatastrophicOverfitting:
-    """Sign of catastrophic overfitting: accuracy under many attack steps falls, that under one step does not.
+    """Sign of catastrophic overfitting: accuracy under many attack steps falls, accuracy under one step does not.
 
-    A network trained against a single-step attack may learn to defeat that step instead of becoming robust. Each epoch
-    is compared with the best one under many steps. If the budget changes without the sign, the comparison starts over,
-    since a larger budget lowers both accuracies.
-
-    Example:
-        >>> from lightning_robustness._lightning.overfitting import CatastrophicOverfitting
-        >>> sign = CatastrophicOverfitting()
-        >>> sign.update(single=0.5, multi=0.4), sign.update(single=0.6, multi=0.5), sign.update(single=0.9, multi=0.1)
-        (False, False, True)
-
+    Each epoch is compared with the best one under many steps. If the budget changes without the sign, the comparison
+    starts over, since a larger budget lowers both accuracies.
     """
 
     margin: float = 0.2

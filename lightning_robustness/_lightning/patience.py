@@ -79,11 +79,11 @@ class LearningRateWait:
         return f"patience waited {reason}until epoch {self._waited[0]}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on as it would have."""
+        """Return what a resumed run needs to continue."""
         return {"peaks": dict(self._peaks), "rate": self._rate, "waited": self._waited}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self._peaks, self._rate = dict(state_dict["peaks"]), state_dict["rate"]
         self._waited = state_dict["waited"]
 
@@ -117,11 +117,11 @@ class Series:
         self.wait = 0 if is_better or resets else 1 if restarts else self.wait + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on as it would have."""
+        """Return what a resumed run needs to continue."""
         return {"best": self._best, "lowest": self._lowest, "wait": self.wait}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self._best, self._lowest, self.wait = (state_dict[name] for name in ("best", "lowest", "wait"))
 
 

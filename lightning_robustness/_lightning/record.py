@@ -85,7 +85,7 @@ class History:
         values: dict[str, float],
         outcomes: Mapping[str, Assisted] | None = None,
     ) -> None:
-        """Add values; those of attacks that run again at the end of training join the last evaluation."""
+        """Add values; attacks that run again at the end of training join the last evaluation."""
         if self.entries and batch == self._last_batch:
             entry = self.entries[-1]
             before = {key: entry.get(key, 0.0) for key in values if key.startswith("seconds/")}
@@ -191,9 +191,9 @@ class AttackSchedule:
         ]
 
     def missing(self, trainer: Trainer) -> list[str]:
-        """Return the names of all attacks if one of them has not seen the network as it is at the end of training.
+        """Return the names of all attacks if one of them has not seen the network in its final state.
 
-        All of them run, since the worst case is that of attacks in the same evaluation.
+        All of them run, since the worst case takes attacks of the same evaluation.
         """
         names, batch = list(self.every_n_epochs), num_training_batches(trainer)
         return [] if all(self._last_batch.get(name) == batch for name in names) else names
@@ -209,16 +209,16 @@ class AttackSchedule:
         self._last_epoch, self._last_batch = {}, {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on as it would have."""
+        """Return what a resumed run needs to continue."""
         return {"last_epoch": dict(self._last_epoch)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self._last_epoch = dict(state_dict["last_epoch"])
 
 
 def is_at_the_end(trainer: Trainer) -> bool:
-    """Return whether this validation epoch is the last one, as far as it is known."""
+    """Return whether this validation epoch is the last one, as far as is known."""
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return True
     is_last_epoch = trainer.max_epochs == trainer.current_epoch + 1
@@ -258,7 +258,7 @@ class RunRecord:
         self.notes: list[str] = []
 
     def begin(self, trainer: Trainer) -> None:
-        """Begin a run; one that is resumed goes on with what there is."""
+        """Begin a run; one that is resumed keeps what there is."""
         is_new = trainer.current_epoch == 0
         self.history.begin(anew=is_new)
         if is_new:
@@ -290,15 +290,15 @@ class RunRecord:
         self.notes = find_notes(trainer, left_out)
 
     def add_seconds(self, seconds: float) -> None:
-        """Add the time that the picture of the run took to that of the other figures of the last evaluation."""
+        """Add the time that the picture of the run took to the figures of the last evaluation."""
         entry = self.history.entries[-1]
         entry["seconds/figures"] = entry.get("seconds/figures", 0.0) + seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on as it would have."""
+        """Return what a resumed run needs to continue."""
         return {"schedule": self.schedule.state_dict(), **self.history.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.schedule.load_state_dict(state_dict["schedule"])
         self.history.load_state_dict(state_dict)

@@ -77,7 +77,7 @@ class Run:
 
     @property
     def has_seen_data(self) -> bool:
-        """Whether a batch of validation was seen."""
+        """Whether there was a batch of validation."""
         return self._known is not None
 
     def log(self, values: Mapping[str, float]) -> None:
@@ -266,15 +266,11 @@ class Run:
         share = loader_share(loader, num_batches)
         if share.num_replicas == 1 and self._processes.number > 1:  # no process knows what the others see
             share = LoaderShare(None, self._processes.number, self._processes.rank)
-        sample = None
-        if self._sample is None:
-            size = _NUM_COMPARED if trainer.sanity_checking else settings.sample_size
-            sample = FixedSample(size, share.total, settings.plan.seed)
+        size = _NUM_COMPARED if trainer.sanity_checking else settings.sample_size
+        sample = FixedSample(size, share.total, settings.plan.seed) if self._sample is None else None
         # Of processes that see the same samples, one counts
-        is_counted = trainer.global_rank % group_size(trainer) == 0
-        has_passes = not is_sharded(trainer)
-        is_checked = self._is_checked or not has_passes
-        features = self._features(found.route)
+        is_counted, has_passes = trainer.global_rank % group_size(trainer) == 0, not is_sharded(trainer)
+        is_checked, features = self._is_checked or not has_passes, self._features(found.route)
         return Watch(subject, found.route, features, share, sample, is_checked, is_counted, has_passes)
 
     def _features(self, route: Route) -> FeaturePass:

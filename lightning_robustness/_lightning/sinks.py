@@ -66,7 +66,7 @@ class Sink:
         """Show points in a projection, each with texts and, if given, a small image."""
 
     def _tag(self, name: str) -> str:
-        """Return the tag of a picture or text; that of the empty name is the prefix, which boards sort first."""
+        """Return the tag of a picture or text; for the empty name it is the prefix, which boards sort first."""
         return f"{self._prefix}/{name}" if name else self._prefix
 
 
@@ -137,7 +137,7 @@ class TensorBoardSink(Sink):
 
 
 class TableSink(Sink):
-    """A logger with ``log_image`` and ``log_text`` as that of Weights & Biases has them."""
+    """A logger with ``log_image`` and ``log_text`` as Weights & Biases has them."""
 
     @property
     @override
@@ -192,15 +192,7 @@ def sinks_of(loggers: Iterable[Logger], prefix: str) -> Iterator[Sink]:
 
 
 def markdown_list(rows: Iterable[Sequence[str]]) -> str:
-    """Write rows of texts, of which the first is the name, as a Markdown list, which TensorBoard renders.
-
-    Example:
-        >>> from lightning_robustness._lightning.sinks import markdown_list
-        >>> print(markdown_list([("head", "'model.fc'"), ("attacks", "<lambda>")]))
-        - **head**: 'model.fc'
-        - **attacks**: &lt;lambda&gt;
-
-    """
+    """Write rows of texts, of which the first is the name, as a Markdown list, which TensorBoard renders."""
     escaped = ([_escape(text) for text in row] for row in rows)
     return "\n".join(f"- **{name}**: {' '.join(texts)}" for name, *texts in escaped)
 
@@ -225,10 +217,8 @@ def _lay_out(prefix: str, chart: Chart) -> list[Any]:
 def announce_values(trainer: Trainer, pl_module: LightningModule, settings: MonitorSettings) -> None:
     """Add the values of the monitor to the table of the hyperparameters that Lightning is about to log.
 
-    TensorBoard goes by the first table of a run. Lightning writes one with nothing but ``hp_metric`` if the module or
-    the data module has hyperparameters, so this must come before it, with the same hyperparameters; the public
-    ``log_hyperparams`` would write values at step 0 too. With ``default_hp_metric=False`` Lightning leaves the table to
-    the user, and so does this function.
+    TensorBoard goes by the first table of a run, so this one comes before Lightning's, with the same hyperparameters;
+    the public ``log_hyperparams`` would write values at step 0 too. ``default_hp_metric=False`` leaves it to the user.
     """
     params = _hyperparameters(trainer, pl_module)
     for logger in _tensorboards(trainer):

@@ -27,11 +27,11 @@ class _Later(NamedTuple):
 
 
 class StepCheck:
-    """Watch one validation step, and find out whether its logits are those of ``forward``.
+    """Watch one validation step, and find out whether it computes the logits of ``forward``.
 
     Three things give a difference away: the step runs a layer on what ``forward`` returns, which then is an embedding;
-    it runs the network on other inputs than those of the batch, normalised ones for instance, and gets other logits; or
-    it runs the network several times, with different logits.
+    it runs the network on other inputs than the batch has, normalised ones for instance, and gets other logits; or it
+    runs the network several times, with different logits.
     """
 
     def __init__(self, model: nn.Module, route: Route, x: Tensor) -> None:
@@ -123,7 +123,7 @@ class StepRoute:
     """Record one validation step, and find the route of its logits.
 
     For networks whose parameters are sharded over processes, where every forward pass is a joint one of all processes.
-    The logits are those of the outermost module that takes the inputs of the batch.
+    The logits come from the outermost module that takes the inputs of the batch.
     """
 
     def __init__(self, model: nn.Module, batch: Batch, head: str | nn.Module | None = None) -> None:

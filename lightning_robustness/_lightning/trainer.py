@@ -117,7 +117,7 @@ def evaluation_loader(trainer: Trainer, dataloader_idx: int) -> tuple[Any, float
 def logged_in_this_epoch(trainer: Trainer) -> set[str]:
     """Return all keys that were logged in the current validation epoch.
 
-    ``trainer.callback_metrics`` also has those of earlier epochs, and none during the sanity check.
+    ``trainer.callback_metrics`` also has keys of earlier epochs, and none during the sanity check.
     """
     return set(trainer._logger_connector.metrics["callback"])
 

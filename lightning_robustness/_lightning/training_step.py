@@ -157,7 +157,7 @@ class TrainingStepCallback(Callback):
         return batch._replace(x=batch.x.float())
 
     def extra_names(self, batch: Batch) -> tuple[str, ...]:
-        """Return the names of what the network takes from a batch beside inputs, which it has taken before."""
+        """Return the names of what the network takes from a batch besides inputs, once it has run."""
         extra = self._ways[batch.name, tuple(batch.extras)]
         return () if extra is None else extra.names
 

@@ -156,7 +156,7 @@ def warn_of_leaks(faults: Faults, subject: Subject, few: Batch) -> None:
         leaks = find_leaks(subject.logits_of_loaded(few), few.x)
     if leaks:
         faults.warn(
-            f"forward passes change {', '.join(leaks[:10])}, which cannot be put back, so those of the monitor "
-            "change training. Let `forward` leave them alone where `lightning_robustness.is_sandboxed()`.",
+            f"forward passes change {', '.join(leaks[:10])}, which cannot be put back, so the monitor "
+            "changes training. Let `forward` leave them alone where `lightning_robustness.is_sandboxed()`.",
             key="leaks",
         )

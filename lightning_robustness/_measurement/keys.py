@@ -144,14 +144,7 @@ KEYS: tuple[Key, ...] = (
 
 
 def get_key(name: str) -> Key:
-    """Return the table entry of a value, with the placeholder of a family filled in.
-
-    Example:
-        >>> from lightning_robustness._measurement.keys import get_key
-        >>> get_key("adv_acc/worst").axis_label
-        'accuracy under the worst attack (higher is more robust)'
-
-    """
+    """Return the table entry of a value, with the placeholder of a family filled in."""
     key = find_key(name)
     if key is None:
         raise ValueError(f"Expected one of {', '.join(key.name for key in KEYS)} but got {name!r}.")
@@ -177,14 +170,7 @@ def attack_free_metrics() -> dict[str, Key]:
 
 
 def logged_keys(parts: Collection[str], attacks: Sequence[str]) -> list[str]:
-    """Return the names of the metrics, and of the values that help to read them, which a measurement produces.
-
-    Example:
-        >>> from lightning_robustness._measurement.keys import logged_keys
-        >>> logged_keys(["fim"], ["pgd"])[-4:]
-        ['asr/pgd', 'asr/worst', 'distortion/pgd', 'distortion/worst']
-
-    """
+    """Return the names of the metrics, and of the values that help to read them, which a measurement produces."""
     measured = _produced(parts, attacks)
     ranked = [key.name for key in measured if key.name in attack_free_metrics() and key.direction]
     members = {"": [""], "attack": [*attacks, "worst"], "key": ranked}
@@ -193,40 +179,19 @@ def logged_keys(parts: Collection[str], attacks: Sequence[str]) -> list[str]:
 
 
 def tag(prefix: str, name: str) -> str:
-    """Return the tag under which a value, or a family of values, is logged.
-
-    Example:
-        >>> from lightning_robustness._measurement.keys import tag
-        >>> tag("robustness", "rdi"), tag("robustness", "seconds/fim"), tag("robustness", "trust/rdi")
-        ('robustness/rdi', 'robustness_details/seconds/fim', 'robustness_trust/rdi')
-
-    """
+    """Return the tag under which a value, or a family of values, is logged."""
     return f"{prefix}{get_key(name).group}/{name.removeprefix('trust/')}"
 
 
 def name_of(prefix: str, text: str) -> str | None:
-    """Return the name of the value of the table that is logged under this tag; None if there is none.
-
-    Example:
-        >>> from lightning_robustness._measurement.keys import name_of
-        >>> [name_of("val", text) for text in ("val/acc", "val_trust/rdi", "val_details/acc", "val/loss")]
-        ['acc', 'trust/rdi', None, None]
-
-    """
+    """Return the name of the value of the table that is logged under this tag; None if there is none."""
     names = {text.removeprefix(f"{prefix}{group}/"): start for group, start in GROUPS.items()}
     found = (f"{start}{name}" for name, start in names.items() if name != text)
     return next((name for name in found if find_key(name) and tag(prefix, name) == text), None)
 
 
 def new_tag(text: str) -> str | None:
-    """Return the tag of a value that was once logged under this one; None if there is none, or it still is.
-
-    Example:
-        >>> from lightning_robustness._measurement.keys import new_tag
-        >>> new_tag("robustness/debug/samples"), new_tag("r/trust/rdi"), new_tag("r/fsa"), new_tag("r/rdi")
-        ('robustness_details/samples', 'r_trust/rdi', 'r_details/fsa', None)
-
-    """
+    """Return the tag of a value that was once logged under this one; None if there is none, or it still is."""
     parts = text.split("/")
     for start in range(1, len(parts)):  # prefixes may have several parts
         name, prefix = "/".join(parts[start:]).removeprefix("debug/"), "/".join(parts[:start])
@@ -239,14 +204,7 @@ def new_tag(text: str) -> str | None:
 def charts(
     parts: Collection[str], attacks: Sequence[str], unbounded: Collection[str] = (), has_details: bool = True
 ) -> list[Chart]:
-    """Return the charts of a measurement, those of attacks first; without details, there are no intervals and no trust.
-
-    Example:
-        >>> from lightning_robustness._measurement.keys import charts
-        >>> [chart.names[0] for chart in charts(["features"], ["pgd", "cw"], unbounded=["cw"])]
-        ['asr/pgd', 'adv_acc/worst', 'adv_acc/pgd', 'adv_acc/cw', 'rdi', 'roby', 'acc', 'distortion/cw']
-
-    """
+    """Return the charts of a measurement, those of attacks first; details are intervals and trust."""
     accuracies = ["worst", *attacks] if len(attacks) > 1 else ["worst"] if attacks else []
     successes = [f"asr/{name}" for name in attacks]
     shown = [Chart(f"Success rate: {', '.join(attacks)}", successes, group="success of attacks")] if attacks else []
@@ -279,16 +237,7 @@ def combined_charts(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def markdown_table(keys: Iterable[Key] | None = None) -> str:
-    """Write keys, by default all, as the table in the docs.
-
-    Example:
-        >>> from lightning_robustness._measurement.keys import get_key, markdown_table
-        >>> print(markdown_table([get_key("acc")]))
-        | key | value | unit | more robust | part |
-        |---|---|---|---|---|
-        | `robustness/acc` | clean accuracy, if there are labels | share |  | features |
-
-    """
+    """Write keys, by default all, as the table in the docs."""
     shown = KEYS if keys is None else keys
     rows = [(f"`{tag('robustness', k.name)}`", k.glossary, k.unit, k.direction, k.part) for k in shown]
     lines = [f"| {' | '.join(row)} |" for row in rows]

@@ -10,7 +10,7 @@ from lightning_robustness._measurement.meters.attack import AttackMeter
 from lightning_robustness._measurement.meters.clever import CleverMeter
 from lightning_robustness._measurement.meters.fisher import FisherMeter
 from lightning_robustness._processes import rank_zero_warn
-from lightning_robustness.attacks import PGD, Attack, Budget, budget_of, get_attack
+from lightning_robustness.attacks import CW, PGD, Attack, Budget, budget_of, get_attack
 from lightning_robustness.attacks.attack import Norm, check_budgets, most_passes
 from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.functional._class_statistics import check_p
@@ -24,7 +24,7 @@ DEFAULT_ATTACKS = ("pgd", "cw", "square")
 # Names of values that are made of several attacks, or of one that runs at the end of training
 WORST, FINAL = "worst", "final"
 # Passes of samples from which on an attack is announced: minutes on a CPU, for a network of a few layers
-_MANY_PASSES = 1_000_000
+_MANY_PASSES = 1_200_000
 _SMALLEST_BUDGET = 1e-9
 
 
@@ -79,17 +79,29 @@ def name_attacks(
     return named
 
 
-def announce(attacks: Mapping[str, Callable[..., Any]], num_samples: int) -> None:
+def announce(attacks: Mapping[str, Callable[..., Any]], num_samples: int, num_budgets: int = 1) -> None:
     """Warn of attacks that will take minutes."""
     for name, attack in attacks.items():
         passes = most_passes(attack)
-        if passes * num_samples > _MANY_PASSES:
+        if passes * num_samples * num_budgets > _MANY_PASSES:
+            each = f" at each of {num_budgets} budgets" if num_budgets > 1 else ""
             rank_zero_warn(
-                f"The attack {name} takes up to {passes:,} passes of each of {num_samples:,} samples, which takes "
-                "minutes even on small networks. Attack fewer samples with `attack_samples`, or pass an attack with "
-                "fewer steps or queries.",
+                f"The attack {name} takes up to {passes:,} passes of each of {num_samples:,} samples{each}, which "
+                "takes minutes even on small networks. Attack fewer samples with `attack_samples`, or pass an attack "
+                "with fewer steps or queries.",
                 stacklevel=1,  # once in a run, not once per caller
             )
+
+
+def _warn_of_published(attacks: Mapping[str, Callable[..., Any]]) -> None:
+    """Say how success of the published C&W counts, which for its authors has no limit."""
+    names = [name for name, attack in attacks.items() if type(attack) is CW]
+    if names:
+        rank_zero_warn(
+            f"Success of {', '.join(names)}, the C&W attack as published, counts within an l2 budget here. To count it "
+            "at any size, as the papers do, pass `strength='paper'`.",
+            stacklevel=1,
+        )
 
 
 def list_attacks(attacks: Any, argument: str = "attacks") -> list[AttackLike] | Mapping[str, AttackLike]:
@@ -192,13 +204,15 @@ class Plan:
         """Make a plan of attacks by name, with a budget; values without attacks may have another one."""
         check_integer("attack_samples", attack_samples, minimum=0)
         check_option("norm", norm, Norm)
-        if norm == "l2" and eps == PGD.eps:
+        named = name_attacks(attacks, eps, strength, norm) if attack_samples else {}
+        if norm == "l2" and eps == PGD.eps and (named or boundary_eps is None):
             raise ValueError(
                 "Expected `eps` with norm='l2' but got 8/255, the default, which is for l-infinity and next to nothing "
                 "in l2. Pass the l2 budget, such as 0.5."
             )
-        named = name_attacks(attacks, eps, strength, norm) if attack_samples else {}
         announce(named, attack_samples)
+        if strength != "paper":
+            _warn_of_published(named)
         size = eps if boundary_eps is None else boundary_eps
         budget = common_budget(named.values(), size, input_space, first=norm)
         # The papers count what C&W finds for a fixed c, whatever its size

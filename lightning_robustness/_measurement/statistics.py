@@ -13,15 +13,7 @@ _FAMILY = "adv_acc/"
 
 
 def accuracy_interval(accuracy: float, number: float) -> tuple[float, float]:
-    """Return the 95 % Wilson interval of an accuracy over a number of samples.
-
-    Example:
-        >>> from lightning_robustness._measurement.statistics import accuracy_interval
-        >>> low, high = accuracy_interval(0.8, 10)
-        >>> round(low, 4), round(high, 4)
-        (0.4902, 0.9433)
-
-    """
+    """Return the 95 % Wilson interval of an accuracy over a number of samples."""
     successes, trials = torch.tensor([accuracy * number, number], dtype=torch.float64)
     low, high = wilson_interval(successes, trials)
     return low.item(), high.item()
@@ -35,15 +27,7 @@ def rank(values: Tensor) -> Tensor:
 
 
 def pearson(x: Tensor, y: Tensor) -> float:
-    """Compute Pearson's correlation coefficient of two series of shape ``(N,)``.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._measurement.statistics import pearson
-        >>> round(pearson(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0])), 4)
-        0.8
-
-    """
+    """Compute Pearson's correlation coefficient of two series of shape ``(N,)``."""
     if _is_undefined(x) or _is_undefined(y):
         return torch.nan
     # torchmetrics treats a small variance as zero, and overflows for large values
@@ -55,13 +39,6 @@ def spearman(x: Tensor, y: Tensor) -> float:
     """Compute Spearman's rank correlation of two series of shape ``(N,)``: Pearson's correlation of their ranks.
 
     The one in torchmetrics has an error of 4e-6, from float32, and is 0 rather than NaN for a constant series.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._measurement.statistics import spearman
-        >>> round(spearman(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 9.0, 3.0, 27.0])), 4)
-        0.8
-
     """
     return torch.nan if _is_undefined(x) or _is_undefined(y) else pearson(rank(x), rank(y))
 
@@ -78,13 +55,6 @@ def kendall_w(ratings: Tensor) -> float:
     Where :math:`S` is the sum of the squared deviations of the items' rank sums from their mean, :math:`k` the number
     of judges, :math:`n` the number of items, and :math:`T_j` the sum of :math:`t^3 - t` over the groups of :math:`t`
     items that judge :math:`j` ties.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._measurement.statistics import kendall_w
-        >>> kendall_w(torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [1.0, 3.0, 2.0]]))
-        0.7777...
-
     """
     num_judges, num_items = ratings.shape
     sums = rank(ratings).double().sum(dim=0)
@@ -117,13 +87,6 @@ def kendall(x: Tensor, y: Tensor) -> float:
         {\sqrt{\sum_{i<j} s(x_i - x_j)^2 \sum_{i<j} s(y_i - y_j)^2}}
 
     Where :math:`s` is the sign, 0 for ties.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._measurement.statistics import kendall
-        >>> round(kendall(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 9.0, 3.0, 27.0])), 4)
-        0.6667
-
     """
     if x.isnan().any() or y.isnan().any():
         return math.nan
@@ -141,7 +104,7 @@ def _compare(values: Tensor) -> Tensor:
 def reference_of(history: Iterable[Evaluation]) -> str:
     """Return the name of the accuracy under attack that the epochs of a run are compared by.
 
-    It is that of the attack with the most evaluations, of several such ``adv_acc/worst``.
+    The attack with the most evaluations counts; of several such, ``adv_acc/worst``.
     """
     counts = {f"{_FAMILY}worst": 0}
     for name in (name for entry in history for name in entry if name.startswith(_FAMILY)):
@@ -151,16 +114,7 @@ def reference_of(history: Iterable[Evaluation]) -> str:
 
 
 def measure_trust(history: Sequence[Evaluation]) -> dict[str, Trust]:
-    """Measure how far the attack-free metrics of a run agree with its attacks.
-
-    Example:
-        >>> from lightning_robustness._measurement.statistics import measure_trust
-        >>> robust = [0.1, 0.3, 0.2, 0.4, 0.5]
-        >>> history = [{"fim": 1 - value, "rdi": -value, "adv_acc/worst": value} for value in robust]
-        >>> {name: trust.tau for name, trust in measure_trust(history).items()}
-        {'rdi': -1.0, 'fim': 1.0}
-
-    """
+    """Measure how far the attack-free metrics of a run agree with its attacks."""
     reference, measured = reference_of(history), dict[str, Trust]()
     for name, key in attack_free_metrics().items():
         pairs = [(entry[name], entry[reference]) for entry in comparable(history, name, reference)]

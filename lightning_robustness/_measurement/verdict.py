@@ -25,7 +25,7 @@ _MAX_NAMED = 5
 
 
 class Rival(NamedTuple):
-    """Robust accuracy less that of the best, with its 95 % interval, and the p-value of the test behind both."""
+    """Difference in robust accuracy to the best, with its 95 % interval, and the p-value of the test behind both."""
 
     difference: float
     low: float
@@ -44,14 +44,7 @@ def rival(best: Assisted, other: Assisted) -> Rival:
 
 
 def tied(p_values: Mapping[Name, float]) -> list[Name]:
-    """Return those that cannot be told from the best one, given the p-values of all comparisons with it (Holm).
-
-    Example:
-        >>> from lightning_robustness._measurement.verdict import tied
-        >>> tied({"a": 0.02, "b": 0.3, "c": 0.03, "d": 0.001})
-        ['a', 'b', 'c']
-
-    """
+    """Return those that cannot be told from the best one, given the p-values of all comparisons with it (Holm)."""
     ordered = sorted(p_values, key=lambda name: p_values[name])
     for number, name in enumerate(ordered):
         if p_values[name] * (len(ordered) - number) >= _LEVEL:

@@ -96,8 +96,8 @@ def read_extras(
         for name, value in extras.items():
             if value.shape[:1] != (num_samples,):
                 raise ValueError(
-                    f"Expected the tensors in the third value of `batch_fn` to have {num_samples} rows, one per sample, but "
-                    f"{name!r} has shape {tuple(value.shape)}. Repeat it for each sample, or leave it out."
+                    f"Expected the tensors in the third value of `batch_fn` to have {num_samples} rows, one per "
+                    f"sample, but {name!r} has shape {tuple(value.shape)}. Repeat it for each sample, or leave it out."
                 )
         return None, dict(extras)
     entries = _named_entries(batch)

@@ -35,8 +35,8 @@ from lightning_robustness.input_space import InputSpace
 class AdversarialTraining(TrainingStepCallback):
     r"""Train on adversarial inputs, without a change to the module or the data.
 
-    Before each ``training_step``, the inputs of its batch are attacked with the network as it is then, and the step
-    gets a new batch of the same type; the one that the loader made is left as it is, and is what the hooks of other
+    Before each ``training_step``, the inputs of its batch are attacked with the current network, and the step gets
+    a new batch of the same type; the batch of the loader is left unchanged, and is what the hooks of other
     callbacks see. The network is attacked on a detached copy of the inputs, without autocast but with TF32 where torch
     is set to it, as in the step itself, and without a trace in its gradients, modes, BatchNorm statistics or random
     states. Automatic and manual optimization, gradient accumulation, clipping, mixed precision and DDP work as usual.
@@ -55,10 +55,10 @@ class AdversarialTraining(TrainingStepCallback):
         attack: Name of an attack (``"pgd"`` as Madry et al. train; ``"fast"``: one step of 1.25 eps from a random
             start, as Wong et al. do; ``"cw"``, or another one that ``get_attack`` knows), an attack, or any other
             callable ``(model, x, y) -> x_adv`` on un-normalised inputs.
-        eps: Largest distance from the input, in un-normalised units; by default, that of the attack.
+        eps: Largest distance from the input, in un-normalised units; by default, as the attack has it.
         budgets: Instead of ``eps``, one for each epoch after the warm-up; the last one stays.
-        steps: Number of steps; by default, that of the attack.
-        alpha: Size of a step; by default, that of the attack.
+        steps: Number of steps; by default, as the attack has it.
+        alpha: Size of a step; by default, as the attack has it.
         combine: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
             drawn at random; ``"concat"`` puts the adversarial inputs behind the clean ones, in a batch of twice
             the size, in which labels and everything else that has one entry per sample are repeated.
@@ -66,12 +66,12 @@ class AdversarialTraining(TrainingStepCallback):
         loss: ``"trades"`` or ``"mart"`` to train on that loss, instead of the one that ``training_step`` computes on
             adversarial inputs. The step runs on the clean batch, for everything but its loss; the new one is the
             cross-entropy loss of the paper, with hard labels, and takes two more forward passes. Without other
-            arguments, the attack is that of the paper: PGD of 10 steps from a little noise.
+            arguments, the attack is the one of the paper: PGD of 10 steps from a little noise.
         loss_weight: Weight of the divergence in that loss; by default 6 for TRADES and 5 for MART.
         warmup_epochs: Number of epochs at the beginning that are trained on clean batches. Nothing is logged in them: a
             ``ModelCheckpoint`` or ``EarlyStopping`` that monitors a key of this callback would end the run.
         input_space: Range and normalisation of the inputs; by default [0, 1], not normalised.
-        eval_mode: Whether the network is attacked in eval mode, as it is used later. Without, in train mode: with the
+        eval_mode: Whether the network is attacked in eval mode, in which it is used later, or in train mode: with the
             statistics of the attacked batch, and dropout.
         all_steps: Whether a built-in attack takes all steps for all samples, as published. Without, samples stop where
             they are first misclassified, which is weaker and faster.
@@ -265,7 +265,7 @@ class AdversarialTraining(TrainingStepCallback):
         return torch.cat([x, x_adv]) if self.settings.combine == "concat" else x_adv
 
     def _step(self, step: Callable[..., Any], batch: Any, x: Tensor, clean: Tensor, x_adv: Tensor) -> Any:
-        """Run the step on a batch with the new inputs, or on that of the loader with the new embeddings."""
+        """Run the step on a batch with the new inputs, or on the batch of the loader with the new embeddings."""
         if self._layer is None:
             return step(replace_in_batch(batch, x_adv, self.access.batch_fn))
         times = len(x_adv) // len(x)

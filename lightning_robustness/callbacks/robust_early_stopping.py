@@ -58,7 +58,7 @@ class RobustEarlyStopping(EarlyStopping):
         min_delta: What counts as an improvement.
         start_from_epoch: First epoch that counts towards patience, instead of waiting for the learning rate; 0 for all.
         confirm: Key of the robust accuracy that confirms an attack-free value; None to go by the value alone. By
-            default (``"auto"``) that of the attack that the monitor runs most often, or of all if they run together.
+            default (``"auto"``) of the attack that the monitor runs most often, or of all if they run together.
         stopping_threshold: Stop as soon as the value of a candidate is better than this.
         divergence_threshold: Stop as soon as the value is worse than this.
         verbose: Whether to say what happens.

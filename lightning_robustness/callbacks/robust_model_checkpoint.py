@@ -91,7 +91,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
         self._guard_value = math.nan
         # Values of the guard by the path of the checkpoint
         self._guard_values: dict[str, float] = {}
-        # Value, and that of the guard, of every epoch that was a candidate, kept or not
+        # Value, and value of the guard, of every epoch that was a candidate, kept or not
         self._evaluations: list[tuple[float, float]] = []
         self._best = -math.inf
         self._seen = set[str]()  # "key" was logged in validation, "trigger" of a checkpoint, finite "value" at one
@@ -143,7 +143,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Judge the last epoch where the value came after validation, as that of attacks does after an early stop."""
+        # The value of the last epoch may come after validation, as from attacks after an early stop
         if came_late(trainer, str(self.monitor)) and not self._should_skip_saving_checkpoint(trainer):
             candidates = self._monitor_candidates(trainer)
             candidates["epoch"] = torch.tensor(max(trainer.current_epoch - 1, 0))  # it is one ahead by now

@@ -46,9 +46,8 @@ class RobustnessMonitor(Callback):
 
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
-            Empty for none. Success of an attack without a budget that looks for the smallest l2 perturbation counts
-            within an l2 budget: that of the other attacks, or ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if
-            theirs is in l-infinity. With ``strength="paper"`` it counts regardless of its size, as in the papers.
+            Empty for none. Success of an attack without a budget, such as C&W, counts within an l2 budget: that of the
+            other attacks, or ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values; with ``strength="paper"`` always.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep unless ``norm`` is ``"l2"``.
         norm: Norm of that budget, and of attacks that are given by name and know both: ``"linf"`` or ``"l2"``.
@@ -63,8 +62,8 @@ class RobustnessMonitor(Callback):
         forward_fn: Callable that takes the module and inputs and returns logits, where ``module(x)`` does not.
         embed_fn: Callable that takes the module and what the loader gives, such as tokens, and returns the embeddings
             that are perturbed. ``forward_fn`` takes them to logits, or ``module(inputs_embeds=...)`` does.
-        batch_fn: Callable that takes a batch and returns inputs, labels and, if ``forward`` takes more, a dictionary of
-            it with one row per sample.
+        batch_fn: Callable that takes a batch and returns inputs, labels and, if need be, a dictionary of what else
+            ``forward`` takes, with one row per sample.
         fim_samples: Number of samples for the Fisher information and the distance to the boundary; 0 for none.
         fim_method: How it is computed; see :func:`~lightning_robustness.functional.fisher_spectral_norm`.
         clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
@@ -78,8 +77,7 @@ class RobustnessMonitor(Callback):
         log_details: Whether loggers get ``robustness_details/`` and ``robustness_trust/`` too; callbacks always do.
         roby_p: Order of the distance in ROBY, at least 1; ``float("inf")`` is allowed.
         log_figures: Whether to log pictures and histograms, where a logger takes them.
-        log_combined: Whether TensorBoard opens with accuracies, success rates, and RDI, ROBY and Fisher information as
-            lines of three charts; each line is a run of its own there.
+        log_combined: Whether TensorBoard opens with three charts of several lines; each line is a run of its own there.
         log_embeddings: Whether to log the embeddings of the sample to TensorBoard's projector.
         progress: Whether to show progress bars; by default, where the Trainer has one.
 
@@ -167,10 +165,10 @@ class RobustnessMonitor(Callback):
 
     @override
     def __repr__(self) -> str:
-        plan = self.settings.plan
+        plan, number = self.settings.plan, len(self.history)
         samples = f"attack_samples={plan.attack_samples}, fim_samples={plan.fim_samples}"
         space = f"input_space={plan.input_space!r}, prefix={self.settings.prefix!r}"
-        return f"RobustnessMonitor(attacks={list(plan.attacks)}, {samples}, {space}, {len(self.history)} evaluations)"
+        return f"RobustnessMonitor(attacks={list(plan.attacks)}, {samples}, {space}, {number} evaluations)"
 
     @property
     def keys(self) -> list[str]:
@@ -226,11 +224,10 @@ class RobustnessMonitor(Callback):
                 check_renamed(callback, getattr(callback, "monitor", None), self.keys)
             self._record.begin(trainer)
         warn_of_sharding(trainer, self.settings)
-        settings = self._settings_for(trainer)
-        self._run = Run(settings, trainer, pl_module)
+        self._run = Run(self._settings_for(trainer), trainer, pl_module)
         if self._is_fitting:
             with self._run.faults.skipping("the HParams tab lacks the values", is_raised_early=True):
-                announce_values(trainer, pl_module, settings)
+                announce_values(trainer, pl_module, self._run.settings)
 
     @override
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -281,7 +278,6 @@ class RobustnessMonitor(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attack once more where training ended between two attacks, as early stopping does."""
         run = self._run
         if run is None:
             return
@@ -337,7 +333,7 @@ class RobustnessMonitor(Callback):
         findings = run.end_epoch(due, is_at_the_end(trainer))
         if findings is None:
             return {"skipped": 1.0}
-        return self._add(run, trainer, ({**findings.values, "skipped": 0.0}, findings.estimates), due)
+        return self._add(run, trainer, (findings.values | {"skipped": 0.0}, findings.estimates), due)
 
     def _add(self, run: Run, trainer: Trainer, found: _Found, attacks: list[str]) -> dict[str, float]:
         """Add the values of an evaluation to the record, and show the run so far."""

@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,9 @@ from lightning_robustness.cli.parser import make_parser
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 _SIGNS = ("trainer", "seed_everything")
+# An argument of Python in a message, with its value where that is plain, and values that options write otherwise
+_ARGUMENT = r"(?<![\w.-])`?{}(?:`|=('[\w-]+'|-?[\d./]*\d|None|\(\)|\[\])?)"
+_VALUES = {"()": "", "[]": "", "None": "null"}
 # Errors of arguments, and of a model or data that do not fit; others are failures
 _MISFITS = (FileNotFoundError, ModuleNotFoundError, PermissionError, TypeError, ValueError)
 
@@ -76,8 +80,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "--traceback" in given:
             traceback.print_exc()
         if isinstance(error, _MISFITS):
-            parser.error(str(error))  # exits with 2, as for what the parser finds
+            parser.error(_with_flags(str(error), parser, given))  # exits with 2, as for what the parser finds
         return _fail(f"{type(error).__name__}: {error}")
+
+
+def _with_flags(message: str, parser: Any, given: Sequence[str]) -> str:
+    """Add the options that stand for the arguments of Python which a message names."""
+    commands = next(action.choices for action in parser._actions if action.dest == "command")
+    command = next((commands[name] for name in given if name in commands), None)
+    flags: list[tuple[int, str]] = []
+    for action in [] if command is None else command._actions:
+        place, _, name = action.dest.rpartition(".")
+        for found in re.finditer(_ARGUMENT.format(name), message) if not place or "InputSpace" in message else ():
+            value = "package.module:function" if name.endswith("_fn") else _VALUES.get(found[1], found[1] or "")
+            flags.append((found.start(), f"--{action.dest} {value}".replace("'", "").strip()))
+    listed = ", ".join(dict.fromkeys(flag for _, flag in sorted(flags)))
+    return f"{message}\nOn the command line: {listed}" if flags else message
 
 
 def _run(parser: Any, given: Sequence[str]) -> int:

@@ -151,7 +151,7 @@ def compare(
     if modules:
         check_budget(rank_budget, budgets)
     if reports:
-        check_reports(reports, *((list(plan[0]), budgets) if modules else ()))
+        check_reports(reports, *((list(plan[0]), budgets) if modules else (None, None)), num_classes)
     processes = Processes()
     outcomes: dict[str, _Outcome] = {}
     for name, model in modules.items():

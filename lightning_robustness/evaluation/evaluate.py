@@ -15,8 +15,15 @@ from lightning_robustness._measurement.inspection import Found, inspect, warn_of
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import attack_again
-from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SweepMeter, plan_sweep
-from lightning_robustness._measurement.plan import DEFAULT_ATTACKS, AttackLike, Plan, name_attacks
+from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS, SweepMeter, plan_sweep
+from lightning_robustness._measurement.plan import (
+    DEFAULT_ATTACKS,
+    AttackLike,
+    Plan,
+    announce,
+    list_attacks,
+    name_attacks,
+)
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel
@@ -230,8 +237,15 @@ def _extra_meters(
     meters: list[Meter] = []
     if budgets or decision_space is not None:
         check_integer("attack_samples", plan.attack_samples, minimum=1)
+    sweep_attacks = list_attacks(sweep_attacks, "sweep_attacks")
+    if not budgets and sweep_attacks != list(SWEEP_ATTACKS):
+        raise ValueError(
+            f"Expected argument `sweep_budgets` with `sweep_attacks` but got none. Pass budgets, such as "
+            f"{list(SWEEP_BUDGETS[4::5])}, or leave `sweep_attacks` out."
+        )
     if budgets:
         sweep = plan_sweep(sweep_attacks, budgets, plan.input_space, "sweep_", strength, norm)
+        announce(sweep[0], plan.attack_samples, len(budgets))
         meters.append(SweepMeter(plan.attack_samples, sweep))
     if decision_space is not None:
         get_projection(decision_space, plan.seed)

@@ -116,9 +116,9 @@ def check_loader(dataloader: Any) -> None:
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
         found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
     elif isinstance(dataloader, tuple | list) and len(dataloader) == 2 and _are_columns(*dataloader):
-        found = (
-            "inputs and labels. Pass `DataLoader(TensorDataset(x, y), batch_size=128)`, or `[(x, y)]` for one batch."
-        )
+        x, y = ("{}" if isinstance(own, Tensor) else "torch.as_tensor({})" for own in dataloader)
+        x, y = x.format("x"), y.format("y") + (".long()" if "float" in str(dataloader[1].dtype) else "")
+        found = f"inputs and labels. Pass `DataLoader(TensorDataset({x}, {y}), batch_size=128)`."
     elif isinstance(dataloader, str | Mapping) or not (
         hasattr(dataloader, "__iter__") or hasattr(dataloader, "__getitem__")
     ):
@@ -130,8 +130,8 @@ def check_loader(dataloader: Any) -> None:
 
 def _are_columns(x: Any, y: Any) -> bool:
     """Return whether two entries are inputs and labels, not two batches of inputs."""
-    are_tensors = isinstance(x, Tensor) and isinstance(y, Tensor)
-    return are_tensors and x.is_floating_point() and not y.is_floating_point() and y.shape == x.shape[:1]
+    are_arrays = all(isinstance(own, Tensor | np.ndarray) for own in (x, y))
+    return are_arrays and x.ndim > 1 and tuple(y.shape) == tuple(x.shape[:1])
 
 
 class Passed(NamedTuple):
@@ -264,12 +264,12 @@ def _check_data(passed: Passed, fingerprint: DataFingerprint, processes: Process
     if not folder.is_kept:
         return
     facts = DataFingerprint.describe(processes.gather(fingerprint))
-    if passed.found is not None:  # weights do not say which activation there is, or what a closure holds
-        few = passed.take(2**62).select(passed.take(2**62).positions.argsort()[:_NUM_OUTPUTS])
-        with processes.step():
-            own = outputs_of(passed.subject, few, _NUM_OUTPUTS)
-        outputs = Rows.join(processes.gather([own]))[OUTPUT][:_NUM_OUTPUTS, 0]
-        facts["largest logits of the first samples"] = " ".join(f"{value:.6g}" for value in outputs.tolist())
+    # Weights do not say which activation there is, or what a closure holds
+    samples = passed.take(2**62)
+    with processes.step():
+        own = outputs_of(passed.subject, samples.select(samples.positions.argsort()[:_NUM_OUTPUTS]), _NUM_OUTPUTS)
+    outputs = Rows.join(processes.gather([own]))[OUTPUT][:_NUM_OUTPUTS].flatten()
+    facts["outputs of the first samples"] = " ".join(f"{value:.6g}" for value in outputs.tolist())
     folder.check(facts)
 
 

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import UNFINISHED, Processes, rank_zero_warn, write_file
 
 _SIZE = 8  # bytes
+_MAX_TEXT = 400  # of a value in a message
 
 
 def fingerprint_weights(model: nn.Module) -> str:
@@ -202,7 +204,8 @@ def _compare(folder: Path, name: str, facts: Mapping[str, str]) -> None:
         ) from error
     names = [key for key in {**before, **facts} if not _is_same(before.get(key), facts.get(key))]
     if names:
-        listed = "; ".join(f"{key}: {before.get(key, 'none')} there, {facts.get(key, 'none')} here" for key in names)
+        pairs = {key: [shorten(fact.get(key, "none"), _MAX_TEXT) for fact in (before, facts)] for key in names}
+        listed = "; ".join(f"{key}: {there} there, {here} here" for key, (there, here) in pairs.items())
         raise ValueError(
             f"Expected results of the same model, data and settings in {folder} but they differ. {listed}. "
             "Go on with what it was started with, or pass another folder."

@@ -20,7 +20,7 @@ from lightning_robustness._measurement.meters.sweep import (
     describe_sweep,
     plan_sweep,
 )
-from lightning_robustness._measurement.plan import WORST, AttackLike
+from lightning_robustness._measurement.plan import WORST, AttackLike, announce
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel, is_image
@@ -149,6 +149,7 @@ def sweep(
         if passed.is_interrupted:
             raise KeyboardInterrupt
         meter = SweepMeter(sys.maxsize if attack_samples is None else attack_samples, plan, warm_starts)
+        announce(plan[0], sum(processes.gather(len(passed.take(meter.size).positions))), len(budgets))
         is_interrupted = False
         try:
             rows = measure(meter, passed.subject, passed.take(meter.size), processes, folder)
@@ -161,7 +162,7 @@ def sweep(
 
 
 def sweep_report(
-    meter: SweepMeter, eps: Sequence[float], rows: Rows, is_interrupted: bool, passed: Passed, processes: Processes
+    meter: SweepMeter, budgets: Sequence[float], rows: Rows, is_interrupted: bool, passed: Passed, processes: Processes
 ) -> SweepReport:
     """Report a sweep of the sample of a pass, as far as it was finished."""
     subject, samples = passed.subject, passed.take(meter.size)
@@ -170,10 +171,10 @@ def sweep_report(
         rank_zero_warn(f"The sweep was interrupted: its report covers {len(rows)} of {total} samples.")
     has_images = len(samples.positions) > 0 and is_image(samples.x[:1]) and subject.access.embed_fn is None
     are_images = any(processes.gather(has_images))
-    rows = rows if len(rows) else _no_rows(len(meter.plan[0]), len(eps))
+    rows = rows if len(rows) else _no_rows(len(meter.plan[0]), len(budgets))
     margins = None if passed.features is None else passed.features.margins
-    report = _report(meter, rows, eps, is_interrupted, margins, subject.seed)
-    settings = describe_sweep(meter.plan, eps, rows["y"], subject.input_space, subject.seed)
+    report = _report(meter, rows, budgets, is_interrupted, margins, subject.seed)
+    settings = describe_sweep(meter.plan, budgets, rows["y"], subject.input_space, subject.seed)
     settings |= {} if meter.warm_starts else {"warm starts": "no"}
     threat = ThreatModel.of(meter.plan[0], subject.input_space, len(rows), are_images)
     return replace(report, settings=settings, threat_model=threat)
@@ -197,7 +198,7 @@ def _no_rows(num_attacks: int, num_budgets: int) -> Rows:
 
 
 def _report(
-    meter: SweepMeter, rows: Rows, eps: Sequence[float], is_interrupted: bool, margins: Rows | None, seed: int
+    meter: SweepMeter, rows: Rows, budgets: Sequence[float], is_interrupted: bool, margins: Rows | None, seed: int
 ) -> SweepReport:
     names, first, right, quality = list(meter.plan[0]), rows["first"], rows["right"], rows["quality"]
     clean = (first[:, 0] >= 0).double().mean().item()
@@ -214,19 +215,19 @@ def _report(
         shares[WORST] = [falling(list(column))[-1] for column in zip(*shares.values(), strict=True)]
     # Shape: attacks, budgets, metrics
     values = torch.cat([right.double().mean(dim=0).unsqueeze(2), quality.mean(dim=0)], dim=2)
-    budgets = torch.tensor([0.0, *eps, math.inf], dtype=torch.float64)
+    ends = torch.tensor([0.0, *budgets, math.inf], dtype=torch.float64)
     seconds = rows["seconds"].sum(dim=0)
     share = rows.seconds / seconds.sum().item() if len(first) else 1.0  # of the slowest process
     return SweepReport(
         attacks=names,
-        eps=list(eps),
+        budgets=list(budgets),
         values={name: values[..., number].tolist() for number, name in enumerate(SWEEP_METRICS)},
-        worst=[share.value for share in shares.get(WORST, ())] or [math.nan] * len(eps),
+        worst=[share.value for share in shares.get(WORST, ())] or [math.nan] * len(budgets),
         clean_accuracy=clean,
         samples=len(first),
         seconds=dict(zip(names, (share * seconds).tolist(), strict=True)),
         interrupted=is_interrupted,
-        breaking_eps={name: budgets[column + 1].tolist() for name, column in zip(names, first.T, strict=True)},
+        breaking_eps={name: ends[column + 1].tolist() for name, column in zip(names, first.T, strict=True)},
         index=rows.positions.tolist(),
         shares=shares,
         outcomes=[own.to_plain() for own in known.get(WORST, ())],

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_robustness import RobustModelCheckpoint, RobustnessMonitor, compare, evaluate
+from lightning_robustness import RobustModelCheckpoint, RobustnessMonitor, compare, evaluate, sweep
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 
 EPS = 0.1
@@ -55,6 +55,30 @@ def test_the_worst_case_is_never_above_an_attack_and_curves_never_rise():
     curves = {name: [share.value for share in own] for name, own in report.sweep.shares.items()}
     assert all(curve == sorted(curve, reverse=True) for curve in curves.values())
     assert all(worst <= min(values) for worst, *values in zip(curves["worst"], *curves.values(), strict=True))
+
+
+def test_an_attack_has_one_accuracy_in_a_report_and_in_its_sweep():
+    report = measure(linear(others=0.4), strength="strong", sweep_budgets=[EPS], sweep_attacks=["pgd", "fgsm"])
+    table = next(table for table in report.tables() if table.title == "Accuracy and image quality")
+    shown = {row[1]: row[2] for row in table.rows}
+    attacks = next(table for table in report.tables() if table.title == "Attacks")
+    assert shown["pgd"] == report.metrics["adv_acc/pgd"] != report.metrics["adv_acc_plain/pgd"]
+    assert {row[0]: row[4] for row in attacks.rows if row[0] in shown} == {
+        name: shown[name] for name in ("fgsm", "pgd")
+    }
+    assert shown["worst of all"] == report.sweep.worst[0]
+    assert "assisted" in table.note
+    assert report.sweep.values["accuracy"][0] == [report.metrics["adv_acc_plain/pgd"]]
+
+
+@pytest.mark.parametrize("warm_starts", [True, False])
+def test_a_sweep_alone_has_the_accuracy_of_its_table_in_its_verdict(warm_starts):
+    loader = DataLoader(data(), batch_size=100)
+    report = sweep(linear(), loader, ["pgd"], [0.05, EPS, 0.2], warm_starts=warm_starts, progress=False)
+    table = report.tables()[0]
+    assert table.rows[1][2] == report.values["accuracy"][0][1] == report.worst[1]
+    assert f"{100 * report.worst[1]:.1f} % robust accuracy" in report.verdict
+    assert table.note == ""
 
 
 def test_a_model_and_itself_are_not_distinguishable_and_a_weak_one_loses(tmp_path):

@@ -117,6 +117,24 @@ def test_the_papers_count_what_cw_finds_regardless_of_its_size():
     assert (plan.attacks["cw"], plan.minimum_norm_budget) == (CW(), None)
 
 
+@pytest.mark.parametrize(
+    ("attack", "strength", "is_said"),
+    [
+        (get_attack("cw", preset="mnist"), "fast", True),
+        (get_attack("cw", preset="mnist"), "paper", False),
+        (MinimumNormCW(), "strong", False),
+        ("cw", "strong", False),
+    ],
+)
+def test_the_published_attack_of_carlini_and_wagner_counts_within_a_budget_and_says_so(
+    attack, strength, is_said, recwarn
+):
+    plan = Plan.of({"mine": attack}, 0.1, InputSpace(), 16, strength, **SETTINGS)
+    assert (plan.minimum_norm_budget is None) == (strength == "paper")
+    messages = [str(warning.message) for warning in recwarn]
+    assert ["mine" in message and "strength='paper'" in message for message in messages] == [True] * is_said
+
+
 @pytest.mark.parametrize(("attack", "is_slow"), [("torchattacks:Square", True), ("torchattacks:PGD", False)])
 def test_attacks_that_take_minutes_are_announced(attack, is_slow, recwarn):
     Plan.of([attack], 0.1, InputSpace(), 256, **SETTINGS)

@@ -33,6 +33,7 @@ def test_no_trace(digits, digits_network, attack, mode):
     assert torch.equal(y, copies[1])
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("attack", ["pgd", "pgd_l2", "square", "torchattacks:Square", "torchattacks:PGD"])
 def test_same_seed_same_result_whatever_ran_before(digits, digits_network, attack):
     attack, x, y = (BUILT_IN | FOREIGN)[attack], digits[0][:30], digits[1][:30]
@@ -54,6 +55,7 @@ def test_other_seed_or_index_other_random_numbers(digits, digits_network, attack
     assert not torch.equal(results[0], results[2])
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("attack", BUILT_IN)
 def test_normalisation_changes_nothing(digits, digits_network, attack):
     """Budgets and distortions are in un-normalised units; results are in the model's own space."""
@@ -71,6 +73,7 @@ def test_normalisation_changes_nothing(digits, digits_network, attack):
     torch.testing.assert_close(result.l2, (result.x_adv - space.normalize(x)).flatten(1).norm(dim=1) * 0.25)
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("attack", BUILT_IN)
 def test_what_a_result_holds(digits, digits_network, attack):
     x, y = digits[0][:60], digits[1][:60].clone()
@@ -106,6 +109,7 @@ def test_nothing_to_attack(digits, digits_network, attack):
     assert single.eligible.all()
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("attack", BUILT_IN)
 def test_two_classes(attack):
     x = torch.rand(20, 1, 6, 6)

@@ -309,6 +309,7 @@ def test_attacks_run_at_the_end_of_a_run_that_stops_early(tmp_path):
     assert np.isfinite(rows["robustness/asr/fgsm"]).sum() == 2
 
 
+@pytest.mark.gpu_like
 def test_early_stopping_and_checkpoints_see_the_values(tmp_path):
     monitor = small_monitor()
     best = ModelCheckpoint(tmp_path, monitor="robustness/adv_acc/fgsm", mode="max", filename="{epoch}")
@@ -671,7 +672,7 @@ def test_memory_does_not_grow(tmp_path):
     trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
     trainer.fit(Classifier(), train_loader(), val_loader())
     assert len(counts) == 3
-    assert len(set(counts)) == 1
+    assert counts[0] == counts[1] == counts[2]
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import wraps
 from pathlib import Path
 
 import lightning as L
@@ -10,6 +11,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import __version__, cli
 from lightning_robustness.attacks.registry import ATTACK_NAMES
@@ -539,3 +541,40 @@ def test_compare_sorts_at_a_budget(checkpoint, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["compare", *models, *options, "--rank_budget", "16/255"])
     assert "to be one of the sweep, 2/255, 4/255, 8/255" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "flags"),
+    [
+        ("Pass `InputSpace(high=255)`.", "--input_space.high 255"),
+        ("Pass a `forward_fn=` that returns logits.", "--forward_fn package.module:function"),
+        ("Measure without them: `attacks=()`", "--attacks"),
+        ("Leave `num_classes` out, or pass strength='paper'.", "--num_classes, --strength paper"),
+        ("Expected sweep_attacks=[] but got a high value of `fim_samples`", "--sweep_attacks, --fim_samples"),
+        ("Pass `InputSpace(low=None, high=None)`.", "--input_space.low null, --input_space.high null"),
+    ],
+)
+def test_remedies_name_the_options_of_the_command(checkpoint, monkeypatch, capsys, message, flags):
+    def fail(*arguments, **options):
+        raise ValueError(message)
+
+    monkeypatch.setattr(commands, "evaluate", wraps(evaluate)(fail))
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", *MODEL, *DATA])
+    assert f"On the command line: {flags}\n" in capsys.readouterr().err
+
+
+def test_a_remedy_of_the_command_line_works(checkpoint, capsys, monkeypatch):
+    loader = Data._loader
+
+    def load(self, number):
+        x, y = loader(self, number).dataset.tensors
+        return DataLoader(TensorDataset(255 * x, y), batch_size=16)
+
+    monkeypatch.setattr(Data, "_loader", load)
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", *MODEL, *DATA, "--attacks", "--fim_samples", "4"])
+    message = capsys.readouterr().err
+    flags = message.partition("On the command line: ")[2].partition(",")[0].split()
+    assert flags == ["--input_space.high", "255"]
+    assert cli.main(["evaluate", *MODEL, *DATA, "--attacks", "--fim_samples", "4", *flags]) == 0

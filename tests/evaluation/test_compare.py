@@ -26,7 +26,7 @@ def test_robust_network_ranks_above_the_natural_one(digits_comparison):
 
 def test_has_the_attacks_and_budgets_of_the_paper(digits_comparison):
     assert digits_comparison.attacks == ["fgsm", "bim", "pgd", "mifgsm"]
-    assert digits_comparison.eps == pytest.approx([number / 100 for number in range(1, 21)])
+    assert digits_comparison.budgets == pytest.approx([number / 100 for number in range(1, 21)])
     assert all(weight > 0 for weight in digits_comparison.weights.values())
     assert digits_comparison.concordance > 0.9
     assert digits_comparison.reports["robust"].decision_space.attack == "pgd, $\\epsilon$ = 0.11"
@@ -50,6 +50,22 @@ def test_prior_and_balance_are_handed_on():
     assert report.weights["accuracy"] / report.weights["mse"] == pytest.approx(
         5 * report.entropy_weights["accuracy"] / report.entropy_weights["mse"]
     )
+
+
+def test_budgets_of_l2_may_have_any_size(digits, digits_network):
+    loader = [(digits[0][1200:1220], digits[1][1200:1220])]
+    options = {"norm": "l2", "strength": "fast", "fim_samples": 0, "progress": False}
+    report = compare({"a": digits_network}, loader, ["pgd"], [4 / 255, 8 / 255, 0.5], **options)
+    assert report.budget == 8 / 255
+
+
+def test_the_number_of_classes_is_that_of_the_reports(digits, digits_network):
+    loader = [(digits[0][:20], digits[1][:20])]
+    reports = {"a": make_report(1)}
+    with pytest.raises(ValueError, match=r"number of classes .* 7 \(`num_classes`\)"):
+        compare({**reports, "b": digits_network}, loader, num_classes=7)
+    with pytest.raises(ValueError, match="`num_classes`"):
+        compare(reports, num_classes=7)
 
 
 def test_different_numbers_of_classes_are_found_before_the_sweep(digits, digits_network):

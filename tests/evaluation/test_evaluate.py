@@ -251,6 +251,8 @@ def test_probabilities_are_noticed():
         ({"dataloader": [(batch()[0] + 1, batch()[1])]}, "inputs in the range"),
         ({"attack_samples": 0, "sweep_budgets": [0.1]}, "`attack_samples`"),
         ({"attack_samples": 0, "decision_space": "pca"}, "`attack_samples`"),
+        ({"sweep_attacks": ["square"]}, "`sweep_budgets` with `sweep_attacks`"),
+        ({"seed": 2**64}, r"`seed` .* below 2\*\*63"),
         ({"num_classes": 3}, "3 .*`num_classes`.* 2"),
         ({"head": "fc"}, "`head`.*'fc'"),
     ],
@@ -492,3 +494,19 @@ def test_inputs_that_are_not_images_have_no_pictures():
     assert report.metrics["asr/pgd"] > 0
     assert report.adversarial_examples == []
     assert report.facts["inputs"] == "values in [0, 1]"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "remedy"),
+    [
+        (torch.rand(4, 2), torch.tensor([0, 1, 0, 1]), "TensorDataset(x, y)"),
+        (torch.rand(4, 2), torch.tensor([0.0, 1.0, 0.0, 1.0]), "TensorDataset(x, y.long())"),
+        (torch.zeros(4, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]), "TensorDataset(x, y)"),
+        (np.zeros((4, 2)), np.array([0, 1, 0, 1]), "TensorDataset(torch.as_tensor(x), torch.as_tensor(y))"),
+        (np.zeros((4, 2)), np.zeros(4), "TensorDataset(torch.as_tensor(x), torch.as_tensor(y).long())"),
+    ],
+)
+def test_inputs_and_labels_in_place_of_a_loader_are_recognised(x, y, remedy):
+    with pytest.raises(TypeError, match="inputs and labels") as error:
+        evaluate(linear(), (x, y), ["fgsm"])
+    assert f"`DataLoader({remedy}, batch_size=128)`" in str(error.value)

@@ -69,12 +69,12 @@ def sweep_of(model, **options):
 def test_interrupted_sweep_goes_on(tmp_path, monkeypatch):
     model = Flaky()
     expected = without_times(sweep_of(model))
-    monkeypatch.setattr(Passes, "left", 60)
+    monkeypatch.setattr(Passes, "left", 61)
     with pytest.warns(UserWarning, match="covers 6 of 37 samples"):
         assert sweep_of(model, resume=tmp_path).samples == 6
     Passes.left = math.inf
     assert without_times(sweep_of(model, resume=str(tmp_path))) == expected
-    Passes.left = 0  # everything is finished
+    Passes.left = 1  # everything is finished, and a pass tells that the model computes the same
     assert without_times(sweep_of(model, resume=tmp_path)) == expected
 
 
@@ -121,6 +121,44 @@ def test_results_of_something_else_are_refused(tmp_path, changes, message):
     expected = "Expected results of the same model, data and settings in .* but they differ. "
     with pytest.raises(ValueError, match=expected + f".*{message}" if "differ" not in message else message):
         evaluate_some(tmp_path, **changes)
+
+
+class Switched(nn.Module):
+    """Computes something else with the same weights, as an activation, an attribute or a closure says."""
+
+    def __init__(self, activation=None, is_reversed=False, scale=None):
+        super().__init__()
+        self.network = make_network()
+        self.activation = activation
+        self.is_reversed = is_reversed
+        self.scale = scale or (lambda logits: logits)
+
+    def forward(self, x):
+        logits = self.scale(self.network(x))
+        logits = logits if self.activation is None else self.activation(logits)
+        return logits.flip(1) if self.is_reversed else logits
+
+
+def times(factor):
+    return lambda logits: factor * logits
+
+
+@pytest.mark.parametrize("run", [evaluate_some, lambda folder, model: sweep_of(model, resume=folder)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"activation": nn.Tanh()}, {"activation": nn.Softsign()}),
+        ({"is_reversed": False}, {"is_reversed": True}),  # the largest logits are the same
+        ({"scale": times(1.0)}, {"scale": times(1.1)}),
+    ],
+    ids=["activation", "attribute", "closure"],
+)
+def test_results_of_a_model_that_computes_something_else_are_refused(tmp_path, run, before, after):
+    before = {"scale": times(8.0)} | before
+    run(tmp_path, Switched(**before))
+    run(tmp_path, Switched(**before))
+    with pytest.raises(ValueError, match=r"outputs of the first samples: .* there, .* here"):
+        run(tmp_path, Switched(**before | after))
 
 
 def test_results_of_another_function_are_refused(tmp_path):

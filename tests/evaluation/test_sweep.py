@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lightning_robustness._measurement import plan
 from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
-from lightning_robustness.evaluation import sweep
+from lightning_robustness.evaluation import compare, sweep
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
 
@@ -52,7 +53,7 @@ def test_accuracy_falls_and_the_worst_is_below_all(request, loader, network):
     assert curves[:, 0].max() <= report.clean_accuracy
     assert curves[0, 0] > curves[0, -1] + 0.2
     breaking = torch.tensor(list(report.breaking_eps.values()))
-    for number, eps in enumerate(report.eps):
+    for number, eps in enumerate(report.budgets):
         torch.testing.assert_close((breaking > eps).float().mean(dim=1), curves[:, number])
         assert (breaking.amin(dim=0) > eps).double().mean().item() == pytest.approx(report.worst[number])
 
@@ -168,7 +169,7 @@ def test_budgets_must_be_a_sequence(eps):
 @pytest.mark.parametrize("eps", [np.array([0.125, 0.25], dtype=np.float32), torch.tensor([0.125, 0.25])])
 def test_budgets_may_be_arrays(eps):
     report = sweep(linear(), [(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))], ["fgsm"], eps, progress=False)
-    assert json.loads(report.to_json())["eps"] == [0.125, 0.25]
+    assert json.loads(report.to_json())["budgets"] == [0.125, 0.25]
 
 
 @pytest.mark.parametrize("name", ["attack_samples", "batch_size"])
@@ -285,3 +286,17 @@ def test_plot_draws_any_metric(loader, digits_network, metric):
     assert line.get_ydata().tolist()[-4:] == report.values[metric][0]
     with pytest.raises(ValueError, match=r"ald2.*'lpips'"):
         report.plot("lpips")
+
+
+@pytest.mark.parametrize("run", ["sweep", "compare"])
+def test_attacks_that_take_minutes_are_announced_once(monkeypatch, recwarn, run):
+    monkeypatch.setattr(plan, "_MANY_PASSES", 1000)
+    data, options = [(torch.rand(4, 2), torch.tensor([0, 1, 0, 1]))], {"attack_samples": 4, "progress": False}
+    attacks = [Square(num_queries=100), PGD(steps=10)]
+    if run == "sweep":
+        sweep(linear(), data, attacks, [0.01, 0.02, 0.03], **options)
+    else:
+        compare({"a": linear()}, data, attacks, [0.01, 0.02, 0.03], fim_samples=0, **options)
+    messages = [str(warning.message) for warning in recwarn if "minutes" in str(warning.message)]
+    assert len(messages) == 1
+    assert "square takes up to 100 passes of each of 4 samples at each of 3 budgets" in messages[0]

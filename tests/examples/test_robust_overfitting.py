@@ -12,7 +12,7 @@ from lightning_robustness import evaluate
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_is_kept_is_the_most_robust_epoch(run_example, tmp_path):
+def test_what_is_kept_is_the_most_robust_epoch(run_example, tmp_path, caplog):
     _, output = run_example("robust_overfitting.py", "--epochs", "4", "--patience", "2")
     curves = []
     for version in ("version_0", "version_1"):
@@ -28,8 +28,10 @@ def test_what_is_kept_is_the_most_robust_epoch(run_example, tmp_path):
     assert stopped == len(robust) - 1
     tied = [epoch for epoch, value in enumerate(robust) if value >= max(robust) - 0.005]
     assert kept == max(tied, key=lambda epoch: (acc[epoch], epoch))
-    assert f"accuracy under PGD {robust[kept]:.3f}." in output
-    assert matplotlib.image.imread(tmp_path / "robust_overfitting.png").shape == (480, 840, 4)
+    score, corrected = map(float, re.search(r"PGD ([\d.]+); ([\d.]+), corrected", output).groups())
+    assert score == pytest.approx(robust[kept], abs=6e-4)
+    assert 100 * corrected == pytest.approx(float(re.findall(r"accuracy ([\d.]+) % under pgd", caplog.text)[-1]), abs=0.06)
+    assert matplotlib.image.imread(tmp_path / "robust_overfitting.png").shape == (912, 1680, 4)
 
 
 def test_the_recipe_with_averaged_weights(tmp_path, monkeypatch):

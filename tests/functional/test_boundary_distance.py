@@ -26,6 +26,7 @@ def loop_over_classes(model, x, y, norm, std=1.0):
     return torch.stack(distances)
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("num_classes", [2, 5, 30])
 def test_closed_form_of_a_linear_model(norm, num_classes):
@@ -56,6 +57,7 @@ def test_equal_to_a_loop_over_classes(name, norm):
     torch.testing.assert_close(distances.double(), loop_over_classes(model, x, y, norm, scale), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_first_step_of_deepfool(norm, digits, digits_network):
     x = digits[0][1200:1230]
@@ -90,6 +92,7 @@ def test_rivals_are_those_with_the_highest_logits(options):
     torch.testing.assert_close(boundary_distance(model, x, y, **options), torch.stack(expected))
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("method", ["exact", "lanczos", "power", "rayleigh"])
 @pytest.mark.parametrize("num_classes", [4, 30])
 def test_from_the_jacobian_of_the_fisher_information(method, num_classes):
@@ -127,6 +130,7 @@ def test_rows_are_used_where_they_are_kept():
     torch.testing.assert_close(jacobian.margin_gradient(classes, rivals), expected)
 
 
+@pytest.mark.gpu_like
 def test_zero_gradients():
     """A margin that no perturbation changes is infinitely far away; with no margin, the boundary is here."""
     bias = torch.tensor([1.0, 0.0, 1.0])

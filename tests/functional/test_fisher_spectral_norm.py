@@ -24,6 +24,7 @@ def linear(num_classes, width, scale=1.0):
     return model
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("method", PRECISE)
 @pytest.mark.parametrize("num_classes", [2, 3, 10, 40])
 def test_linear_softmax_model_has_a_closed_form(method, num_classes):
@@ -126,6 +127,7 @@ def test_everything_is_as_before(method):
     assert torch.equal(fisher_spectral_norm(network, x, method), reference)
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("margin", [30.0, 200.0])
 def test_saturated_samples_stay_finite(method, margin):
@@ -187,6 +189,7 @@ def test_models_that_do_not_fit():
         fisher_spectral_norm(square(twice=False, in_forward_mode=False), torch.randn(4, 6), "lanczos")
 
 
+@pytest.mark.gpu_like
 @pytest.mark.parametrize("method", PRECISE)
 @pytest.mark.parametrize("num_classes", [3, 20])
 def test_direction_is_the_principal_eigenvector_and_lowers_the_prediction(method, num_classes):

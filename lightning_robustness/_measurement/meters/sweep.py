@@ -34,7 +34,7 @@ SWEEP_BUDGETS = tuple(number / 100 for number in range(1, 21))
 
 def plan_sweep(
     attacks: Iterable[AttackLike] | Mapping[str, AttackLike],
-    eps: Sequence[float],
+    budgets: Sequence[float],
     input_space: InputSpace | None = None,
     prefix: str = "",
     strength: Strength = "paper",
@@ -45,22 +45,22 @@ def plan_sweep(
     Example:
         >>> from lightning_robustness.attacks import Square
         >>> from lightning_robustness._measurement.meters.sweep import plan_sweep
-        >>> for attacks in plan_sweep([Square(num_queries=100)], eps=[0.1, 0.2]):
+        >>> for attacks in plan_sweep([Square(num_queries=100)], budgets=[0.1, 0.2]):
         ...     print(attacks)
         {'square': Square(eps=0.1, num_queries=100, norm='linf', p=0.8, loss='margin', as_published=False)}
         {'square': Square(eps=0.2, num_queries=100, norm='linf', p=0.8, loss='margin', as_published=False)}
 
     """
-    if len(eps) == 0 or not all(low < high for low, high in zip([0.0, *eps], eps, strict=False)):
+    if len(budgets) == 0 or not all(low < high for low, high in zip([0.0, *budgets], budgets, strict=False)):
         raise ValueError(
-            f"Expected argument `{prefix}budgets` to hold positive, increasing numbers but got {list(eps)}."
+            f"Expected argument `{prefix}budgets` to hold positive, increasing numbers but got {list(budgets)}."
         )
     attacks = list_attacks(attacks, f"{prefix}attacks")
     if len(attacks) == 0:
         raise ValueError(f"Expected argument `{prefix}attacks` to hold at least one attack but got none.")
     argument = f"{prefix}attacks"
     plan = [
-        _at_budget(name_attacks(attacks, budget, strength, norm, argument, is_sweep=True), budget) for budget in eps
+        _at_budget(name_attacks(attacks, budget, strength, norm, argument, is_sweep=True), budget) for budget in budgets
     ]
     check_budgets(plan[-1].values(), input_space)
     return plan
@@ -81,7 +81,7 @@ def _at_budget(attacks: dict[str, Callable[..., Any]], eps: float) -> dict[str, 
 
 def describe_sweep(
     plan: Sequence[Mapping[str, Callable[..., Any]]],
-    eps: Sequence[float],
+    budgets: Sequence[float],
     y: Tensor,
     input_space: InputSpace,
     seed: int,
@@ -90,7 +90,7 @@ def describe_sweep(
     low, high = ("none" if bound is None else f"{bound:g}" for bound in (input_space.low, input_space.high))
     mean, std = input_space.mean, input_space.std
     return {
-        **{f"{name} at eps = {eps[0]:g}": repr(attack) for name, attack in plan[0].items()},
+        **{f"{name} at eps = {budgets[0]:g}": repr(attack) for name, attack in plan[0].items()},
         "attacked samples": str(len(y)),
         "input range": f"{low} to {high}",
         "normalisation": "none" if mean is None and std is None else f"mean {mean}, std {std}",

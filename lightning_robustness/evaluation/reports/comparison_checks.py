@@ -30,11 +30,11 @@ def check_prior(prior: Mapping[str, float], balance: float) -> None:
     check_weights([prior.get(metric, 1.0) for metric in SWEEP_METRICS], balance)
 
 
-def check_budget(budget: float | None, eps: Sequence[float]) -> float:
+def check_budget(budget: float | None, budgets: Sequence[float]) -> float:
     """Return the budget that models are sorted by, by default the middle one."""
-    budget = eps[len(eps) // 2] if budget is None else budget
-    if not is_number(budget) or budget not in eps:
-        listed = ", ".join(map(write_budget, eps))
+    budget = budgets[len(budgets) // 2] if budget is None else budget
+    if not is_number(budget) or budget not in budgets:
+        listed = ", ".join(map(write_budget, budgets))
         raise ValueError(f"Expected argument `rank_budget` to be one of the sweep, {listed}, but got {budget!r}.")
     return budget
 
@@ -42,7 +42,8 @@ def check_budget(budget: float | None, eps: Sequence[float]) -> float:
 def check_reports(
     reports: Mapping[str, RobustnessReport],
     attacks: Sequence[str] | None = None,
-    eps: Sequence[float] | None = None,
+    budgets: Sequence[float] | None = None,
+    num_classes: int | None = None,
 ) -> dict[str, SweepReport]:
     """Check that reports can be compared, and return their sweeps."""
     if not reports:
@@ -56,11 +57,12 @@ def check_reports(
     described = {
         "number of classes": {name: str(report.num_classes) for name, report in reports.items()},
         "attacks": {name: ", ".join(sweep.attacks) for name, sweep in sweeps.items()},
-        "budgets": {name: _list(sweep.eps) for name, sweep in sweeps.items()},
+        "budgets": {name: _list(sweep.budgets) for name, sweep in sweeps.items()},
         "number of samples": {name: str(sweep.samples) for name, sweep in sweeps.items()},
     }
     described["attacks"] |= {} if attacks is None else {"this comparison": ", ".join(attacks)}
-    described["budgets"] |= {} if eps is None else {"this comparison": _list(eps)}
+    described["budgets"] |= {} if budgets is None else {"this comparison": _list(budgets)}
+    described["number of classes"] |= {} if num_classes is None else {"`num_classes`": str(num_classes)}
     for what, values in described.items():
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{value} ({name})" for name, value in values.items())
@@ -105,5 +107,5 @@ def _list_values(values: Mapping[str, str]) -> str:
     return "; ".join(f"{value} ({name})" for name, value in values.items())
 
 
-def _list(eps: Sequence[float]) -> str:
-    return ", ".join(f"{budget:g}" for budget in eps)
+def _list(budgets: Sequence[float]) -> str:
+    return ", ".join(f"{budget:g}" for budget in budgets)

@@ -103,8 +103,8 @@ class ComparisonReport(Report):
         check_prior(self.prior, self.balance)
         self._sweeps = check_reports(self.reports)
         self._first = next(iter(self._sweeps.values()))
-        self.attacks, self.eps = self._first.attacks, self._first.eps
-        self.budget = check_budget(self.budget, self.eps)
+        self.attacks, self.budgets = self._first.attacks, self._first.budgets
+        self.budget = check_budget(self.budget, self.budgets)
         self._result = self._score()
 
     @cached_property
@@ -141,7 +141,7 @@ class ComparisonReport(Report):
     @cached_property
     def adversarial_accuracy(self) -> dict[str, float]:
         """Accuracy of each model under the worst of the attacks, averaged over the budgets."""
-        return {name: math.fsum(sweep.worst) / len(sweep.eps) for name, sweep in self._sweeps.items()}
+        return {name: math.fsum(sweep.worst) / len(sweep.budgets) for name, sweep in self._sweeps.items()}
 
     @cached_property
     def ranks(self) -> dict[str, dict[str, int]]:
@@ -265,12 +265,12 @@ class ComparisonReport(Report):
             attack: {name: sweep._curves[attack] for name, sweep in self._sweeps.items()}
             for attack in self._first._curves
         }
-        accuracies = figures.panels_of_curves([0.0, *self.eps], panels, "accuracy under attack", scale)
+        accuracies = figures.panels_of_curves([0.0, *self.budgets], panels, "accuracy under attack", scale)
         drawn = {
             "Robust accuracy under the worst of all attacks": self.plot(),
-            "CMMR against the budget": figures.curves(self.eps, self.curves, label, scale, limits=None),
+            "CMMR against the budget": figures.curves(self.budgets, self.curves, label, scale, limits=None),
             "Accuracy against the budget, for every attack": accuracies,
-            "Composite metric M, for every attack and budget": figures.composite_map(self.eps, self.composite),
+            "Composite metric M, for every attack and budget": figures.composite_map(self.budgets, self.composite),
         }
         if self.correlations and len(self.reports) > 1:
             drawn["Attack-free metrics against adversarial accuracy"] = self._plot_correlations()
@@ -290,11 +290,11 @@ class ComparisonReport(Report):
             ModuleNotFoundError: If matplotlib is not installed; the extra ``plot`` brings it.
 
         """
-        eps = [0.0, *self.eps]
-        shares = {name: [sweep.robust_accuracy(size) for size in eps] for name, sweep in self._sweeps.items()}
+        budgets = [0.0, *self.budgets]
+        shares = {name: [sweep.robust_accuracy(size) for size in budgets] for name, sweep in self._sweeps.items()}
         lines = {name: [share.value for share in own] for name, own in shares.items()}
         bands = {name: ([share.low for share in own], [share.high for share in own]) for name, own in shares.items()}
-        return figures.curves(eps, lines, "robust accuracy", self._first._scale, bands, mark=self.budget)
+        return figures.curves(budgets, lines, "robust accuracy", self._first._scale, bands, mark=self.budget)
 
     def _plot_correlations(self) -> "Figure":
         series = [

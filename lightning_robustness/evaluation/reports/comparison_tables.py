@@ -121,7 +121,7 @@ def checkpoint_table(reports: Mapping[str, RobustnessReport]) -> Table:
 def settings_table(sweeps: Mapping[str, SweepReport], balance: float) -> Table:
     """Make a table of the settings of the sweeps, and of the balancing weight of CMMR."""
     first = next(iter(sweeps.values()))
-    budgets = ", ".join(map(write_budget, first.eps))
+    budgets = ", ".join(map(write_budget, first.budgets))
     rows = {"attacks": ", ".join(first.attacks), "budgets": budgets, "attacked samples": str(first.samples)}
     rows["balancing weight"] = f"{balance:g}"
     for what, values in compared_settings(sweeps).items():

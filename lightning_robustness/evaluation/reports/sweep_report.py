@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self, override
 
 from lightning_robustness._display import report_figures as figures
-from lightning_robustness._display.table import Table
+from lightning_robustness._display.table import Cell, Table
 from lightning_robustness._measurement.assisted import Assisted, Estimate
 from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness._numbers import write_budget
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 # Metrics of the CMMR paper, and whether higher is more robust
 SWEEP_METRICS = {"accuracy": True, "ssim": True, "psnr": True, "mse": False, "ald2": False}
 
+_ASSISTED = (
+    "Accuracy is estimated for all samples, assisted by their margins. Image quality, and the accuracy in CMMR, are "
+    "plain means over the attacked samples."
+)
+
 
 @dataclass(repr=False)
 class SweepReport(Report):
@@ -25,7 +30,7 @@ class SweepReport(Report):
 
     Args:
         attacks: Names of the attacks.
-        eps: Budgets, increasing, in un-normalised units.
+        budgets: Budgets, increasing, in un-normalised units.
         values: ``"accuracy"``, ``"ssim"``, ``"psnr"``, ``"mse"`` and ``"ald2"``, each with one list per attack, of
             one value per budget; NaN where a metric is undefined.
         worst: Accuracy at each budget when a sample counts as wrong as soon as any of the attacks breaks it.
@@ -49,7 +54,7 @@ class SweepReport(Report):
     """
 
     attacks: list[str]
-    eps: list[float]
+    budgets: list[float]
     values: dict[str, list[list[float]]]
     worst: list[float]
     clean_accuracy: float
@@ -79,13 +84,13 @@ class SweepReport(Report):
     @property
     @override
     def facts(self) -> dict[str, str]:
-        budgets = f"{write_budget(self.eps[0])} to {write_budget(self.eps[-1])}, {len(self.eps)} budgets"
-        return self.threat_model.describe(budgets)
+        ends = f"{write_budget(self.budgets[0])} to {write_budget(self.budgets[-1])}"
+        return self.threat_model.describe(f"{ends}, {len(self.budgets)} budgets")
 
     @property
     def _middle(self) -> float:
         """The middle budget, which stands for the sweep where a single one is needed."""
-        return self.eps[len(self.eps) // 2]
+        return self.budgets[len(self.budgets) // 2]
 
     @property
     def _scale(self) -> figures.Scale:
@@ -96,10 +101,14 @@ class SweepReport(Report):
     @property
     def _curves(self) -> dict[str, list[float]]:
         """Accuracy under each attack and under the worst of several, over no budget and all budgets."""
-        curves = dict(zip(self.attacks, self.values["accuracy"], strict=True))
-        curves |= {name: [share.value for share in own] for name, own in self.shares.items() if name in curves}
-        curves |= {figures.WORST: self.worst} if len(self.attacks) > 1 else {}
-        return {name: [self.clean_accuracy, *values] for name, values in curves.items()}
+        return {name: [self.clean_accuracy, *values] for name, values in self._accuracies.items()}
+
+    @property
+    def _accuracies(self) -> dict[str, list[float]]:
+        """Accuracy under each attack and under the worst of several at all budgets, as estimated for all samples."""
+        found = dict(zip(self.attacks, self.values["accuracy"], strict=True))
+        found |= {name: [share.value for share in own] for name, own in self.shares.items() if name in found}
+        return found | ({figures.WORST: self.worst} if len(self.attacks) > 1 else {})
 
     @property
     def _norm(self) -> str | None:
@@ -115,24 +124,32 @@ class SweepReport(Report):
     def robust_accuracy(self, eps: float | None = None) -> Share:
         """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none."""
         eps = self._middle if eps is None else eps
-        if eps in self.eps and "worst" in self.shares:
-            return Share(*self.shares["worst"][self.eps.index(eps)][:3], self.samples)
-        accuracies = dict(zip([0.0, *self.eps], [self.clean_accuracy, *self.worst], strict=True))
+        if eps in self.budgets and "worst" in self.shares:
+            return Share(*self.shares["worst"][self.budgets.index(eps)][:3], self.samples)
+        accuracies = dict(zip([0.0, *self.budgets], [self.clean_accuracy, *self.worst], strict=True))
         return Share.of(accuracies[eps], self.samples)
 
     def _outcome(self, eps: float) -> Assisted | None:
-        """Return what the worst of the attacks did to each sample at a budget; None in older reports."""
-        return Assisted.from_plain(self.outcomes[self.eps.index(eps)]) if self.outcomes else None
+        """Return what the worst of the attacks did to each sample at a budget; None where it was not kept."""
+        return Assisted.from_plain(self.outcomes[self.budgets.index(eps)]) if self.outcomes else None
 
     @override
     def tables(self) -> list[Table]:
         header = ["eps", "attack", "accuracy", "SSIM", "PSNR (dB)", "MSE", "ALD2"]
-        rows = [
-            [write_budget(row["eps"]), row["attack"], *(row[name] for name in SWEEP_METRICS)] for row in self._records()
+        quality = [name for name in SWEEP_METRICS if name != "accuracy"]
+        rows: list[list[Cell]] = [
+            [
+                *(write_budget(eps), name, accuracies[column]),
+                *(self.values[metric][row][column] if row < len(self.attacks) else math.nan for metric in quality),
+            ]
+            for row, (name, accuracies) in enumerate(self._accuracies.items())
+            for column, eps in enumerate(self.budgets)
         ]
+        is_assisted = any(share.is_assisted for own in self.shares.values() for share in own)
+        note = _ASSISTED if is_assisted else ""
         settings = [[name, value] for name, value in self.settings.items()]
         return [
-            Table("Accuracy and image quality", header, rows, folded=True),
+            Table("Accuracy and image quality", header, rows, note=note, folded=True),
             *([Table("Settings of the sweep", ["setting", "value"], settings, folded=True)] if settings else []),
         ]
 
@@ -165,13 +182,13 @@ class SweepReport(Report):
             raise ValueError(f"Expected `metric` to be one of {', '.join(self.values)} but got {metric!r}.")
         if metric != "accuracy":
             lines = dict(zip(self.attacks, self.values[metric], strict=True))
-            return figures.curves(self.eps, lines, metric, self._scale, limits=None)
-        return figures.curves([0.0, *self.eps], self._curves, "accuracy under attack", self._scale)
+            return figures.curves(self.budgets, lines, metric, self._scale, limits=None)
+        return figures.curves([0.0, *self.budgets], self._curves, "accuracy under attack", self._scale)
 
     @override
     def _records(self) -> list[dict[str, Any]]:
         return [
             {"attack": attack, "eps": eps, **{name: self.values[name][row][column] for name in SWEEP_METRICS}}
             for row, attack in enumerate(self.attacks)
-            for column, eps in enumerate(self.eps)
+            for column, eps in enumerate(self.budgets)
         ]

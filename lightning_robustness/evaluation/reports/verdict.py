@@ -39,9 +39,7 @@ class Share(NamedTuple):
 
     @classmethod
     def of_rates(cls, rates: Mapping[str, float]) -> Self:
-        """Return the accuracy under an attack; older reports have no interval."""
-        if "adv_acc_low" not in rates:
-            return cls.of(rates["adv_acc"], rates["count"])
+        """Return the accuracy under an attack."""
         return cls(rates["adv_acc"], rates["adv_acc_low"], rates["adv_acc_high"], int(rates["count"]))
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ def make_sweep(seed=0, **changes):
     worst = table[0].amin(dim=0).tolist()
     fields = {
         "attacks": list(ATTACKS),
-        "eps": list(EPS),
+        "budgets": list(EPS),
         "values": values,
         "worst": worst,
         "clean_accuracy": 0.9,
@@ -35,6 +35,7 @@ def make_report(seed=0, **changes):
     names = ("acc", "rdi", "roby", "fim", "lipschitz", "seconds/features")
     parts = ("asr", "asr_low", "asr_high", "error_rate", "adv_acc", "distortion")
     rate = dict(zip(parts, torch.rand(6, generator=generator).tolist(), strict=True)) | {"correct": 9, "count": 10}
+    rate |= {"adv_acc_low": 0.9 * rate["adv_acc"], "adv_acc_high": 1.0}
     fields = {
         "model": "Network",
         "num_classes": 10,

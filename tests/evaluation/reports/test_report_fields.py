@@ -74,7 +74,7 @@ def test_order_of_fields_is_that_of_the_class():
         (["settings"], {"seed": 0}, r"`settings\['seed'\]` to be str but got 0"),
         (["per_sample", "y"], 3, r"`per_sample\['y'\]` to be list\[.*Any\] but got 3"),
         (["sweep"], [], r"`sweep` to be SweepReport but got \[\]"),
-        (["sweep", "eps", 0], "small", r"`sweep.eps\[0\]` to be float but got 'small'"),
+        (["sweep", "budgets", 0], "small", r"`sweep.budgets\[0\]` to be float but got 'small'"),
         (["sweep", "values", "accuracy", 0], [0.5], r"IndexError: list index out of range"),
         (["sweep", "values", "accuracy"], None, r"KeyError: 'accuracy'"),
         (["decision_space", "labels", 1], "a", r"`decision_space.labels\[1\]` to be int but"),

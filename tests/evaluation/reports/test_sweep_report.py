@@ -30,5 +30,5 @@ def test_curves_start_at_clean_accuracy():
 
 def test_budgets_of_images_are_in_steps_of_pixels():
     threat = ThreatModel({"pgd": AttackFacts({"linf": 2 / 255}, "10 steps")}, 100, is_image=True)
-    sweep = make_sweep(eps=[2 / 255, 4 / 255, 8 / 255], threat_model=threat)
+    sweep = make_sweep(budgets=[2 / 255, 4 / 255, 8 / 255], threat_model=threat)
     assert sweep.plot().axes[0].get_xlabel() == "perturbation budget (pixels from 0 to 1, linf)"

@@ -14,6 +14,8 @@ SIGN = MaskingSign("zero_gradients", "evidence", "explanation", "remedy")
 
 def rate(accuracy, count=512, correct=480):
     parts = dict.fromkeys(("asr", "asr_low", "asr_high", "error_rate", "distortion"), 0.5)
+    ends = scipy.stats.binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
+    parts |= {"adv_acc_low": ends.low, "adv_acc_high": ends.high}
     return parts | {"adv_acc": accuracy, "count": count, "correct": correct}
 
 
