@@ -167,15 +167,9 @@ class AdaptiveSteps:
 
 
 def checkpoints(steps: int) -> list[int]:
-    """Return the steps at which Auto-PGD reviews sizes: after 22 %, then ever shorter periods of at least 6 %.
-
-    Example:
-        >>> from lightning_robustness.attacks._steps import checkpoints
-        >>> checkpoints(100)
-        [22, 41, 57, 70, 80, 87, 93, 99]
-
-    """
-    before, share, found = 0, 22, []
+    """Return the steps at which Auto-PGD reviews sizes: after 22 %, then ever shorter periods of at least 6 %."""
+    before, share = 0, 22
+    found = []
     while share <= 100:
         found.append(math.ceil(share * steps / 100))
         before, share = share, share + max(share - before - 3, 6)

@@ -53,7 +53,7 @@ def budget_of(attack: Callable[..., Any], input_space: InputSpace | None = None)
 
 
 def budgets_of(attack: Callable[..., Any], input_space: InputSpace | None = None) -> list[Budget | None]:
-    """Return the budget of each member of a cascade, or that of any other attack as the only entry."""
+    """Return the budget of each member of a cascade, or of any other attack as the only entry."""
     if hasattr(attack, "budgets_in"):  # attacks that have members, or a budget that depends on the range
         return list(attack.budgets_in(check_input_space(input_space)))
     eps = getattr(attack, "eps", None)
@@ -173,7 +173,7 @@ class Attack(ABC):
 
     @property
     def white_box(self) -> bool | None:
-        """Whether the attack uses gradients; None if that is not known."""
+        """Return whether the attack uses gradients; None if that is not known."""
         return True
 
     @abstractmethod
@@ -266,7 +266,7 @@ def _check_perturbation(attack: Callable[..., Any], model: Classifier, x: Tensor
 class Cascade(Attack):
     """Several attacks, each of which sees only the samples that those before it did not break.
 
-    A sample counts as broken if any of the attacks breaks it: the success rate is that of the worst case.
+    A sample counts as broken if any of the attacks breaks it: its success rate is the worst case.
 
     Args:
         attacks: Attacks, cheap ones first; callables that are not built in work too.

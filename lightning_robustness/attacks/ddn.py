@@ -118,7 +118,7 @@ class Found(NamedTuple):
 
     @property
     def succeeded(self) -> Tensor:
-        """Whether there is a success."""
+        """Return whether there is a success."""
         return self.distance.isfinite()
 
 

@@ -57,7 +57,7 @@ class FisherStep(Attack):
 
     @property
     def white_box(self) -> bool:
-        """Whether the attack uses gradients."""
+        """Return whether the attack uses gradients."""
         return self.method != "blackbox"
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:

@@ -103,11 +103,11 @@ class _Tally:
         return self.counts[0] / max(self.counts[1], 1)
 
     def is_paired(self, other: "_Tally") -> bool:
-        """Whether both attacks seem to have seen the same samples, in the same order."""
+        """Return whether both attacks seem to have seen the same samples, in the same order."""
         return torch.equal(self.eligible, other.eligible)
 
     def beats(self, other: "_Tally", tolerance: float) -> bool:
-        """Whether this attack succeeds more often than another, by more than a tolerance and the level of a test."""
+        """Return whether this attack succeeds significantly more often than another, and by more than a tolerance."""
         if not self.is_paired(other):
             return is_higher_rate(self.counts, other.counts, tolerance)
         only_this, only_other = int((self.success & ~other.success).sum()), int((other.success & ~self.success).sum())
@@ -123,7 +123,7 @@ class _Tally:
         return all(getattr(self.attack, name, None) == value for name, value in attributes.items())
 
     def is_rival(self, other: "_Tally") -> bool:
-        """Whether this is a white-box attack with the goal and the budget of another attack."""
+        """Return whether this is a white-box attack with the goal and the budget of another attack."""
         targeted = getattr(other.attack, "targeted", None)
         return self.has(white_box=True, targeted=targeted) and self.budget == other.budget
 
@@ -284,12 +284,12 @@ def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[Ma
                     f"{_name(small)} succeeds on {small.rate:.1%} with eps={small_eps:g} and on "
                     f"{large.rate:.1%} with eps={large_eps:g}.",
                     "What a small budget breaks, a larger one can break too: the attack does not find what is there.",
-                    "Let alpha grow with eps, or leave it out; use more steps and restarts, and Square beside it.",
+                    "Let alpha grow with eps, or leave it out; use more steps and restarts, and add Square.",
                 )
 
 
 def _has_stopped(small: _Tally, large: _Tally) -> bool:
-    """Whether a budget of twice the size or more gives no more success.
+    """Tell whether twice the budget or more gives no more success.
 
     At least half as many samples again should be broken, or half of those that are left. That none is, although a
     number is expected, has a probability of exp(-number) by a Poisson distribution.

@@ -155,8 +155,8 @@ def get_attack(
             authors, where their package is installed, which has the versions ``"autoattack:plus"`` and
             ``"autoattack:rand"``. ``"torchattacks:NAME"`` is a class of torchattacks. An instance of a class of
             torchattacks, or any other callable ``(model, x, y) -> x_adv``, works too, and takes no further arguments.
-        eps: Largest distance from the input, in un-normalised units, instead of that of the preset or the default of
-            the attack. C&W and DDN have no budget, and take no notice.
+        eps: Largest distance from the input, in un-normalised units; it overrides the preset and the attack's default.
+            C&W and DDN have no budget and ignore it.
         strength: How hard ``"pgd"``, ``"pgd_l2"``, ``"cw"`` and ``"square"`` try; the other names have one setting.
             ``"fast"`` is what the monitor runs: 8 shrinking steps of PGD with cross-entropy and 8 with the margin, C&W
             from a DDN start with 16 + 2 steps, 100 queries. ``"strong"`` is what ``evaluate`` and ``compare`` run: 20
@@ -166,8 +166,8 @@ def get_attack(
             RDI paper for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``, ``"tiny-imagenet"`` and
             (SirenAttack alone) ``"speech"``; those of the Fisher information paper for ``"imagenet"`` or, by the name
             ``"fisher"``, its other data sets.
-        options: Further arguments of the attack, instead of those of the preset; for cascades ``norm`` and those that
-            all attacks share, such as ``targeted``.
+        options: Further arguments of the attack, which override the preset; for cascades ``norm`` and the arguments
+            that all attacks share, such as ``targeted``.
 
     Raises:
         TypeError: If the attack is neither a name nor callable.

@@ -170,7 +170,7 @@ def _logits(classifier: Classifier, x: Tensor) -> Tensor:
 
 
 def _is_deterministic(classifier: Classifier, x: Tensor) -> bool:
-    """Whether two passes give the same logits; in batches of one size, since the kernel depends on it."""
+    """Return whether two passes give the same logits; in batches of one size, since the kernel depends on it."""
     if len(x) == 0:
         return True
     first, second = _logits(classifier, x), _logits(classifier, x)

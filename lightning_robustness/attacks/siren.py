@@ -76,7 +76,7 @@ class SirenAttack(Attack):
 
     @property
     def white_box(self) -> bool:
-        """Whether the attack uses gradients."""
+        """Return whether the attack uses gradients."""
         return self.gradient_steps > 0
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:

@@ -28,7 +28,7 @@ class Square(Attack):
     covers a share ``p`` of the input, which is halved on the published schedule, stretched to ``num_queries``. It is a
     square as far as it fits, else the rectangle of the same area: inputs of any height and width work, and inputs
     without a height, of shape ``(N, C, L)`` or ``(N, L)``, get intervals. A sample leaves the batch when it is broken.
-    In the l-infinity norm, a change that would leave the input as it is gets the opposite signs instead: on small
+    In the l-infinity norm, a change that would have no effect gets the opposite signs instead: on small
     images this succeeds more often than AutoAttack and torchattacks do with the same number of queries.
 
     Args:

@@ -138,7 +138,7 @@ def warn_if_unseparated(statistics: ClassStatistics, consequence: str) -> bool:
     populated = len(statistics.classes)
     if populated < 2:
         rank_zero_warn(
-            f"The samples were predicted as {populated} class(es) in all: with fewer than two, {consequence}. "
+            f"Only {populated} class(es) were predicted: with fewer than two, {consequence}. "
             "Is the network trained, and does the data hold several classes?",
             stacklevel=4,
         )

@@ -21,25 +21,11 @@ class ImageQuality(NamedTuple):
 
 
 def image_quality(x_adv: Tensor, x: Tensor, input_space: InputSpace | None = None) -> ImageQuality:
-    r"""Compare perturbed inputs with the originals, sample by sample, in un-normalised units.
+    """Compare perturbed inputs with the originals, sample by sample, in un-normalised units.
 
-    .. math::
-        \text{MSE} = \frac{1}{n} \|x' - x\|_2^2 \quad \text{PSNR} = 10 \log_{10} \frac{R^2}{\text{MSE}}
-
-    Where :math:`n` is the number of values of an input and :math:`R` the width of their range. Structural similarity
-    has a Gaussian window of size 11 and standard deviation 1.5, and equals that of torchmetrics. For images with a side
-    below 11, the window has the largest odd size :math:`2h + 1` that fits and standard deviation :math:`h / 3.5`.
-    Non-image inputs, and images with a side below 3, have no structural similarity. Inputs without a bounded range have
-    neither structural similarity nor PSNR.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness.functional._image_quality import image_quality
-        >>> x = torch.zeros(1, 1, 12, 12)
-        >>> quality = image_quality(x + 0.25, x)
-        >>> quality.mse.item(), quality.l2.item(), round(quality.psnr.item(), 2)
-        (0.0625, 3.0, 12.04)
-
+    Structural similarity is that of torchmetrics; for images with a side below 11, the Gaussian window has the largest
+    odd size that fits. Non-image inputs, and images with a side below 3, have none; inputs without a bounded range have
+    neither it nor PSNR.
     """
     if x_adv.shape != x.shape:
         raise ValueError(f"Expected `x_adv` to have the shape of `x`, {tuple(x.shape)}, but got {tuple(x_adv.shape)}.")
@@ -76,10 +62,7 @@ def _ssim(x_adv: Tensor, x: Tensor, width: float) -> Tensor:
 
 
 def _window(size: int, half: int, like: Tensor) -> Tensor:
-    """Return a matrix that smooths a row of an image, mirrored at its ends.
-
-    Two such products are many times faster on a CPU than the convolution in torchmetrics.
-    """
+    """Return a matrix that smooths a row of an image, mirrored at its ends: faster on a CPU than a convolution."""
     offsets = torch.arange(-half, half + 1, dtype=like.dtype, device=like.device)
     sigma = 1.5 if half == 5 else half / 3.5
     weights = (-(offsets / sigma).square() / 2).exp()

@@ -66,7 +66,7 @@ class InputJacobian:
 
     @property
     def has_rows(self) -> bool:
-        """Whether all rows were computed and are kept."""
+        """Return whether all rows were computed and are kept."""
         return self._rows is not None
 
     def restrict(self, samples: Tensor) -> "InputJacobian":

@@ -73,7 +73,7 @@ def spectral_bounds(model: nn.Module, x: Tensor, input_space: InputSpace | None 
     is named in the table; the bound is then unknown from there on, never guessed. Attention is not Lipschitz, except
     where its inputs are bounded: there is a rule for ``nn.MultiheadAttention`` of what a layer norm returns. The model
     is evaluated in eval mode. For a classifier, :math:`L^2 / 2` bounds the spectral norm of the Fisher information,
-    and is printed beside the largest one of ``x``.
+    and is printed next to the largest value measured on ``x``.
 
     Spectral norms are exact for dense layers, batch norm, average pooling, common activations, and convolutions with
     circular padding that keeps the size or kernels of size 1. They are upper bounds for other convolutions (the

@@ -44,7 +44,7 @@ class BoundaryDistance(SampleMetric):
     - ``median``, and ``quantiles``, those that were asked for;
     - ``beyond``, the share of samples that are farther from the boundary than each budget, with labels the robust
       accuracy to first order; ``beyond_low`` and ``beyond_high``, its Wilson confidence intervals;
-    - ``infinite``, the number of samples without a gradient towards any rival, and ``count``, that of all samples.
+    - ``infinite``, the number of samples without a gradient towards any rival; ``count``, the number of samples.
 
     The distances of all samples are kept, since quantiles need them.
 

@@ -115,7 +115,7 @@ class TorchattacksAdapter(ForeignAttack):
 
     @property
     def white_box(self) -> bool:
-        """Whether the attack uses gradients."""
+        """Return whether the attack uses gradients."""
         return self._kind not in _BLACK_BOX
 
     @property
