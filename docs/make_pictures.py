@@ -71,7 +71,7 @@ def adversarial_training(folder: Path) -> None:
 def compare_models(folder: Path) -> None:
     """Take the top of the page that compares models."""
     _run("compare_models.py", folder)
-    _save(_shoot((folder / "report.html").as_uri(), (1000, 1100)), "report.png")
+    _save(_shoot((folder / "report.html").as_uri(), (1000, 1068)), "report.png")
 
 
 EXAMPLES: dict[str, Callable[[Path], None]] = {

@@ -136,7 +136,7 @@ def draw(histories: dict[str, list[dict[str, float]]], title: str, path: str) ->
         axis.set_xlabel("epochs")
     figure.suptitle(title)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(STYLES), frameon=False)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=200)
 
 
 def main() -> None:

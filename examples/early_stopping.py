@@ -1,4 +1,4 @@
-"""Stop a training run by RDI, which needs no attack, and keep the epoch that is most robust against attacks.
+"""Stop a training run by RDI, confirmed by accuracy under PGD, and keep the epoch that is most robust against PGD.
 
 Takes about half a minute on two cores: ``python examples/early_stopping.py``. ``robust_overfitting.py`` has a run that
 has to be stopped.
@@ -23,7 +23,7 @@ def main() -> None:
     L.seed_everything(0)
 
     monitor = RobustnessMonitor(attacks=("pgd",), eps=0.1)
-    # Considers only epochs whose clean accuracy is within two points of the best: RDI is often highest in the first
+    # Waits until accuracy under PGD has stopped improving too: RDI is often highest in the first epoch
     stopping = RobustEarlyStopping("robustness/rdi", patience=arguments.patience)
     checkpoint = RobustModelCheckpoint("robustness/adv_acc/pgd")
 
@@ -40,9 +40,9 @@ def main() -> None:
     for row in monitor.history:
         print(f"{row['epoch']:5d}  {row['acc']:8.3f}  {row['rdi']:5.3f}  {row['adv_acc/pgd']:18.3f}")
     if stopping.stopped_epoch:
-        print(f"Stopped after epoch {stopping.stopped_epoch}: no better RDI for {stopping.patience} epochs.")
+        print(f"Stopped after epoch {stopping.stopped_epoch}: neither RDI nor accuracy under PGD improved any more.")
     else:
-        print(f"Took all {arguments.epochs} epochs: RDI did not stop it.")
+        print(f"Took all {arguments.epochs} epochs: RDI and accuracy under PGD did not stop it.")
     print(f"\n{monitor.summary()}")
 
     [values] = trainer.validate(model, validation_loader, ckpt_path="best", verbose=False)

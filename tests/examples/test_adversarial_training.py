@@ -19,7 +19,7 @@ def test_the_table_has_what_the_board_shows_of_all_versions(run_example, tmp_pat
         events = EventAccumulator(str(next((directory / name).glob("events*")))).Reload()
         assert values == [f"{events.Scalars(f'robustness/{key}')[-1].value:.3f}" for key in KEYS]
         assert len(list((directory / name).glob("checkpoints/*.ckpt"))) == 1
-    assert matplotlib.image.imread(tmp_path / "adversarial_training.png").shape == (780, 1080, 4)
+    assert matplotlib.image.imread(tmp_path / "adversarial_training.png").shape == (1300, 1800, 4)
     assert "tensorboard --logdir lightning_logs/adversarial_training" in output
 
 

@@ -13,7 +13,7 @@ def test_rdi_stops_training_and_the_most_robust_epoch_is_kept(run_example, logge
         assert [row[column] for row in rows] == [round(v, 3) for v in logged(f"robustness/{key}").values()]
     stopped = len(rows) - 1
     assert 0 < stopped < 11
-    assert f"Stopped after epoch {stopped}: no better RDI for 1 epochs." in output
+    assert f"Stopped after epoch {stopped}: neither RDI nor accuracy under PGD improved" in output
     assert rows[stopped][1] <= max(row[1] for row in rows[:-1]), "not while accuracy rises"
 
     tied = [row for row in rows if row[3] >= max(row[3] for row in rows) - 0.005]
@@ -26,5 +26,5 @@ def test_rdi_stops_training_and_the_most_robust_epoch_is_kept(run_example, logge
 
 def test_training_ends_without_stopping(run_example):
     _, output = run_example("early_stopping.py", "--epochs", "1")
-    assert "Took all 1 epochs: RDI did not stop it." in output
+    assert "Took all 1 epochs: RDI and accuracy under PGD did not stop it." in output
     assert "checkpoints/epoch=0-step=" in output

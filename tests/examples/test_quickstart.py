@@ -6,6 +6,7 @@ import lightning as L
 import pytest
 import torch
 from matplotlib.image import imread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
 from tests.references import rdi, roby
@@ -24,6 +25,18 @@ def test_quickstart_prints_the_values_that_it_logs(run_example, logged, tmp_path
         assert [row[column] for row in table] == [f"{value:.3f}" for value in logged(f"robustness/{key}").values()]
     assert all(0 < value < 1 for value in logged("robustness/asr/cw").values())
     assert "tensorboard --logdir" in output.splitlines()[-1]
+
+    # The first cards have labelled lines, each of which is a run of its own
+    charts = {
+        "1 accuracy": {"clean": "acc", **{name: f"adv_acc/{name}" for name in ("pgd", "cw", "square", "worst")}},
+        "2 success rate": {name: f"asr/{name}" for name in ("pgd", "cw", "square", "worst")},
+        "3 RDI, ROBY, Fisher": {name: name for name in ("rdi", "roby", "fim")},
+    }
+    lines = [(title, line, name) for title, names in charts.items() for line, name in names.items()]
+    for title, line, name in lines:
+        events = EventAccumulator(str(tmp_path / "lightning_logs" / "version_0" / line)).Reload()
+        shown = {event.step: event.value for event in events.Scalars(f"Overview of robustness/{title}")}
+        assert shown == pytest.approx(logged(f"robustness/{name}"))
 
     picture = imread(tmp_path / "robustness.png")[..., :3]
     assert picture.std(axis=(0, 1)).min() > 0.05
