@@ -1,6 +1,6 @@
 """Try to break what the package promises, and count what holds: the table of ``docs/reliability.md``.
 
-Takes a minute or two on an idle core: ``python benchmarks/reliability.py``; it needs ``scikit-learn`` and
+Takes a few minutes on an idle core: ``python benchmarks/reliability.py``; it needs ``scikit-learn`` and
 ``torchattacks``, and a system that can fork. Every row is a promise with the cases that were tried and those that held;
 the cases that did not hold are listed below the table, and the exit code is then 1.
 """

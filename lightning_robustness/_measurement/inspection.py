@@ -132,19 +132,20 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
     size = expected.abs().amax(dim=0).clamp(min=1.0).cummax(dim=0).values  # the mixture may cancel
     difference = ((own[OUTPUT] - expected).abs() / size).max().item()
     half = max(1, subject.batch_size // 2)
-    again = outputs_of(subject, samples, half, seed=subject.seed + 1, passes=2) if difference else own
+    again = outputs_of(subject, samples, half, seed=subject.seed + 1, moved_on=True) if difference else own
     noise = ((own[OUTPUT] - again[OUTPUT]).abs() / size).max().item()
     return difference if difference > 10 * noise else 0.0
 
 
-def outputs_of(subject: Subject, samples: Samples, batch_size: int, seed: int = 0, passes: int = 1) -> Rows:
-    """Return what tells the outputs of samples apart; several passes move generators that the model holds on."""
+def outputs_of(subject: Subject, samples: Samples, batch_size: int, seed: int = 0, moved_on: bool = False) -> Rows:
+    """Return what tells the outputs of samples apart, if wanted after a pass that moves what the model holds."""
     parts = []
     for batch in replace(subject, progress=False).batches(samples, "outputs", batch_size):
         forward = subject.logits_of(batch)
         with sandbox(forward, batch.x, seed=seed) as (copies,), torch.no_grad():
-            logits = [compute_logits(forward, copies) for _ in range(passes)][-1]
-            columns = {OUTPUT: summarize(logits).cpu()}
+            if moved_on:  # generators, queues
+                forward(copies[:1])
+            columns = {OUTPUT: summarize(compute_logits(forward, copies)).cpu()}
         parts.append(Rows(batch.positions.cpu(), columns))
     return Rows.join([parts])
 
