@@ -255,7 +255,7 @@ REFUSED = {
     ),
     "no forward": (
         Case(zoo.NoForward),
-        r"`NoForward\(x\)` to return logits.*`forward_fn=`.*: `lambda module, x: module\.net\(x\)`",
+        r"`NoForward\(x\)` to return logits.*If `net` does: `forward_fn=lambda module, x: module\.net\(x\)`",
         {"forward_fn": lambda module, x: module.net(x)},
     ),
     "sigmoid": (
