@@ -10,7 +10,7 @@ from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_
 
 PACKAGE = Path(lightning_robustness.__file__).parent
 # Watching must not change a run, so only the monitor looks for what a forward pass leaves, and compares epochs
-MONITOR_ALONE = {"_isolation/leaks.py", "_measurement/statistics.py", "_measurement/verdict.py"}
+MONITOR_ALONE = {"_isolation/leaks.py", "_measurement/verdict.py"}
 # Where samples come from, what a failure does, and how results are shown, are the drivers' own
 OWN = ("callbacks", "cli", "evaluation", "_lightning", "_display")
 SETTINGS = {"eps": 0.1, "fim_samples": 4, "attack_samples": 32, "progress": False}
