@@ -7,8 +7,6 @@ from plan import BASE, TRAININGS
 from results import Measured, Results
 from table import markdown, number
 
-from lightning_robustness._measurement.keys import attack_free_metrics
-
 
 def gain(results: Results, network: Measured) -> float | None:
     """Points of robust accuracy above the natural network."""
@@ -45,14 +43,11 @@ def benefit(everything: list[Results]) -> str:
 
 
 def within_run() -> str:
-    """Agreement of attack-free values with PGD accuracy over the epochs of a run."""
-    histories = [run["history"] for run in runs.read(runs.RESULTS).values()]
-    ranked = [name for name, key in attack_free_metrics().items() if key.higher_is_better is not None]
+    """Agreement of attack-free values with PGD accuracy on held-out images over the epochs of a run."""
+    known = runs.read(runs.RESULTS)
     rows = []
-    for name in ranked:
-        if not all(name in row for row in histories[0]):
-            continue
-        tau, lost, guarded, _ = np.array([runs.judge(history, name) for history in histories]).T
+    for name in runs.names([run["history"] for run in known.values()]):
+        tau, lost, kept, _ = np.array([runs.judge(run, name) for run in known.values()]).T
         negative = f"{int((tau < 0).sum())} of {len(tau)}"
-        rows.append([f"`{name}`", runs.describe(tau), negative, runs.describe(lost), runs.describe(guarded)])
-    return markdown(["value", "Kendall's tau", "negative in", "points lost", "points lost, guarded"], rows)
+        rows.append([f"`{name}`", runs.describe(tau), negative, runs.describe(lost), runs.describe(kept)])
+    return markdown(["value", "Kendall's tau", "negative in", "points lost", "points lost, kept"], rows)

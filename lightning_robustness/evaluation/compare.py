@@ -92,7 +92,7 @@ def compare(
         rank_budget: The one of the budgets at which models are sorted by robust accuracy; by default the middle one.
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
         balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.
-        weighting: How CMMR weighs its metrics: see :func:`~lightning_robustness.evaluation.cmmr.composite_scores`.
+        weighting: How CMMR weighs its metrics, an option of ``evaluation.composite_scores``.
         warm_starts: Whether attacks start from where they ended at the budget before, and broken samples stay broken;
             False for accuracy by equation 1 of the CMMR paper, each budget by itself.
         attack_samples: Number of samples to attack.
