@@ -1,6 +1,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import Self
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# Characters of a line in a terminal
+_WIDTH = 120
 # Attack-free values that the summary speaks of
 _HEADLINES = ("rdi", "fim", "boundary_acc")
 # Kendall's tau from which a value went along with the attacks
@@ -134,8 +137,9 @@ class RunSummary:
         )
 
     def __str__(self) -> str:
-        width = max(len(title) for title, _ in self.lines())
-        return "\n".join(f"{title:{width}s}  {text}" for title, text in self.lines())
+        width = max(len(title) for title, _ in self.lines()) + 2
+        wrap = TextWrapper(width=_WIDTH, subsequent_indent=" " * width, break_on_hyphens=False).fill
+        return "\n".join(wrap(f"{title:{width}s}{text}") for title, text in self.lines())
 
     def _words(self) -> str:
         """Say of the headline values whether they went along with the attacks."""
