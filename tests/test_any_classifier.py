@@ -43,9 +43,8 @@ class Case:
 
     @property
     def name(self):
-        return " ".join(
-            [self.kind.__name__, self.labels, self.batch, "" if self.space is None else str(self.space.low)]
-        )
+        low = "" if self.space is None else str(self.space.low)
+        return " ".join([self.kind.__name__, self.labels, self.batch, low, *(self.options or ())])
 
 
 LABELS = {

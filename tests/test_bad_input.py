@@ -249,7 +249,7 @@ def test_no_public_object_is_missing():
 
 
 @pytest.mark.parametrize("function", VALID, ids=name_of)
-@pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")
+@pytest.mark.filterwarnings("ignore:Only one class was predicted")
 def test_valid_calls_work(function, monkeypatch):
     for name in ("autoattack", "autoattack.fab_pt"):  # the package need not be installed
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))

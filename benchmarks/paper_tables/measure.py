@@ -122,8 +122,8 @@ class Measurement:
     def sweep(self) -> dict[str, Any]:
         """Accuracy and image quality at the twenty budgets of the CMMR paper."""
         report = sweep(self.network, self.batches, attack_samples=self.sizes["sweep"], progress=False)
-        names = ("attacks", "eps", "values", "worst", "clean_accuracy", "samples", "seconds", "settings")
-        return {name: getattr(report, name) for name in names}
+        names = ("attacks", "values", "worst", "clean_accuracy", "samples", "seconds", "settings")
+        return {"eps": report.budgets} | {name: getattr(report, name) for name in names}
 
     def cost(self) -> dict[str, Any]:
         """Processor time per sample, in milliseconds."""

@@ -120,7 +120,8 @@ def check_sample(faults: Faults, trainer: Trainer, difference: float) -> bool:
         "accuracy. Likely causes: weights that a callback swaps in for validation and out at its end, as averaging "
         "does (put RobustnessMonitor first); a validation loader that shuffles or augments; a `validation_step` "
         "that changes inputs in place (let it work on a copy, and pass a `forward_fn=` that prepares inputs in the "
-        "same way), or that leaves layers in train mode.",
+        "same way); layers in train mode, such as networks in a plain list, which `eval()` does not reach (put them "
+        "into an `nn.ModuleList`).",
         consequence="Attacks and Fisher information are of the network and the sample as they are now.",
     )
     return False

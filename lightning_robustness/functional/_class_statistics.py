@@ -138,8 +138,8 @@ def warn_if_unseparated(statistics: ClassStatistics, consequence: str) -> bool:
     populated = len(statistics.classes)
     if populated < 2:
         rank_zero_warn(
-            f"Only {populated} class(es) were predicted: with fewer than two, {consequence}. "
-            "Is the network trained, and does the data hold several classes?",
+            f"{('No class', 'Only one class')[populated]} was predicted, so {consequence}. Is the network trained, and "
+            "does the data hold several classes?",
             stacklevel=4,
         )
     return populated < 2

@@ -525,7 +525,7 @@ def test_reports_know_checkpoint_and_command(checkpoint):
     assert provenance["command"].startswith("lightning-robustness sweep")
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")
+@pytest.mark.filterwarnings("ignore:Only one class was predicted")
 def test_compare_sorts_at_a_budget(checkpoint, capsys):
     models = ["--models", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net", *DATA]
     options = ["--attacks", "fgsm", "--budgets", "2/255", "4/255", "8/255"]

@@ -488,7 +488,7 @@ def test_interrupted_attack_is_no_part_of_the_threat_model(loader, digits_networ
     assert report.verdict.endswith("interrupted while measuring the attack mine.")
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as 1 class")
+@pytest.mark.filterwarnings("ignore:Only one class was predicted")
 def test_inputs_that_are_not_images_have_no_pictures():
     report = evaluate(linear(), [batch()], attacks=[PGD(eps=0.5)], progress=False)
     assert report.metrics["asr/pgd"] > 0

@@ -170,7 +170,7 @@ def test_compute_before_update_warns_and_is_the_worst(metric_class, storage):
         worst = metric.compute()
     assert worst == (1 if metric_class is ROBY else -1)
     metric.update(torch.randn(0, 4), torch.zeros(0, dtype=torch.long))
-    with pytest.warns(UserWarning, match=r"predicted as 0 class\(es\)"):
+    with pytest.warns(UserWarning, match="No class was predicted"):
         assert metric.compute() == worst
 
 
@@ -179,7 +179,7 @@ def test_compute_before_update_warns_and_is_the_worst(metric_class, storage):
 def test_one_populated_class_warns_once(metric_class, storage):
     metric = metric_class(3, storage=storage)
     metric.update(torch.randn(6, 4), torch.ones(6, dtype=torch.long))
-    with pytest.warns(UserWarning, match=r"predicted as 1 class\(es\)") as record:
+    with pytest.warns(UserWarning, match="Only one class was predicted") as record:
         assert metric.compute_components()["counts"].tolist() == [0, 6, 0]
     assert len(record) == 1
     assert metric.compute().isfinite()
