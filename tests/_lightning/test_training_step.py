@@ -1,12 +1,18 @@
+import copy
+
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
+from torch.utils.data import DataLoader
 
-from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss
+from lightning_robustness import AdversarialTraining
+from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss, published_attack
 from lightning_robustness._model.access import Access
-from tests.callbacks.modules import Classifier, make_trainer, train_loader
+from lightning_robustness.attacks import PGD
+from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader
 
 
 class Scale(TrainingStepCallback):
@@ -90,3 +96,148 @@ def test_loss_of_what_a_step_returns():
     assert find_loss({"loss": loss, "logits": None}) is loss
     assert find_loss(None) is None
     assert find_loss({}) is None
+
+
+EPS, STEPS = 0.1, 3
+
+
+class Plain(L.LightningModule):
+    """A network without anything random, whose own loss is of no use."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+        self.seen = []
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append(batch[0])
+        return 0 * self(batch[0]).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class InDictionary(Plain):
+    def training_step(self, batch, batch_idx):
+        return {"loss": super().training_step(batch, batch_idx), "extra": 1}
+
+
+class Manual(Plain):
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+class Twice(Manual):
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+        super().training_step(batch, batch_idx)
+
+
+class Raw(Manual):
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self(batch[0]).sum().backward()
+        optimizer.step()
+
+
+def loader():
+    return DataLoader(digits_data(0, 96), batch_size=32)
+
+
+def loss_by_hand(name, weight, z, z_adv, y):
+    """Both losses from probabilities, sample by sample, as the papers write them."""
+    p, q, rows = z.softmax(dim=1), z_adv.softmax(dim=1), torch.arange(len(y))
+    divergence = (p * (p / q).log()).sum(dim=1)
+    if name == "trades":
+        return (-p[rows, y].log() + weight * divergence).mean()
+    others = q.clone()
+    others[rows, y] = 0
+    boosted = -q[rows, y].log() - (1 - others.max(dim=1).values).log()
+    return (boosted + weight * divergence * (1 - p[rows, y])).mean()
+
+
+def by_hand(name, weight, epochs):
+    module, index, losses = Plain().double(), 0, []
+    attack = PGD(
+        eps=EPS, steps=STEPS, start="gaussian", loss="kl" if name == "trades" else "cross_entropy", all_steps=True
+    )
+    optimizer = module.configure_optimizers()
+    for _ in range(epochs):
+        losses.append([])
+        for x, y in loader():
+            x = x.double()
+            x_adv = attack(module, x, y, index=index)
+            loss = loss_by_hand(name, weight, module(x), module(x_adv), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+            index += 1
+    return module, sum(losses[-1]) / len(losses[-1])
+
+
+@pytest.mark.parametrize("kind", [Plain, InDictionary, Manual])
+@pytest.mark.parametrize(
+    ("name", "weight", "default"), [("trades", None, 6.0), ("mart", None, 5.0), ("trades", 1.5, 0)]
+)
+def test_weights_of_a_loop_by_hand(tmp_path, kind, name, weight, default):
+    module = kind()
+    callback = AdversarialTraining(eps=EPS, steps=STEPS, loss=name, loss_weight=weight)
+    # In double precision: a gradient near zero has the same sign in both
+    trainer = make_trainer(tmp_path, callback, max_epochs=2, precision="64-true")
+    trainer.fit(module, loader())
+    expected, loss = by_hand(name, weight or default, 2)
+    torch.testing.assert_close(dict(module.state_dict()), dict(expected.state_dict()), rtol=1e-9, atol=1e-9)
+    assert trainer.callback_metrics["adversarial_training/loss"].item() == pytest.approx(loss, rel=1e-4)
+    assert torch.equal(module.seen[0].float(), next(iter(loader()))[0]), "the step runs on the clean batch"
+    assert "manual_backward" not in vars(module)
+
+
+def test_mixed_precision_holds_for_the_new_loss(tmp_path):
+    class Seen(Plain):
+        def forward(self, x):
+            z = super().forward(x)
+            if self.training and z.requires_grad:
+                dtypes.append(z.dtype)
+            return z
+
+    dtypes = []
+    trainer = make_trainer(tmp_path, AdversarialTraining(eps=EPS, steps=1, loss="trades"), precision="bf16-mixed")
+    trainer.fit(Seen(), loader())
+    assert set(dtypes) == {torch.bfloat16}
+    assert len(dtypes) == 9
+
+
+def test_a_batch_that_the_module_leaves_out(tmp_path):
+    class Skips(Plain):
+        def training_step(self, batch, batch_idx):
+            return None
+
+    module = Skips()
+    before = copy.deepcopy(module.state_dict())
+    make_trainer(tmp_path, AdversarialTraining(eps=EPS, steps=1, loss="trades")).fit(module, loader())
+    torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "number"), [(Twice, 2), (Raw, 0)])
+def test_manual_optimization_of_another_form(tmp_path, kind, number):
+    trainer = make_trainer(tmp_path, AdversarialTraining(eps=EPS, steps=1, loss="mart"))
+    with pytest.raises(MisconfigurationException, match=rf"manual_backward` .*{number} times.*trades_loss"):
+        trainer.fit(kind(), loader())
+
+
+def test_the_attacks_of_the_papers():
+    assert AdversarialTraining(loss="trades").attack == PGD(steps=10, start="gaussian", loss="kl", all_steps=True)
+    assert published_attack("mart") == PGD(steps=10, start="gaussian", loss="cross_entropy")
+    assert AdversarialTraining(loss="mart", attack=PGD(steps=2)).attack == PGD(steps=2, all_steps=True)

@@ -463,3 +463,12 @@ def test_findings_of_two_processes_equal_those_of_one(two_processes, digits, dig
         assert result[1] == signs
         for name, parts in expected.items():
             assert result[2][name] == pytest.approx(parts, rel=1e-4, nan_ok=True)
+
+
+def test_accuracies_are_recalls():
+    y, preds, adv_preds = torch.randint(0, 5, (3, 200), generator=torch.Generator().manual_seed(0))
+    found = class_accuracies(Rows(torch.arange(200), {"y": y, "preds": preds, "adv_preds": adv_preds}))
+    assert [accuracy.label for accuracy in found] == [0, 1, 2, 3, 4]
+    assert [accuracy.samples for accuracy in found] == y.bincount().tolist()
+    for name, labels in {"clean": preds, "robust": adv_preds}.items():
+        assert [getattr(accuracy, name) for accuracy in found] == recall_score(y, labels, average=None).tolist()

@@ -118,7 +118,7 @@ def test_loading_that_is_not_strict(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match=expected):
         loaded = load_model(f"{HERE}:Partial", tmp_path / "module.ckpt")
     assert torch.equal(loaded.network.head.weight, module.network.head.weight)
-    monkeypatch.setattr("tests.cli.test_checkpoint.config_part", "nothing")
+    monkeypatch.setattr("tests.cli.test_loading.config_part", "nothing")
     save_checkpoint(module, tmp_path / "module.ckpt")
     with pytest.raises(ValueError, match=r"(?s)to hold the weights of Partial .*Missing key.*network.body"):
         load_model(f"{HERE}:Partial", tmp_path / "module.ckpt")

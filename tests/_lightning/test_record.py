@@ -1,8 +1,48 @@
+import pickle
 from types import SimpleNamespace
 
 import pytest
+import pytorch_lightning
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lightning_robustness._lightning.record import AttackSchedule
+from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
+from lightning_robustness._lightning.record import AttackSchedule, History, find_distrust
+from lightning_robustness._measurement.assisted import Assisted
+from lightning_robustness._measurement.statistics import Trust
+
+
+def test_values_of_the_same_weights_join_the_last_evaluation():
+    history = History()
+    history.add(10, 0, 9, {"rdi": 0.5, "seconds/pgd": 1.0})
+    history.add(10, 0, 9, {"asr/pgd": 0.25, "seconds/pgd": 2.0})
+    history.add(20, 1, 19, {"rdi": 0.75})
+    assert history.entries == [
+        {"epoch": 0, "step": 9, "rdi": 0.5, "asr/pgd": 0.25, "seconds/pgd": 3.0},
+        {"epoch": 1, "step": 19, "rdi": 0.75},
+    ]
+
+
+def test_outcomes_come_back_as_they_were():
+    outcome = Assisted(
+        torch.tensor([3, 7]).int(), torch.tensor([1.0, 0.0]), torch.tensor([True, False]), torch.rand(2), None, 0.75, 9
+    )
+    history, other = History(), History()
+    history.add(10, 0, 9, {"rdi": 0.5}, {"pgd": outcome})
+    other.load_state_dict(history.state_dict())
+    for saved in (history, other):
+        found = saved.state_dict()["outcomes"][9]["pgd"]
+        torch.testing.assert_close(found, outcome._asdict(), rtol=0, atol=0)
+
+
+def test_entries_of_a_copy_in_another_process_come_back_once():
+    history = History()
+    copy = pickle.loads(pickle.dumps(history))
+    copy.add(10, 0, 9, {"rdi": 0.5})
+    copy.send()
+    assert history.entries == copy.entries == [{"epoch": 0, "step": 9, "rdi": 0.5}]
+    history.entries = []
+    assert history.entries == []
 
 
 def trainer(epoch, fn="fit", max_epochs=100, max_steps=-1, is_last_batch=True):
@@ -102,3 +142,47 @@ def test_arguments():
         AttackSchedule(["pgd"], {"pgd": 2.5})
     with pytest.raises(ValueError, match=r"\['pgd'\] .*cw, square"):
         AttackSchedule(["pgd"], {"pgd": 1, "cw": 2, "square": 3})
+
+
+def found(callback, prefix="robustness", **trust):
+    trainer = SimpleNamespace(callbacks=[RobustnessMonitor(), callback])
+    return list(find_distrust(trainer, prefix, trust))
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        EarlyStopping("robustness/rdi"),
+        ModelCheckpoint(monitor="robustness/rdi"),
+        RobustEarlyStopping("robustness/rdi"),
+        RobustModelCheckpoint("robustness/rdi"),
+        pytorch_lightning.callbacks.EarlyStopping("robustness/rdi"),
+        pytorch_lightning.callbacks.ModelCheckpoint(monitor="robustness/rdi"),
+    ],
+    ids=lambda callback: f"{type(callback).__module__.split('.')[0]} {type(callback).__name__}",
+)
+def test_a_value_that_contradicts_the_attacks_gets_one_warning(callback):
+    trust = {"rdi": Trust(-0.43, 6, "adv_acc/pgd"), "fim": Trust(-1.0, 6, "adv_acc/pgd")}
+    ((key, message),) = found(callback, **trust)
+    assert "robustness/rdi" in key
+    assert message.startswith(f"{type(callback).__name__} monitors 'robustness/rdi'")
+    for part in (
+        "'robustness/adv_acc/pgd' is -0.43 over 6 evaluations",
+        "RobustModelCheckpoint",
+        "RobustEarlyStopping",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("callback", "trust", "prefix"),
+    [
+        (EarlyStopping("robustness/rdi"), Trust(-0.43, 5, "adv_acc/pgd"), "robustness"),
+        (EarlyStopping("robustness/rdi"), Trust(0.0, 9, "adv_acc/pgd"), "robustness"),
+        (EarlyStopping("robustness/rdi"), Trust(-0.43, 9, "adv_acc/pgd"), "other"),
+        (EarlyStopping("robustness/roby"), Trust(-0.43, 9, "adv_acc/pgd"), "robustness"),
+        (ModelCheckpoint(), Trust(-0.43, 9, "adv_acc/pgd"), "robustness"),
+    ],
+)
+def test_nothing_to_warn_of(callback, trust, prefix):
+    assert found(callback, prefix, rdi=trust) == []
