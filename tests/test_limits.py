@@ -40,5 +40,11 @@ def test_classes_keep_few_things():
     assert sorted(node.name for node in nodes if len(set(attributes(node))) > 12) == sorted(MANY_ATTRIBUTES)
 
 
+def test_no_two_things_have_one_name():
+    nodes = [node for path in FILES for node in ast.parse(path.read_text()).body]
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_there_are_few_files():
     assert len(FILES) <= 140

@@ -88,7 +88,7 @@ class LearningRateWait:
         self._waited = state_dict["waited"]
 
 
-class Series:
+class Streak:
     """Evaluations of a value, and for how many it has not improved.
 
     The count restarts where the learning rate has fallen to at most half of the lowest at which this value counted.

@@ -9,7 +9,7 @@ from lightning_robustness._arguments import check_integer, check_number
 from lightning_robustness.attacks._classifier import Classifier
 from lightning_robustness.attacks._steps import as_column, l2_norm, nonzero
 from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
-from lightning_robustness.attacks.ddn import DDN, Found, Goal, retreat, search
+from lightning_robustness.attacks.ddn import DDN, Closest, Goal, retreat, search
 
 # The share of the box in which the published attack starts, as in its authors' code: the ends lie at infinity
 _STARTING_SHARE = 0.999999
@@ -79,13 +79,13 @@ class CW(Attack):
         """Attack all samples of a batch, within a sandbox."""
         goal, box = Goal(model, self.targeted, self.kappa), _Box(model, start=_STARTING_SHARE)
         nothing = torch.zeros_like(y)
-        first = Found(x, x.new_full((len(x),), torch.inf), nothing, nothing.bool())
+        first = Closest(x, x.new_full((len(x),), torch.inf), nothing, nothing.bool())
         found = self._search_weights(goal, box, x, y, first)
         return Perturbation(found.x_adv, found.queries)
 
     def _search_weights(
-        self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, first: Found, goes_on: bool = False
-    ) -> Found:
+        self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, first: Closest, goes_on: bool = False
+    ) -> Closest:
         """Minimise for one weight after the other, each from the first images or, going on, from the closest so far."""
         found = first
         c = torch.full_like(found.distance, self.c)
@@ -103,7 +103,9 @@ class CW(Attack):
             c = torch.where(succeeded.isinf(), 10 * c, (failed + succeeded) / 2)
         return found
 
-    def _descend(self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, c: Tensor, start: Found) -> tuple[Tensor, Tensor]:
+    def _descend(
+        self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, c: Tensor, start: Closest
+    ) -> tuple[Tensor, Tensor]:
         """Minimise for one weight per sample; return the closest successes and their distances."""
         w, weight = box.inverse(start.x_adv), as_column(c, x)
         adam = torch.optim.Adam([w], lr=self.lr)

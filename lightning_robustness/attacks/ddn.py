@@ -108,7 +108,7 @@ class Goal:
         return -gradient if self.targeted else gradient
 
 
-class Found(NamedTuple):
+class Closest(NamedTuple):
     """Closest image that succeeds for each sample (the input without one), its distance, and the cost."""
 
     x_adv: Tensor
@@ -122,7 +122,7 @@ class Found(NamedTuple):
         return self.distance.isfinite()
 
 
-def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Found:
+def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Closest:
     """Run DDN without the bisection at the end."""
     model, draws = goal.model, goal.model.draws
     x_adv, closest, distance = x, x, x.new_full((len(x),), torch.inf)
@@ -146,12 +146,12 @@ def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Found:
         length = step_size * (_LAST_STEP + (_FIRST_STEP - _LAST_STEP) * decay)
         delta = x_adv - x + gradient * (length / nonzero(l2_norm(gradient)))
         x_adv = model.clamp(x + delta * (norm / nonzero(l2_norm(delta))))
-    found = Found(closest, distance, torch.full_like(y, steps), zero_gradients)
+    found = Closest(closest, distance, torch.full_like(y, steps), zero_gradients)
     return found if bool(found.succeeded.all()) else _try_random_images(goal, x, y, found, steps)
 
 
 @torch.no_grad()
-def retreat(goal: Goal, x: Tensor, y: Tensor, found: Found) -> Perturbation:
+def retreat(goal: Goal, x: Tensor, y: Tensor, found: Closest) -> Perturbation:
     """Move back towards the inputs by bisection, as far as the attack still succeeds: steps overshoot."""
     if not found.succeeded.any():
         return Perturbation(found.x_adv, found.queries, found.zero_gradients)
@@ -182,7 +182,7 @@ def _first_norm(model: Classifier, x: Tensor, deficit: Tensor, gradient: Tensor)
 
 
 @torch.no_grad()
-def _try_random_images(goal: Goal, x: Tensor, y: Tensor, found: Found, stream: int) -> Found:
+def _try_random_images(goal: Goal, x: Tensor, y: Tensor, found: Closest, stream: int) -> Closest:
     """Try random images within the range for samples without success, the last resort where gradients mislead."""
     model, (x_adv, distance, queries, zero_gradients) = goal.model, found
     if model.low is None or model.high is None:
@@ -198,4 +198,4 @@ def _try_random_images(goal: Goal, x: Tensor, y: Tensor, found: Found, stream: i
         rows, images = rows[succeeds], images[succeeds]
         x_adv = x_adv.index_copy(0, rows, images)
         distance = distance.index_copy(0, rows, l2_norm(images - x[rows]).flatten())
-    return Found(x_adv, distance, queries, zero_gradients)
+    return Closest(x_adv, distance, queries, zero_gradients)

@@ -21,7 +21,7 @@ from lightning_robustness._lightning.guard import (
     reference_key,
     split_key,
 )
-from lightning_robustness._lightning.patience import Count, LearningRateWait, Series
+from lightning_robustness._lightning.patience import Count, LearningRateWait, Streak
 from lightning_robustness._measurement.keys import attack_free_metrics
 from lightning_robustness._processes import rank_zero_warn
 
@@ -128,7 +128,7 @@ class RobustEarlyStopping(EarlyStopping):
         self._is_required, self._stops_at_nan = strict, check_finite
         self._wait = LearningRateWait(start_from_epoch)
         self._confirm = confirm if confirm is None else check_name("confirm", confirm)
-        self._reference: tuple[str, Series] | None = None
+        self._reference: tuple[str, Streak] | None = None
         self._waiting = ""
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
         # Score, value of the guard, whether that was a new best, and whether it counts
@@ -237,7 +237,7 @@ class RobustEarlyStopping(EarlyStopping):
     def _is_confirmed(self) -> bool:
         return self._reference is None or self._reference[1].wait >= self.patience
 
-    def _find_reference(self, trainer: Trainer) -> tuple[str, Series] | None:
+    def _find_reference(self, trainer: Trainer) -> tuple[str, Streak] | None:
         """Find the robust accuracy that has to run out of patience too, for a value that needs no attack."""
         prefix, entry = split_key(self.monitor)
         if entry is None or entry.name not in attack_free_metrics():
@@ -253,7 +253,7 @@ class RobustEarlyStopping(EarlyStopping):
         check_awaited(trainer, self, key)
         if self._reference is not None and self._reference[0] == key:
             return self._reference
-        return key, Series(mode_of(key, None if split_key(key)[1] else "max") == "max")
+        return key, Streak(mode_of(key, None if split_key(key)[1] else "max") == "max")
 
     def _say(self, trainer: Trainer, count: Count) -> None:
         """Say what the run waits for, on the progress bar, and in the log when that changes."""
@@ -274,9 +274,9 @@ class RobustEarlyStopping(EarlyStopping):
         if short:  # bars take texts too
             trainer.progress_bar_metrics[_ON_BAR] = short  # type: ignore[assignment]
 
-    def _replay(self, evaluations: Sequence[tuple[float, float, bool, Count]]) -> Series:
+    def _replay(self, evaluations: Sequence[tuple[float, float, bool, Count]]) -> Streak:
         """Return the evaluations as if there had been no others than the candidates."""
-        series = Series(self.mode == "max", self.min_delta)
+        series = Streak(self.mode == "max", self.min_delta)
         for value, guard_value, has_improved, count in evaluations:
             series.add(value, count, self._guard.admits(guard_value), has_improved)
         return series
