@@ -29,7 +29,7 @@ def check_features_and_preds(
     if features.numel() == 0:
         raise ValueError(
             f"Expected `features` to hold at least one value per sample but got shape {tuple(features.shape)}. Pass "
-            "the logits, or what enters the classifier head."
+            "the logits, or the input of the classifier head."
         )
     features = features.flatten(1)
     finite = torch.stack(features.detach().aminmax()).isfinite().all()  # a NaN becomes both

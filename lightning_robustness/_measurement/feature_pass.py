@@ -19,7 +19,7 @@ from lightning_robustness.metrics._base import Storage
 LOGITS, LOG_PROBABILITIES, CONSTANT = "logits", "log-probabilities", "constant"
 OUTPUT_WARNINGS = {
     LOG_PROBABILITIES: "the outputs are log-probabilities (log_softmax), whose RDI is not that of the logits they are "
-    "made of. It is not comparable with networks that return logits: return what enters the softmax, or pass a "
+    "made of. It is not comparable with networks that return logits: return the input of the softmax, or pass a "
     "`forward_fn=` that does.",
     CONSTANT: "the outputs are the same for all samples, so the network has collapsed. RDI and the Fisher information, "
     "which would be the best there are, are left out.",

@@ -73,7 +73,7 @@ KEYS: tuple[Key, ...] = (
     Key("rdi_inter", "features", "RDI, distance", "logits", None, None,
         "distance between the classes in `rdi`", "context", is_detail=True),
     Key("rdi_embedding", "features", "RDI of the embedding", "", True, None,
-        "RDI of what enters the head; `rdi` follows robustness more closely", is_detail=True),
+        "RDI of the embedding; `rdi` follows robustness more closely", is_detail=True),
     Key("roby", "features", "ROBY", "", False, "ROBY",
         "ROBY: overlap of the classes in the embedding, from 0 to 1"),
     Key("fsa", "features", "FSA", "", True, None,

@@ -22,7 +22,7 @@ TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class HeadCall(NamedTuple):
-    """Embedding of shape ``(N, M)``, which is what enters the head, or None; and logits of shape ``(N, K)``."""
+    """Embedding of shape ``(N, M)``, which is the input of the head, or None; and logits of shape ``(N, K)``."""
 
     embedding: Tensor | None
     logits: Tensor
@@ -31,7 +31,7 @@ class HeadCall(NamedTuple):
 class HeadTap:
     """Record the embedding and the logits of a forward pass that the caller runs, without one of its own.
 
-    Between ``attach`` and ``detach``, forward hooks record what enters the head and what the sources of the logits
+    Between ``attach`` and ``detach``, forward hooks record the input of the head and what the sources of the logits
     return. ``listen`` announces a batch, and the first pass on that batch counts: hooks on all modules find the
     outermost call that receives it, and the last calls inside it are recorded, or else the next ones after it. If it is
     unclear whether the batch reached the logits, nothing is recorded.

@@ -159,7 +159,7 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
         >>> result = run_attack(model, PGD(eps=0.1), torch.rand(8, 2), torch.zeros(8, dtype=torch.long))
         >>> for sign in masking_signs([result]):
         ...     print(sign.name, "|", sign.remedy)
-        probabilities | Let the model return logits, what enters the softmax, and repeat the attacks.
+        probabilities | Let the model return logits, the input of the softmax, and repeat the attacks.
 
     """
     if isinstance(results, AttackResult | str | Mapping) or not isinstance(results, Iterable):
@@ -304,7 +304,7 @@ def _outputs(tallies: list[_Tally]) -> Iterator[MaskingSign]:
             "probabilities",
             "All outputs are non-negative and add up to 1 for each sample.",
             "Attacks expect logits: a softmax on top flattens the loss, and hides gradients of confident samples.",
-            "Let the model return logits, what enters the softmax, and repeat the attacks.",
+            "Let the model return logits, the input of the softmax, and repeat the attacks.",
         )
     if not all(tally.columns["deterministic"].all() for tally in tallies):
         yield MaskingSign(

@@ -121,7 +121,7 @@ def evaluate(
         per_sample: Whether to keep the results of each sample.
         num_examples: Number of adversarial examples to keep in the report as small pictures, if the inputs are images.
         progress: Whether to show progress bars, in the first process.
-        resume: Folder for finished batches, from which an interrupted run goes on, in any number of processes.
+        resume: Folder for finished batches, from which an interrupted run continues, with any number of processes.
 
     Returns:
         The report; of what was finished if the run is interrupted.

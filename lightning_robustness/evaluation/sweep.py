@@ -94,7 +94,7 @@ def sweep(
         per_sample: Whether to keep the smallest budget that breaks each sample, and where it was in the loader.
         progress: Whether to show a progress bar, in the first process.
         resume: Folder for what is finished, batch by batch. With the same folder a run that was interrupted or killed
-            goes on where it was, in any number of processes.
+            continues where it was, with any number of processes.
 
     Returns:
         The curves; of the samples that were finished if the run is interrupted.
