@@ -84,14 +84,14 @@ def test_without_outcomes_there_are_neither_ties_nor_a_correction():
 def test_correction_removes_the_optimism_of_the_choice():
     """Of thirty epochs that are equally robust, the best looks better than it is."""
     generator, naive, corrected = np.random.default_rng(0), [], []
-    for _ in range(40):
+    for _ in range(20):
         epochs = {epoch: outcome(generator.random(256) < 0.5) for epoch in range(30)}
         history, outcomes = run(None, [0.8] * 30, epochs)
         kept = kept_epoch(history, outcomes)
         naive.append(kept.entry["adv_acc/pgd"])
         corrected.append(kept.accuracy)
     assert np.mean(naive) > 0.55
-    assert np.mean(corrected) == pytest.approx(0.5, abs=0.015)
+    assert np.mean(corrected) == pytest.approx(0.5, abs=0.02)
 
 
 def test_outcomes_survive_json():

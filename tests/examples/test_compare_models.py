@@ -8,7 +8,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "compare_models.py"
 
 def test_example_ends_in_a_page(tmp_path, monkeypatch, capsys):
     page = tmp_path / "report.html"
-    options = {"--epochs": "1", "--samples": "60", "--budgets": "2", "--output": str(page)}
+    options = {"--epochs": "1", "--samples": "30", "--budgets": "2", "--output": str(page)}
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *(part for option in options.items() for part in option)])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     text = capsys.readouterr().out
