@@ -45,10 +45,7 @@ def history_figure(
 ) -> "Figure":
     """Draw a training run: accuracy, clean and under attack, and next to it RDI, ROBY and the Fisher information.
 
-    Bands are 95 % confidence intervals. A dotted line marks the epoch that a checkpoint kept, else the most robust
-    one, which ``RobustModelCheckpoint`` would keep. Arrows point to what is more robust. The worst case is of the
-    evaluations in which all attacks ran. C&W can be below it: its success counts within an l2 budget, the worst case
-    within the budget of the other attacks.
+    C&W can be below the worst case: its success counts within an l2 budget, the worst case within the other attacks'.
     """
     figure, position, kept = figure or _empty_history_figure(), _position(history), kept or kept_epoch(history)
     before = [[*axis.texts, *axis.collections, *axis.lines] for axis in figure.axes]
