@@ -66,7 +66,7 @@ class Board:
         self._waiting: dict[str, Callable[[], Figure]] = {}
 
     def draws(self, is_last: bool) -> bool:
-        """Return whether pictures are due in this evaluation, in all processes alike."""
+        """Return whether pictures are due in this evaluation, the same in all processes."""
         is_due = is_last or self._num_evaluations % DRAW_EVERY == 0
         return is_due and self._settings.log_figures and bool(self._trainer.loggers)
 
@@ -241,7 +241,7 @@ def _describe_attack(facts: AttackFacts) -> str:
 
 
 def _describe_key(glossary: str, direction: str) -> str:
-    text = glossary.replace("`", "")  # within them, Markdown would show escaped brackets as they are
+    text = glossary.replace("`", "")  # within them, Markdown would show the backslashes of escaped brackets
     return f"{text} ({direction} is more robust)" if direction else text
 
 

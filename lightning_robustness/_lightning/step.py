@@ -14,7 +14,7 @@ from lightning_robustness._processes import rank_zero_warn
 
 # Largest difference of logits, relative to their size: mixed precision stays below it
 _TOLERANCE = 0.05
-# What may lie between the output of `forward` and the next layer, as it is written
+# Operations that may lie between the output of `forward` and the next layer, by their source text
 _BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {"": lambda z: z, ".relu()": lambda z: z.relu()}
 
 
@@ -29,9 +29,8 @@ class _Later(NamedTuple):
 class StepCheck:
     """Watch one validation step, and find out whether it computes the logits of ``forward``.
 
-    Three things give a difference away: the step runs a layer on what ``forward`` returns, which then is an embedding;
-    it runs the network on other inputs than the batch has, normalised ones for instance, and gets other logits; or it
-    runs the network several times, with different logits.
+    It does not if it runs a layer on what ``forward`` returns, or runs the network on other inputs than the batch has
+    or several times, and gets other logits.
     """
 
     def __init__(self, model: nn.Module, route: Route, x: Tensor) -> None:
@@ -123,8 +122,7 @@ NOT_SEEN = (
 class StepRoute:
     """Record one validation step, and find the route of its logits.
 
-    For networks whose parameters are sharded over processes, where every forward pass is a joint one of all processes.
-    The logits come from the outermost module that takes the inputs of the batch.
+    Where parameters are sharded, every forward pass is a joint one of all processes, so none can be run for this.
     """
 
     def __init__(self, model: nn.Module, batch: Batch, head: str | nn.Module | None = None) -> None:

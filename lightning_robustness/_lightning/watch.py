@@ -24,11 +24,9 @@ _TOLERANCE, _MIXED_TOLERANCE = 0.005, 0.05
 
 
 class Watch:
-    """Feed the features of every batch to a pass and its inputs to a sample, while somebody else runs the network.
+    """Feed the features of every batch to a pass and its inputs to a sample, while Lightning runs the network.
 
-    Batches that validation does not run through the head take a forward pass of our own, unless there can be none. The
-    first batch is compared with such a pass, unless validation is known to compute the same logits. A process whose
-    samples do not count takes part with none.
+    Batches that validation does not run through the head take a forward pass of our own, unless there can be none.
     """
 
     def __init__(

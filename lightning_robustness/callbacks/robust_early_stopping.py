@@ -136,12 +136,12 @@ class RobustEarlyStopping(EarlyStopping):
 
     @property
     def waiting(self) -> str:
-        """What stands between the run and a stop; empty if nothing but the patience of the value does."""
+        """Reason why the run does not stop yet; empty if it is only the patience of the value."""
         return self._waiting
 
     @property
     def waited(self) -> str:
-        """What patience has waited for, and until which epoch; empty if it has not waited, or still does."""
+        """Reason why patience waited, and until which epoch; empty if it has not waited, or still does."""
         return self._wait.past
 
     @override
