@@ -71,8 +71,7 @@ class Kept(NamedTuple):
     """The kept epoch of a run: its accuracy under attack, and the evaluations that cannot be told from it.
 
     Accuracy is corrected for selection if the epoch was chosen by it: chosen with one half of the attacked samples and
-    read with the other, both ways. ``checkpoint`` is the evaluation that a checkpoint kept, if one did; where no attack
-    ran in it, ``entry`` is the most robust one.
+    read with the other, both ways. ``entry`` is the most robust one if no attack ran in the ``checkpoint``.
     """
 
     reference: str
@@ -86,11 +85,11 @@ class Kept(NamedTuple):
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether the epoch that the accuracy is of was kept by a checkpoint."""
+        """Return whether a checkpoint kept the epoch of the accuracy."""
         return self.checkpoint is self.entry
 
     def status(self, position: str = "epoch") -> str:
-        """Say what was kept, and which epoch, or step, the accuracy is of."""
+        """Say what was kept, and which epoch, or step, has the accuracy."""
         own = f"{position} {self.entry[position]:g}"
         if self.checkpoint is None:
             return f"{own} most robust"

@@ -20,8 +20,7 @@ from lightning_robustness.attacks.attack import is_minimum_norm
 class AttackMeter(Meter):
     """Attack samples, and tell what became of each.
 
-    Success of an attack that looks for the smallest perturbation counts within the budget of the run: as it is in l2;
-    for l-infinity, within ``max(eps, eps * sqrt(dimensions) / 4)`` in l2, with the dimensions of one input.
+    A minimum-norm attack succeeds within the l2 budget of the run or, from linf, ``max(eps, eps * sqrt(d) / 4)``.
     """
 
     key: str
