@@ -133,7 +133,7 @@ def candidates(history: Sequence[Evaluation], tolerance: float = 0.02) -> Sequen
 
 
 def preference(value: float, accuracy: float, best: float, margin: float = TIE_MARGIN) -> tuple[bool, float, float]:
-    """Return what to sort epochs by, the best last: clean accuracy if the value is tied with the best, else the value."""
+    """Return what to sort epochs by, the best last: clean accuracy if the value ties with the best, else the value."""
     is_tied = value >= best - 1.0001 * margin  # values are logged in float32
     accuracy = accuracy if is_tied else -math.inf
     return is_tied, accuracy, value if math.isinf(accuracy) else 0.0
