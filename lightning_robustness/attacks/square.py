@@ -192,9 +192,9 @@ def _as_images(x: Tensor) -> Tensor:
 def _bumps(rows: int, columns: int) -> Tensor:
     """Make two bumps of norm 1, each of two opposite pyramids: one above the other and side by side, as far as fits."""
     above = torch.cat([_pyramid(rows // 2, columns), -_pyramid(rows - rows // 2, columns)], dim=0)
-    beside = torch.cat([_pyramid(rows, columns // 2), -_pyramid(rows, columns - columns // 2)], dim=1)
-    above, beside = above if rows >= 2 else beside, beside if columns >= 2 else above
-    bumps = torch.stack([above.flatten(), beside.flatten()])
+    across = torch.cat([_pyramid(rows, columns // 2), -_pyramid(rows, columns - columns // 2)], dim=1)
+    above, across = above if rows >= 2 else across, across if columns >= 2 else above
+    bumps = torch.stack([above.flatten(), across.flatten()])
     return bumps / nonzero(l2_norm(bumps))
 
 
