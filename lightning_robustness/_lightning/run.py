@@ -134,7 +134,7 @@ class Run:
             is_ours, self._is_checked = self._watch.after(), self._watch.is_checked
             if is_ours and self._watch.uses_hooks:
                 self.faults.warn(
-                    "validation does not run the network on the inputs of its batch as they are, so RDI and ROBY take "
+                    "validation does not run the network on the unchanged inputs of its batch, so RDI and ROBY take "
                     "another forward pass. All values are of `forward`, or `forward_fn=`, on these inputs.",
                     key="forward",
                 )

@@ -120,7 +120,7 @@ def check_sample(faults: Faults, trainer: Trainer, difference: float) -> bool:
         "that changes inputs in place (let it work on a copy, and pass a `forward_fn=` that prepares inputs in the "
         "same way); layers in train mode, such as networks in a plain list, which `eval()` does not reach (put them "
         "into an `nn.ModuleList`).",
-        consequence="Attacks and Fisher information are of the network and the sample as they are now.",
+        consequence="Attacks and Fisher information are of the current network and sample.",
     )
     return False
 

@@ -256,7 +256,7 @@ def _last_by_graph(model: nn.Module, layers: list[Call], logits: Tensor, given: 
 def _last_by_output(layers: list[Call], logits: Tensor, sources: Mapping[str, str], given: str | None) -> Call:
     """Find the layer with the same output, where the graph is cut or the pass was made without one."""
     same = [call for call in layers if call.name in sources]
-    _require(bool(same), "no layer returns the logits as they are, and no graph of autograd leads back to one")
+    _require(bool(same), "no layer returns the logits themselves, and no graph of autograd leads back to one")
     exact = [call for call in same if any(_is_view(logits, tensor) for tensor in call.returned)]
     last = (exact or same)[-1]
     _require(given is None or last.name == given, f"the logits come from {last.name!r}")

@@ -64,10 +64,10 @@ def sweep(
     stretched to the new one, and take 40 % of the steps; more where more than a fifth of the budget is new, and all
     from a half on. FGSM only has to be stretched, since its gradient is the same at all budgets. Attacks other than PGD
     and its settings, and those with restarts, start again with what is left. With ``warm_starts=False``, each budget is
-    attacked anew and accuracy is that of the images of full strength, equation 1 of the CMMR paper: it can rise again.
+    attacked anew and accuracy is measured on images of full strength, equation 1 of the CMMR paper: it can rise again.
 
-    Quality is that of images of full strength of all samples, as in the CMMR paper: samples that are broken, or wrong
-    without an attack, go on to the last step at every budget too, from where they were at the budget before. Cascades
+    Quality is measured on images of full strength of all samples, as in the CMMR paper: samples that are broken, or
+    wrong without an attack, take all steps at every budget too, from where they were at the budget before. Cascades
     and attacks from elsewhere count with what they return. Quality is measured for each image and then averaged, and
     does not depend on the size of batches.
 

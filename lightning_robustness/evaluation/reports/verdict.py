@@ -25,14 +25,7 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, value: float, samples: float) -> Self:
-        """Compute the interval of a share of this many samples.
-
-        Example:
-            >>> from lightning_robustness.evaluation.reports.verdict import Share
-            >>> str(Share.of(0.8, 10))
-            '(49-94 %, n = 10)'
-
-        """
+        """Compute the interval of a share of this many samples."""
         if math.isnan(value):
             return cls(value, 0.0, 1.0, int(samples))
         return cls(value, *accuracy_interval(value, samples), int(samples))
