@@ -98,7 +98,8 @@ def _add_variables(found: dict[str, Any], function: FunctionType, classes: list[
     functions = []
     for label, space in spaces:  # grows in the loop
         for name in sorted(names & space.keys()):
-            value, kind = space[name], type(space[name])
+            value = space[name]
+            kind = type(space[name])
             if kind in _FUNCTION_TYPES:
                 functions.append(value)
             elif not issubclass(kind, (type, ModuleType)):

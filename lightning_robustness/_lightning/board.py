@@ -164,7 +164,8 @@ class Board:
 
     def _add_class_rates(self, epoch: int, attack: str, rows: Rows) -> None:
         """Add the robust accuracy of each class, NaN without samples."""
-        y, is_right = rows["y"], rows["adv_preds"] == rows["y"]
+        y = rows["y"]
+        is_right = rows["adv_preds"] == rows["y"]
         number = len(self._class_names) if self._class_names else int(max(y.max(), rows["adv_preds"].max())) + 1
         if number > _MAX_CLASSES or len(y) == 0:
             return

@@ -184,7 +184,8 @@ class AttackSchedule:
         """Return the names of the attacks that run in this validation epoch."""
         if trainer.state.fn != "fit" or is_at_the_end(trainer):
             return list(self.every_n_epochs)
-        last, epoch = self._last_epoch, trainer.current_epoch
+        last = self._last_epoch
+        epoch = trainer.current_epoch
         return [
             name for name, number in self.every_n_epochs.items() if name not in last or epoch - last[name] >= number
         ]

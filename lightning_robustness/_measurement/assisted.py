@@ -162,7 +162,8 @@ def p_value(first: Assisted, second: Assisted) -> float:
         gap, error = difference(first, second)
         return 2 * NormalDist().cdf(-abs(gap) / error)
     only_first, only_second = _discordant(first, second)
-    number, least = only_first + only_second, min(only_first, only_second)
+    number = only_first + only_second
+    least = min(only_first, only_second)
     return min(1.0, 2 * binomial_tail(number - least, number, 0.5))
 
 
@@ -190,7 +191,8 @@ def _discordant(first: Assisted, second: Assisted) -> tuple[int, int]:
 
 def _lower_end(successes: int, number: int) -> float:
     """Return the lower end of the exact 95 % interval of a share, by bisection."""
-    low, high = 0.0, successes / max(number, 1)
+    low = 0.0
+    high = successes / max(number, 1)
     for _ in range(50):
         share = (low + high) / 2
         low, high = (low, share) if binomial_tail(successes, number, share) > 0.025 else (share, high)

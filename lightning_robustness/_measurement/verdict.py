@@ -38,7 +38,8 @@ def rival(best: Assisted, other: Assisted) -> Rival:
     if best.positions.equal(other.positions):
         return Rival(*difference_interval(other, best), p_value(best, other))
     shares = best.estimate(), other.estimate()
-    gap, z = shares[1].value - shares[0].value, NormalDist().inv_cdf(0.975)
+    gap = shares[1].value - shares[0].value
+    z = NormalDist().inv_cdf(0.975)
     reach = math.hypot(*((share.high - share.low) / 2 for share in shares))
     return Rival(gap, gap - reach, gap + reach, 2 * NormalDist().cdf(-abs(gap) / (reach / z)))
 

@@ -109,11 +109,13 @@ class CW(Attack):
         """Minimise for one weight per sample; return the closest successes and their distances."""
         w, weight = box.inverse(start.x_adv), as_column(c, x)
         adam = torch.optim.Adam([w], lr=self.lr)
-        closest, distance = x, torch.full_like(start.distance, torch.inf)
+        closest = x
+        distance = torch.full_like(start.distance, torch.inf)
         for step in range(self.steps):
             x_adv, derivative = box(w)
             logits, gradient = goal.model.gradient(x_adv, partial(goal.weights, y=y))
-            delta, deficit = x_adv - x, goal.deficit(logits, y)
+            delta = x_adv - x
+            deficit = goal.deficit(logits, y)
             size = l2_norm(delta)
             closer = (deficit <= 0) & (size.flatten() < distance)
             closest = torch.where(as_column(closer, x), x_adv, closest)

@@ -125,7 +125,9 @@ class Closest(NamedTuple):
 def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Closest:
     """Run DDN without the bisection at the end."""
     model, draws = goal.model, goal.model.draws
-    x_adv, closest, distance = x, x, x.new_full((len(x),), torch.inf)
+    x_adv = x
+    closest = x
+    distance = x.new_full((len(x),), torch.inf)
     zero_gradients, norm, step_size = torch.zeros_like(y, dtype=torch.bool), torch.zeros(()), torch.zeros(())
     for step in range(steps):
         decay, sharpness = (1 + math.cos(math.pi * step / steps)) / 2, _sharpness(step, steps)

@@ -151,7 +151,9 @@ class PGD(Attack):
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
-        x_adv, queries, zero_gradients = x, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool)
+        x_adv = x
+        queries = torch.zeros_like(y)
+        zero_gradients = torch.zeros_like(y, dtype=torch.bool)
         survivors, ball = torch.arange(len(x), device=x.device), self._ball(model, x)
         plan = self._plan()
         for restart, (loss, rank) in enumerate(plan):

@@ -165,7 +165,8 @@ def sweep_report(
     meter: SweepMeter, budgets: Sequence[float], rows: Rows, is_interrupted: bool, passed: Passed, processes: Processes
 ) -> SweepReport:
     """Report a sweep of the sample of a pass, as far as it was finished."""
-    subject, samples = passed.subject, passed.take(meter.size)
+    subject = passed.subject
+    samples = passed.take(meter.size)
     if is_interrupted:
         total = sum(processes.gather(len(samples.positions)))
         rank_zero_warn(f"The sweep was interrupted: its report covers {len(rows)} of {total} samples.")

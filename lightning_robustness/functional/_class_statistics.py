@@ -199,7 +199,8 @@ def add_samples(sketch: ClassSketch, features: Tensor, preds: Tensor, p: float, 
     """Add samples to a sketch, and thin it out if it keeps more of them than its capacity."""
     num_classes = len(sketch.counts)
     keys = (sketch.counts[preds] + _positions(preds, num_classes)) * _GOLDEN % _ALL
-    kept, thinned = keys < sketch.limits[preds], sketch.limits[preds] < _ALL
+    kept = keys < sketch.limits[preds]
+    thinned = sketch.limits[preds] < _ALL
     offsets, slopes = expand_distances_by_class(features[thinned], preds[thinned], sketch.anchors, p)
     sketch = sketch._replace(
         counts=sketch.counts + preds.bincount(minlength=num_classes),
@@ -215,7 +216,8 @@ def add_samples(sketch: ClassSketch, features: Tensor, preds: Tensor, p: float, 
 
 def merge_sketches(first: ClassSketch, second: ClassSketch, p: float, capacity: int) -> ClassSketch:
     """Return a sketch of the samples of both."""
-    counts, sums = first.counts + second.counts, first.sums + second.sums
+    counts = first.counts + second.counts
+    sums = first.sums + second.sums
     limits = torch.minimum(first.limits, second.limits)
     first, second = (_expand(sketch, class_centers(sums, counts), limits, p) for sketch in (first, second))
     merged = first._replace(

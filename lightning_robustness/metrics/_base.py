@@ -305,7 +305,8 @@ class ClassStatisticsMetric(RobustnessMetric):
         empty = empty_sketch(self.num_classes, width, torch.float64 if itemsize == 8 else torch.float32, self.device)
         sketch, features, preds = self._sketch(), *self._collected()
         if not sketch.samples.shape[1]:
-            sketch, features = empty, empty.samples
+            sketch = empty
+            features = empty.samples
         counts, sums = (gather(value).sum(dim=0) for value in self._totals(sketch, features, preds))
         distances = gather(self._distances(sketch, features, preds, class_centers(sums, counts))).sum(dim=0)
         # Distances to the final centres need no expansion

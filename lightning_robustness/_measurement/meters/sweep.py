@@ -129,7 +129,9 @@ def _attack_batch(
     subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Batch, warm_starts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     input_space = subject.input_space
-    x, y, positions = batch.x, batch.labels(), batch.positions
+    x = batch.x
+    y = batch.labels()
+    positions = batch.positions
     opened = open_classifier(subject.logits_of(batch), x, y, input_space, subject.seed, positions=positions)
     with opened as (model, x, y):
         with torch.no_grad():

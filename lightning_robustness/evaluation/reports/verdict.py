@@ -90,7 +90,8 @@ def _robustness(report: "RobustnessReport") -> str:
         return "Accuracy is unknown, as there are no labels: only attack-free metrics were measured"
     count, first_order = report.metrics.get("samples_fim", 0), report.metrics.get("boundary_acc", math.nan)
     if count and not math.isnan(first_order):
-        budget, share = report._boundary_budget, Share.of(first_order, count)
+        budget = report._boundary_budget
+        share = Share.of(first_order, count)
         ends = [report.metrics.get(f"boundary_acc_{end}", math.nan) for end in ("low", "high")]
         if not math.isnan(sum(ends)):
             share = share._replace(low=ends[0], high=ends[1])
@@ -103,7 +104,8 @@ def _robustness(report: "RobustnessReport") -> str:
 
 def _of_attacks(report: "RobustnessReport", clean: float) -> str:
     name = "worst" if "worst" in report.rates else min(report.rates, key=lambda key: report.rates[key]["adv_acc"])
-    rate, budget = report.rates[name], report.threat_model.budget
+    rate = report.rates[name]
+    budget = report.threat_model.budget
     share = Share.of_rates(rate)
     clean = rate["correct"] / rate["count"] if math.isnan(clean) and rate["count"] else clean
     if not budget:
