@@ -159,10 +159,9 @@ def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, floa
 def perturbation_figure(
     examples: Examples, input_space: InputSpace, title: str, class_names: Sequence[str] | None = None
 ) -> "Figure":
-    r"""Draw the first four clean inputs, perturbations and adversarial inputs, with true and predicted classes.
+    """Draw the first four clean inputs, perturbations and adversarial inputs, with true and predicted classes.
 
-    Non-image inputs are drawn as lines, one per channel (dimension 1 of a batch). Perturbations of images are
-    amplified so that the largest spans the colour range; the factor is written next to them.
+    Perturbations of images are amplified to span the colour range, by the factor that is written next to them.
     """
     examples = Examples(*(part[:_NUM_EXAMPLES] for part in examples))
     x, x_adv = (_as_matrices(input_space.unnormalize(part.detach().cpu().float())) for part in examples[:2])

@@ -134,7 +134,7 @@ def sandbox(
 
 
 def is_sandboxed() -> bool:
-    """Return whether this code runs in a sandbox, so that a hook can tell its passes from those of training.
+    """Return whether this code runs in a sandbox, so that a hook can tell its passes from the passes of training.
 
     Example:
         >>> import torch

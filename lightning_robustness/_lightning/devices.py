@@ -34,7 +34,7 @@ def make_fabric(options: Any) -> "Fabric | None":
 
 @contextmanager
 def launched(fabric: "Fabric | None", options: Any, models: Iterable[Any]) -> Iterator[bool]:
-    """Start the processes, and bring the models into the precision that was asked for."""
+    """Start the processes, and convert the models to the requested precision."""
     if fabric is None:
         yield True
         return

@@ -65,7 +65,7 @@ class Faults:
         self.warn(f"{message} {consequence}", key=message)
 
     def report(self, consequence: str, error: str) -> None:
-        """Warn of an error in the process where it occurred, once per consequence, of whatever epoch, and kind."""
+        """Warn of an error in the process where it occurred, once per consequence and kind, whatever the epoch."""
         self.left_out.append(consequence)
         key = re.sub(r"\d+", "", f"{consequence}: {error.partition(':')[0]}")
         if key not in self._reported:

@@ -110,7 +110,7 @@ def new_value(trainer: Trainer, key: str) -> float | None:
 
 
 def last_value(trainer: Trainer, key: str) -> float | None:
-    """Return the value that was logged last, of whatever age; otherwise the same as ``new_value``."""
+    """Return the last logged value, however old; otherwise the same as ``new_value``."""
     logged = trainer.callback_metrics.get(key)
     if logged is None:
         return None

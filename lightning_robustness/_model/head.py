@@ -166,7 +166,7 @@ def hookable_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def read_embedding(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Copy what enters a layer, averaged over positions; None unless it is a tensor of numbers with features."""
+    """Copy the input of a layer, averaged over positions; None unless it is a tensor of numbers with features."""
     entered = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if entered is None or entered.ndim < 2 or not entered.is_floating_point():
         return None

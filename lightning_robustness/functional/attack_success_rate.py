@@ -83,6 +83,9 @@ def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95)
     .. math::
         \frac{1}{1 + s^2/n} \left(\hat r + \frac{s^2}{2n}
         \pm s \sqrt{\frac{\hat r (1 - \hat r)}{n} + \frac{s^2}{4n^2}}\right)
+
+    Where :math:`\hat r` is the rate of successes, :math:`n` the number of trials and :math:`s` the quantile of the
+    normal distribution.
     """
     squared = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
     denominator = trials + squared  # the formula multiplied by n is also defined for n = 0

@@ -79,7 +79,7 @@ def attack_again(
 ) -> Examples | None:
     """Attack some samples once more, for pictures, in a single batch: the same images in any number of processes.
 
-    Rows hold no images. None if the attack breaks none of them this time, as one that is random may.
+    Rows hold no images. None if the attack breaks none of them this time, as may happen with a random attack.
     """
     shares = processes.gather(samples.at(positions))
     examples: Examples | None = None

@@ -36,7 +36,7 @@ class AutoAttackAdapter(ForeignAttack):
 
     Raises:
         ModuleNotFoundError: If the package is not installed, or cannot be imported.
-        ValueError: If an argument is out of range or unknown, or targeted mode is asked for; when it attacks, if the
+        ValueError: If an argument is out of range or unknown, or targeted mode is requested; when it attacks, if the
             model has too few classes for the loss DLR, or the inputs are not images or have no range.
 
     """
