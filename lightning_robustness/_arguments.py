@@ -74,7 +74,7 @@ def check_labels(name: str, labels: Tensor, num_samples: int, remedy: str = _ARG
 def check_classes(
     name: str, low: int | None, high: int, num_classes: int | None = None, remedy: str = "Count from 0."
 ) -> None:
-    """Check that labels up to the highest, and from the lowest unless that was checked, are those of classes."""
+    """Check that labels up to the highest, and from the lowest unless that was checked, are indices of classes."""
     if (low is not None and low < 0) or (num_classes is not None and high >= num_classes):
         expected = "non-negative" if num_classes is None else f"from 0 to {num_classes - 1}, for {num_classes} classes,"
         came = f"up to {high}" if low is None else f"from {low} to {high}"
@@ -216,7 +216,7 @@ def check_overflow(values: Tensor) -> Tensor:
     if not is_finite.all():
         bad = int((~is_finite).reshape(len(values), -1).any(dim=1).sum())
         raise ValueError(
-            f"Expected results that {values.dtype} can hold but those of {bad} of {len(values)} samples overflow: "
+            f"Expected results that {values.dtype} can hold but {bad} of {len(values)} samples overflow: "
             "logits change too steeply with the inputs. Scale the logits, or pass the model and `x` in float64."
         )
     return values

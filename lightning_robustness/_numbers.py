@@ -24,8 +24,7 @@ _SMALL = 128
 def decompose(solver: Callable[[Tensor], Any], matrix: Tensor) -> Any:
     """Solve symmetric eigenvalue problems: small ones in float64 on the CPU.
 
-    Solvers of GPUs fail or stall on tiny and singular matrices, and Apple's have none. Matrices that are not finite,
-    which make solvers fail, have eigenvalues of NaN.
+    Solvers of GPUs fail or stall on tiny and singular matrices. Matrices that are not finite have eigenvalues of NaN.
     """
     is_finite = matrix.isfinite().flatten(-2).all(dim=-1)[..., None, None]
     finite = torch.where(is_finite, matrix, 0.0)
@@ -56,39 +55,18 @@ _STEPS, _PARTS = 255, 20
 
 
 def write_share(share: float) -> str:
-    """Write a share in percent.
-
-    Example:
-        >>> from lightning_robustness._numbers import write_share
-        >>> write_share(0.6129)
-        '61.3 %'
-
-    """
+    """Write a share in percent."""
     return "unknown" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def write_interval(low: float, high: float) -> str:
-    """Write a confidence interval of a share in percent, with a decimal where it is narrow.
-
-    Example:
-        >>> from lightning_robustness._numbers import write_interval
-        >>> write_interval(0.57, 0.65), write_interval(0.612, 0.631)
-        ('57-65 %', '61.2-63.1 %')
-
-    """
+    """Write a confidence interval of a share in percent, with a decimal where it is narrow."""
     digits = 0 if high - low >= 0.04 else 1
     return f"{100 * low:.{digits}f}-{100 * high:.{digits}f} %"
 
 
 def write_budget(eps: float, norm: str | None = None) -> str:
-    """Write a perturbation budget, in steps of 8-bit pixels where it is such a fraction and not a short decimal.
-
-    Example:
-        >>> from lightning_robustness._numbers import write_budget
-        >>> write_budget(8 / 255), write_budget(0.25 / 255), write_budget(0.11), write_budget(8.0, "l2")
-        ('8/255', '0.25/255', '0.11', '8 in l2')
-
-    """
+    """Write a perturbation budget, in steps of 8-bit pixels where it is such a fraction and not a short decimal."""
     parts = _PARTS * _STEPS * eps
     is_decimal = math.isclose(eps, round(eps, 3), rel_tol=1e-6)
     is_fraction = 0 < eps < 1 and math.isclose(parts, round(parts), rel_tol=1e-6)
@@ -97,14 +75,7 @@ def write_budget(eps: float, norm: str | None = None) -> str:
 
 
 def write_distance(distance: float, has_pixels: bool = True) -> str:
-    """Write a distance between inputs, such as that to the decision boundary.
-
-    Example:
-        >>> from lightning_robustness._numbers import write_distance
-        >>> write_distance(0.0122), write_distance(0.7123, has_pixels=False)
-        ('3.1/255', '0.712')
-
-    """
+    """Write a distance between inputs, such as the distance to the decision boundary."""
     if not math.isfinite(distance):
         return "infinite" if distance > 0 else str(distance)
     return f"{_STEPS * distance:.1f}/{_STEPS}" if has_pixels else f"{distance:.3g}"

@@ -23,7 +23,7 @@ _PATIENCE = timedelta(minutes=10)
 
 
 class ProcessesLostError(RuntimeError):
-    """Processes cannot talk to each other any more, so that nothing they do together can go on."""
+    """Processes can no longer talk to each other, so nothing that they do together can continue."""
 
 
 class OtherProcessError(RuntimeError):
@@ -35,7 +35,7 @@ class OtherProcessError(RuntimeError):
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an error by its kind and message, that of another process as if it were this one's."""
+    """Describe an error by its kind and message; an error of another process as if it were this one's."""
     return error.reason if isinstance(error, OtherProcessError) else f"{type(error).__name__}: {error}"
 
 
@@ -157,7 +157,7 @@ UNFINISHED = ".unfinished"
 
 
 def write_file(path: str | Path, content: bytes) -> None:
-    """Write a file completely or not at all: a full disk leaves the one before as it is."""
+    """Write a file completely or not at all: a full disk leaves the old one untouched."""
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():  # a device, such as /dev/stdout
         path.write_bytes(content)

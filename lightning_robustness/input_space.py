@@ -15,7 +15,7 @@ _ENOUGH = 32
 class InputSpace:
     """Range of the inputs, and the normalisation that the loader applied to them.
 
-    Perturbation budgets, distortions and Fisher information are in un-normalised units, those of ``low`` and ``high``.
+    Perturbation budgets, distortions and Fisher information are in un-normalised units, like ``low`` and ``high``.
     Wherever an ``input_space`` is None, it means ``InputSpace()``: values in [0, 1] that are not normalised. For
     unbounded data, such as audio features or tables, pass ``InputSpace(low=None, high=None)``.
 
@@ -185,7 +185,7 @@ def check_normalized(space: InputSpace, x: Tensor) -> None:
     if moved and space.low <= low and high <= space.high:
         raise ValueError(
             f"Expected inputs that the loader normalised with mean={space.mean} and std={space.std} but observed "
-            f"values from {low:.4g} to {high:.4g}, which are in the range [{space.low}, {space.high}] as they are. "
+            f"values from {low:.4g} to {high:.4g}, which already lie in [{space.low}, {space.high}]. "
             f"If the model normalises them itself, leave mean and std out: `InputSpace(low={space.low}, "
             f"high={space.high})`."
         )

@@ -239,12 +239,12 @@ def head_of_relu(module, x):
 REFUSED = {
     "embedding": (
         Case(zoo.EmbeddingForward),
-        r"goes on with 'head'.* 6 features.* `forward_fn=lambda module, x: module\.head\(module\(x\)\)`\.",
+        r"also runs 'head'.* 6 features.* `forward_fn=lambda module, x: module\.head\(module\(x\)\)`\.",
         {"forward_fn": head_of_forward},
     ),
     "embedding before ReLU": (
         Case(zoo.ReluBeforeHead),
-        r"goes on with 'head'.* `forward_fn=lambda module, x: module\.head\(module\(x\)\.relu\(\)\)`\.",
+        r"also runs 'head'.* `forward_fn=lambda module, x: module\.head\(module\(x\)\.relu\(\)\)`\.",
         {"forward_fn": head_of_relu},
     ),
     "prepared inputs": (
@@ -294,7 +294,7 @@ REFUSED = {
     ),
     "not normalised": (
         Case(zoo.Zoo, options={"input_space": InputSpace(mean=0.5, std=0.25)}),
-        r"normalised with mean=0.5.* in the range \[0.0, 1.0\] as they are.*`InputSpace\(low=0.0, high=1.0\)`",
+        r"normalised with mean=0.5.* already lie in \[0.0, 1.0\].*`InputSpace\(low=0.0, high=1.0\)`",
         {"input_space": InputSpace(low=0.0, high=1.0)},
     ),
     "member as head": (

@@ -39,14 +39,7 @@ class Page:
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def to_html(self) -> str:
-        """Write the page, which needs no other file, with all text escaped.
-
-        Example:
-            >>> from lightning_robustness._display.page import Page
-            >>> "<li>1 &lt; 2</li>" in Page(title="Robustness", notes=["1 < 2"]).to_html()
-            True
-
-        """
+        """Write the page, which needs no other file, with all text escaped."""
         title = html.escape(self.title)
         first, *others = [_figure(number, *item) for number, item in enumerate(self.figures.items())] or [""]
         style = files("lightning_robustness._display").joinpath("page.css").read_text(encoding="utf-8")

@@ -57,16 +57,7 @@ class Triples(NamedTuple):
 
 
 def as_images(x: Tensor, input_space: InputSpace) -> Tensor | None:
-    """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._display.pictures import as_images
-        >>> from lightning_robustness.input_space import InputSpace
-        >>> as_images(torch.tensor([-2.0, 2.0]).reshape(1, 1, 1, 2), InputSpace(mean=0.5, std=0.25))
-        tensor([[[[0., 1.]]]])
-
-    """
+    """Map inputs to images with values in [0, 1], by the range of the input space or, if unbounded, of the batch."""
     if not is_image(x) or x.numel() == 0:
         return None
     x = input_space.unnormalize(x.detach().cpu().float())

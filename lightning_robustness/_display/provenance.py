@@ -52,14 +52,7 @@ def describe_checkpoint(path: str | Path) -> dict[str, str]:
 
 
 def write_command(arguments: Iterable[str]) -> str:
-    """Write a command line without absolute directories, which may name a user.
-
-    Example:
-        >>> from lightning_robustness._display.provenance import write_command
-        >>> write_command(["evaluate", "--checkpoint", "/home/ann/x.ckpt", "--eps", "8/255", "--json", "runs/x.json"])
-        'evaluate --checkpoint x.ckpt --eps 8/255 --json runs/x.json'
-
-    """
+    """Write a command line without absolute directories, which may name a user."""
     return shlex.join(_DIRECTORIES.sub("", _HOME.sub("~", argument)) for argument in arguments)
 
 

@@ -30,7 +30,7 @@ _LIMITS = (-0.03, 1.03)  # of an axis of shares
 
 
 class Scale(NamedTuple):
-    """How budgets are written: in steps of 8-bit pixels or as they are, and their norm where there is one for all."""
+    """How budgets are written: in steps of 8-bit pixels or as plain numbers, and their common norm if they have one."""
 
     has_pixels: bool = False
     norm: str | None = None
@@ -93,15 +93,6 @@ def boundary_figure(curves: Mapping[str, BoundaryCurve], has_pixels: bool = Fals
     """Draw robust accuracy to first order over budgets, a line for each curve, from light to dark.
 
     The last one has its 95 % confidence interval; a dotted line marks the budget of the attacks.
-
-    Example:
-        >>> from lightning_robustness._display.report_figures import boundary_figure
-        >>> from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-        >>> curve = BoundaryCurve("linf", eps=[0.0, 0.4, 0.8], share=[0.8, 0.5, 0.2], low=[0.1] * 3, high=[0.9] * 3)
-        >>> figure = boundary_figure({"epoch 0": curve, "epoch 5": curve, "epoch 9": curve})
-        >>> [line.get_label() for line in figure.axes[0].lines[:3]]
-        ['epoch 0', '_epoch 5', 'epoch 9']
-
     """
     figure = plain_figure(3.6, 2.8)
     axis = figure.add_axes((0.16, 0.17, 0.77, 0.8))

@@ -45,10 +45,7 @@ def history_figure(
 ) -> "Figure":
     """Draw a training run: accuracy, clean and under attack, and next to it RDI, ROBY and the Fisher information.
 
-    Bands are 95 % confidence intervals. A dotted line marks the epoch that a checkpoint kept, else the most robust
-    one, which ``RobustModelCheckpoint`` would keep. Arrows point to what is more robust. The worst case is of the
-    evaluations in which all attacks ran. C&W can be below it: its success counts within an l2 budget, the worst case
-    within the budget of the other attacks.
+    C&W can be below the worst case: its success counts within an l2 budget, the worst case within the other attacks'.
     """
     figure, position, kept = figure or _empty_history_figure(), _position(history), kept or kept_epoch(history)
     before = [[*axis.texts, *axis.collections, *axis.lines] for axis in figure.axes]
@@ -162,10 +159,9 @@ def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, floa
 def perturbation_figure(
     examples: Examples, input_space: InputSpace, title: str, class_names: Sequence[str] | None = None
 ) -> "Figure":
-    r"""Draw the first four clean inputs, perturbations and adversarial inputs, with true and predicted classes.
+    """Draw the first four clean inputs, perturbations and adversarial inputs, with true and predicted classes.
 
-    Non-image inputs are drawn as lines, one per channel (dimension 1 of a batch). Perturbations of images are
-    amplified so that the largest spans the colour range; the factor is written next to them.
+    Perturbations of images are amplified to span the colour range, by the factor that is written next to them.
     """
     examples = Examples(*(part[:_NUM_EXAMPLES] for part in examples))
     x, x_adv = (_as_matrices(input_space.unnormalize(part.detach().cpu().float())) for part in examples[:2])

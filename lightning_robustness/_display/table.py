@@ -18,17 +18,7 @@ _MANY_ROWS = 24
 
 
 class Table(NamedTuple):
-    """A table with a title, for text and HTML.
-
-    Example:
-        >>> from lightning_robustness._display.table import Table
-        >>> print(Table("Ranks", ["model", "RDI"], [["natural", 0.5], ["robust", None]]).to_text())
-        Ranks
-        model       RDI
-        natural  0.5000
-        robust        -
-
-    """
+    """A table with a title, for text and HTML."""
 
     title: str
     header: Sequence[str]
@@ -82,18 +72,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def glossary(names: Iterable[str]) -> Table:
-    """Explain values, one line for each, and one for all members of a family.
-
-    Example:
-        >>> from lightning_robustness._display.table import glossary
-        >>> print(glossary(["acc", "asr/pgd", "asr/cw", "epoch"]).to_text())
-        Terms
-        key           meaning                                               unit   more robust
-        acc           clean accuracy, if there are labels                   share
-        asr/<attack>  attack success rate: share of the correctly classified
-        ...
-
-    """
+    """Explain values, one line for each, and one for all members of a family."""
     explained = {key.glossary for key in map(find_key, names) if key is not None}
     known = [key for key in KEYS if key.glossary in explained and key.role != "bookkeeping"]
     rows = [[key.name, key.glossary, key.unit, key.direction] for key in known]

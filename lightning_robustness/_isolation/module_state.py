@@ -42,10 +42,6 @@ _MAX_KEPT = 10_000
 class ModuleState:
     """State of modules that a forward pass may change, except for hooks, to be restored later.
 
-    It holds the attributes of the modules, the contents of the containers among them, registered parameters, buffers
-    and submodules, the memory and shape of each tensor, and whether lazy modules are initialised. Modules hidden in
-    attributes, or in variables that ``forward`` refers to, are included, and so are random number generators there.
-
     Values are copied for buffers, and for tensors and arrays without gradient up to 256 MB in total, the smallest
     first. In-place changes are not undone in larger ones, parameters with gradient, objects of other types, containers
     of more than 10,000 elements, and the elements of containers of more than 128; ``find_leaks`` names them. Values are

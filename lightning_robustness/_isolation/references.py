@@ -71,10 +71,7 @@ def _behind(value: Any) -> list[Any]:
 
 
 def find_variables(value: Any) -> dict[str, Any]:
-    """Find the variables that a function, or the ``forward`` of a module, refers to: of modules, classes and closures.
-
-    The user's functions that it calls count too, and so do attributes of the same name.
-    """
+    """Find the variables that a function, or the ``forward`` of a module, and the functions it calls refer to."""
     is_module = issubclass(type(value), nn.Module)
     functions: list[Any] = [vars(value).get("forward", type(value).forward) if is_module else value]
     classes = [(cls.__qualname__, vars(cls)) for cls in type(value).__mro__ if is_users(cls)]
@@ -101,7 +98,8 @@ def _add_variables(found: dict[str, Any], function: FunctionType, classes: list[
     functions = []
     for label, space in spaces:  # grows in the loop
         for name in sorted(names & space.keys()):
-            value, kind = space[name], type(space[name])
+            value = space[name]
+            kind = type(space[name])
             if kind in _FUNCTION_TYPES:
                 functions.append(value)
             elif not issubclass(kind, (type, ModuleType)):

@@ -134,7 +134,7 @@ def sandbox(
 
 
 def is_sandboxed() -> bool:
-    """Return whether this code runs in a sandbox, so that a hook can tell its passes from those of training.
+    """Return whether this code runs in a sandbox, so that a hook can tell its passes from the passes of training.
 
     Example:
         >>> import torch
@@ -154,8 +154,7 @@ def is_sandboxed() -> bool:
 def find_leaks(model: Callable[..., Any], x: Tensor, eval_mode: bool = True) -> list[str]:
     """Run a forward pass in the sandbox and name the attributes and variables that the sandbox could not restore.
 
-    Everything that can be reached from the modules, and from the variables of their functions, is compared without
-    calling its code. Tensors of more than four million elements are compared at evenly spaced positions.
+    Tensors of more than four million elements are compared at evenly spaced positions.
     """
     before = Fingerprint(model).entries
     with sandbox(model, x, eval_mode=eval_mode) as (x,), torch.no_grad():

@@ -66,7 +66,7 @@ class Board:
         self._waiting: dict[str, Callable[[], Figure]] = {}
 
     def draws(self, is_last: bool) -> bool:
-        """Return whether pictures are due in this evaluation, in all processes alike."""
+        """Return whether pictures are due in this evaluation, the same in all processes."""
         is_due = is_last or self._num_evaluations % DRAW_EVERY == 0
         return is_due and self._settings.log_figures and bool(self._trainer.loggers)
 
@@ -164,7 +164,8 @@ class Board:
 
     def _add_class_rates(self, epoch: int, attack: str, rows: Rows) -> None:
         """Add the robust accuracy of each class, NaN without samples."""
-        y, is_right = rows["y"], rows["adv_preds"] == rows["y"]
+        y = rows["y"]
+        is_right = rows["adv_preds"] == rows["y"]
         number = len(self._class_names) if self._class_names else int(max(y.max(), rows["adv_preds"].max())) + 1
         if number > _MAX_CLASSES or len(y) == 0:
             return
@@ -241,7 +242,7 @@ def _describe_attack(facts: AttackFacts) -> str:
 
 
 def _describe_key(glossary: str, direction: str) -> str:
-    text = glossary.replace("`", "")  # within them, Markdown would show escaped brackets as they are
+    text = glossary.replace("`", "")  # within them, Markdown would show the backslashes of escaped brackets
     return f"{text} ({direction} is more robust)" if direction else text
 
 

@@ -34,7 +34,7 @@ def make_fabric(options: Any) -> "Fabric | None":
 
 @contextmanager
 def launched(fabric: "Fabric | None", options: Any, models: Iterable[Any]) -> Iterator[bool]:
-    """Start the processes, and bring the models into the precision that was asked for."""
+    """Start the processes, and convert the models to the requested precision."""
     if fabric is None:
         yield True
         return
@@ -53,8 +53,7 @@ def launched(fabric: "Fabric | None", options: Any, models: Iterable[Any]) -> It
 def convert(model: nn.Module, fabric: "Fabric", precision: str) -> None:
     """Let a model compute in a precision, whoever calls it.
 
-    Only its ``forward`` runs in the precision. Inputs, perturbations and gradients with respect to them stay as they
-    are, since the casts are part of the graph: an attack takes its steps in single precision.
+    The casts are part of the graph, so an attack takes its steps in single precision.
     """
     plugin = fabric.strategy.precision
     plugin.convert_module(model)
@@ -67,7 +66,7 @@ def convert(model: nn.Module, fabric: "Fabric", precision: str) -> None:
 
     @wraps(forward)
     def converted(*args: Any, **kwargs: Any) -> Any:
-        if "mixed" not in precision:  # autocast takes inputs as they are, and rounds as late as it can
+        if "mixed" not in precision:  # autocast takes unconverted inputs, and rounds as late as it can
             args, kwargs = plugin.convert_input((args, kwargs))
         with plugin.forward_context():
             return forward(*args, **kwargs)

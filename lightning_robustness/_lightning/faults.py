@@ -17,9 +17,7 @@ _log = logging.getLogger(__name__)
 class Faults:
     """Errors and warnings of a callback that must not end the run it watches.
 
-    Before training has begun, errors are raised, while they cost little. Afterwards they become warnings, one per kind,
-    and the part that failed is left out. ``error`` occurred in this process in the epoch under way, ``left_out`` says
-    what was given up.
+    Errors are raised before training, while they cost little; later they become warnings, and the part is left out.
     """
 
     def __init__(self, trainer: Trainer, owner: str) -> None:
@@ -67,7 +65,7 @@ class Faults:
         self.warn(f"{message} {consequence}", key=message)
 
     def report(self, consequence: str, error: str) -> None:
-        """Warn of an error in the process where it occurred, once per consequence, of whatever epoch, and kind."""
+        """Warn of an error in the process where it occurred, once per consequence and kind, whatever the epoch."""
         self.left_out.append(consequence)
         key = re.sub(r"\d+", "", f"{consequence}: {error.partition(':')[0]}")
         if key not in self._reported:

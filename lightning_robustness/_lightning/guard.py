@@ -110,7 +110,7 @@ def new_value(trainer: Trainer, key: str) -> float | None:
 
 
 def last_value(trainer: Trainer, key: str) -> float | None:
-    """Return the value that was logged last, of whatever age; otherwise the same as ``new_value``."""
+    """Return the last logged value, however old; otherwise the same as ``new_value``."""
     logged = trainer.callback_metrics.get(key)
     if logged is None:
         return None
@@ -162,8 +162,7 @@ DEFAULT_TOLERANCE = 0.02
 class Guard:
     """Admit the epochs of a run whose clean accuracy, or another value, is close to the best so far.
 
-    Without, a stop on attack-free values, success rates or distortions keeps the first epoch. Robust accuracy contains
-    clean accuracy, and needs no such veto. An epoch that is no longer admitted is never admitted again.
+    Without it, a stop on attack-free values, success rates or distortions keeps the first epoch.
     """
 
     def __init__(self, monitor: str, guard: str | None, tolerance: float | None, mode: ExtremeMode, owner: str) -> None:

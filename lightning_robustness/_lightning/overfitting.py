@@ -14,8 +14,7 @@ MANY_STEPS = 5
 class CatastrophicOverfitting:
     """Sign of catastrophic overfitting: accuracy under many attack steps falls, accuracy under one step does not.
 
-    Each epoch is compared with the best one under many steps. If the budget changes without the sign, the comparison
-    starts over, since a larger budget lowers both accuracies.
+    If the budget changes, the comparison starts over, since a larger budget lowers both accuracies.
     """
 
     margin: float = 0.2

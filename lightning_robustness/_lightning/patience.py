@@ -14,18 +14,17 @@ _LATEST = 0.75
 
 
 class Count(NamedTuple):
-    """Whether an evaluation counts towards patience, and the learning rate, relative to its peak, that it had."""
+    """An evaluation: if it counts towards patience, and its learning rate relative to the peak."""
 
     counts: bool = True
     rate: float = math.inf
 
 
 class LearningRateWait:
-    """Wait with the patience of early stopping until the learning rate has come down.
+    """Wait with the patience of early stopping until the learning rate has fallen to half of its peak.
 
-    Robust accuracy stays flat while the learning rate is high, and jumps when it falls. An evaluation counts once the
-    rate is at most half of its peak. Waiting ends after three quarters of the run, whatever the rate does; without a
-    scheduler or a limit of the run there is none. A first epoch, where one is given, takes the place of all this.
+    Robust accuracy stays flat while the learning rate is high, and jumps when it falls. Waiting ends after three
+    quarters of the run; without a scheduler or a limit of the run there is none.
     """
 
     def __init__(self, start_from_epoch: int | None) -> None:
@@ -72,7 +71,7 @@ class LearningRateWait:
 
     @property
     def past(self) -> str:
-        """What was waited for, once that is over."""
+        """A note on the wait, once it is over."""
         if self._waited is None or not self._waited[1]:
             return ""
         reason = "for the learning rate " if self.start_from_epoch is None else ""
@@ -89,10 +88,7 @@ class LearningRateWait:
 
 
 class Streak:
-    """Evaluations of a value, and for how many it has not improved.
-
-    The count restarts where the learning rate has fallen to at most half of the lowest at which this value counted.
-    """
+    """Evaluations of a value, and for how many it has not improved since the learning rate last halved."""
 
     def __init__(self, is_higher_better: bool, min_delta: float = 0.0) -> None:
         self._sign = 1 if is_higher_better else -1

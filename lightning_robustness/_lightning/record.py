@@ -18,7 +18,7 @@ from lightning_robustness._measurement.plan import WORST
 from lightning_robustness._measurement.statistics import Evaluation, Trust, measure_trust
 from lightning_robustness._measurement.verdict import Kept, kept_epoch
 
-# What is kept of each attacked sample
+# Columns that are kept of each attacked sample
 _SAMPLE = np.dtype([("positions", "i4"), ("robust", "f4"), ("folds", "?"), ("residuals", "f4")])
 
 
@@ -44,8 +44,7 @@ class _Packed(NamedTuple):
 class History:
     """Values of the evaluations of a run, and outcomes of their attacks, by step.
 
-    They find their way back from processes that Lightning has spawned. ``checkpoint`` has the name of the value that a
-    checkpoint went by, and the step that it kept.
+    They find their way back from processes that Lightning has spawned.
     """
 
     def __init__(self) -> None:
@@ -185,7 +184,8 @@ class AttackSchedule:
         """Return the names of the attacks that run in this validation epoch."""
         if trainer.state.fn != "fit" or is_at_the_end(trainer):
             return list(self.every_n_epochs)
-        last, epoch = self._last_epoch, trainer.current_epoch
+        last = self._last_epoch
+        epoch = trainer.current_epoch
         return [
             name for name, number in self.every_n_epochs.items() if name not in last or epoch - last[name] >= number
         ]
@@ -230,10 +230,7 @@ _MIN_EVALUATIONS = 6
 
 
 def find_distrust(trainer: Trainer, prefix: str, trust: Mapping[str, Trust]) -> Iterator[tuple[str, str]]:
-    """Find callbacks that stop training, or keep checkpoints, by a value that contradicts the attacks of this run.
-
-    Give a key and a warning for each.
-    """
+    """Find callbacks that go by a value which contradicts the attacks of this run: a key and a warning for each."""
     names = {tag(prefix, name): name for name in trust}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if not kinds_of(callback) & {"EarlyStopping", "ModelCheckpoint"} or callback.monitor not in names:

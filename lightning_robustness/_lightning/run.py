@@ -48,7 +48,7 @@ from lightning_robustness._model.batch import Batch, require_labels
 from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
 
-_NUM_COMPARED = 64  # samples whose outputs are compared with those of validation
+_NUM_COMPARED = 64  # samples whose outputs are compared with what validation computed
 _HEADLINES = ("rdi", "fim", "adv_acc/worst")  # shown in the progress bar
 _NUM_EXAMPLES = 4  # pictures of adversarial inputs, per attack
 
@@ -72,12 +72,12 @@ class Run:
 
     @property
     def prefix(self) -> str:
-        """What the keys of this run start with."""
+        """Prefix of the keys of this run."""
         return f"test_{self.settings.prefix}" if self._trainer.testing else self.settings.prefix
 
     @property
     def has_seen_data(self) -> bool:
-        """Whether there was a batch of validation."""
+        """Return whether there was a batch of validation."""
         return self._known is not None
 
     def log(self, values: Mapping[str, float]) -> None:
@@ -134,7 +134,7 @@ class Run:
             is_ours, self._is_checked = self._watch.after(), self._watch.is_checked
             if is_ours and self._watch.uses_hooks:
                 self.faults.warn(
-                    "validation does not run the network on the inputs of its batch as they are, so RDI and ROBY take "
+                    "validation does not run the network on the unchanged inputs of its batch, so RDI and ROBY take "
                     "another forward pass. All values are of `forward`, or `forward_fn=`, on these inputs.",
                     key="forward",
                 )
@@ -206,7 +206,7 @@ class Run:
         return self._shown(findings, subject, is_last)
 
     def _conclude(self, plan: Plan, *found: Any) -> Findings | None:
-        """Draw the conclusions, in all processes alike; None where that fails."""
+        """Draw the conclusions, the same in all processes; None where that fails."""
         with self.faults.skipping(f"left epoch {self.epoch} out", is_raised_early=True):
             return conclude(plan, *found)
         return None

@@ -60,7 +60,7 @@ class MonitorSettings:
 
     @property
     def needs_gradients(self) -> bool:
-        """Whether inputs will be perturbed or differentiated."""
+        """Return whether inputs will be perturbed or differentiated."""
         return bool(self.attacks or self.plan.meters())
 
     @property
@@ -81,7 +81,7 @@ class MonitorSettings:
 
     @property
     def keys(self) -> list[str]:
-        """Keys of the values that say how robust the network is, as they are logged."""
+        """Keys of the values that say how robust the network is, with their prefix."""
         return [tag(self.prefix, name) for name in self.names]
 
     def without_gradients(self) -> "MonitorSettings":
@@ -147,7 +147,7 @@ class AdversarialSettings:
 
     @property
     def looks_for_overfitting(self) -> bool:
-        """Whether training is against a single step, on which a network may overfit, and it is looked for."""
+        """Return whether to look for overfitting to an attack of a single step."""
         attack = self.attacks[0]
         return isinstance(attack, PGD) and attack.steps == 1 and self.overfitting_samples > 0
 

@@ -198,7 +198,7 @@ def markdown_list(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Write a text so that Markdown shows it as it is."""
+    """Escape a text so that Markdown shows it verbatim."""
     return re.sub(r"([\\`*_\[\]#])", r"\\\1", html.escape(text, quote=False)).replace("\n", "<br>")
 
 
@@ -217,8 +217,7 @@ def _lay_out(prefix: str, chart: Chart) -> list[Any]:
 def announce_values(trainer: Trainer, pl_module: LightningModule, settings: MonitorSettings) -> None:
     """Add the values of the monitor to the table of the hyperparameters that Lightning is about to log.
 
-    TensorBoard goes by the first table of a run, so this one comes before Lightning's, with the same hyperparameters;
-    the public ``log_hyperparams`` would write values at step 0 too. ``default_hp_metric=False`` leaves it to the user.
+    TensorBoard keeps the first table of a run, and the public ``log_hyperparams`` would write values at step 0 too.
     """
     params = _hyperparameters(trainer, pl_module)
     for logger in _tensorboards(trainer):

@@ -14,7 +14,7 @@ from lightning_robustness._processes import rank_zero_warn
 
 # Largest difference of logits, relative to their size: mixed precision stays below it
 _TOLERANCE = 0.05
-# What may lie between the output of `forward` and the next layer, as it is written
+# Operations that may lie between the output of `forward` and the next layer, by their source text
 _BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {"": lambda z: z, ".relu()": lambda z: z.relu()}
 
 
@@ -29,9 +29,8 @@ class _Later(NamedTuple):
 class StepCheck:
     """Watch one validation step, and find out whether it computes the logits of ``forward``.
 
-    Three things give a difference away: the step runs a layer on what ``forward`` returns, which then is an embedding;
-    it runs the network on other inputs than the batch has, normalised ones for instance, and gets other logits; or it
-    runs the network several times, with different logits.
+    It does not if it runs a layer on what ``forward`` returns, or runs the network on other inputs than the batch has
+    or several times, and gets other logits.
     """
 
     def __init__(self, model: nn.Module, route: Route, x: Tensor) -> None:
@@ -64,13 +63,13 @@ class StepCheck:
         if any(len(are_alike) > 1 and any(are_alike) and not all(are_alike) for are_alike in calls):
             rank_zero_warn(
                 "RobustnessMonitor: `validation_step` runs the network several times per batch, with different logits. "
-                "All values are of the first pass on the inputs as they are. If the step combines the passes, as "
+                "All values come from the first pass on the unchanged inputs. If the step combines the passes, as "
                 "test-time augmentation does, pass `forward_fn=`, a callable that takes the module and inputs and "
                 "returns the combined logits."
             )
         if is_ours and calls and not any(any(are_alike) for are_alike in calls):
             raise ValueError(
-                "Expected validation to run the network on the inputs of its batch as they are but it runs it on other "
+                "Expected validation to run the network on the unchanged inputs of its batch but it runs it on other "
                 "inputs and gets other logits. If `validation_step` prepares inputs, by normalising them for instance, "
                 "pass `forward_fn=`, a callable that takes the module and inputs, prepares them in the same way and "
                 "returns logits. If what `forward` makes of the batch is meant, pass "
@@ -90,7 +89,7 @@ class StepCheck:
             else "a `forward_fn=` that ends in it"
         )
         return (
-            f"Expected `forward` to return logits but `validation_step` goes on with {later.name!r}, a layer that "
+            f"Expected `forward` to return logits but `validation_step` also runs {later.name!r}, a layer that "
             f"`forward` does not run, which takes {logits.shape[1]} features, as many as `forward` returns, to "
             f"{later.width}. If `forward` returns an embedding, pass {how}. If it does return logits, pass "
             "`forward_fn=lambda module, x: module(x)`."
@@ -114,7 +113,7 @@ def _are_alike(first: Tensor, second: Tensor) -> bool:
 
 
 NOT_SEEN = (
-    "Expected `validation_step` to run the network on the inputs of its batch as they are but it did not. Where "
+    "Expected `validation_step` to run the network on the unchanged inputs of its batch but it did not. Where "
     "parameters are sharded, values come from hooks alone: no process can run a forward pass by itself. Let the loader "
     "or `forward` prepare the inputs, instead of `validation_step`."
 )
@@ -123,8 +122,7 @@ NOT_SEEN = (
 class StepRoute:
     """Record one validation step, and find the route of its logits.
 
-    For networks whose parameters are sharded over processes, where every forward pass is a joint one of all processes.
-    The logits come from the outermost module that takes the inputs of the batch.
+    Where parameters are sharded, every forward pass is a joint one of all processes, so none can be run for this.
     """
 
     def __init__(self, model: nn.Module, batch: Batch, head: str | nn.Module | None = None) -> None:
@@ -163,7 +161,7 @@ class StepRoute:
         for name, shape in self._later:
             if shape == call.logits.shape and name not in route.modules:
                 raise ValueError(
-                    f"Expected `forward` to return logits but `validation_step` goes on with {name!r}, a layer that "
+                    f"Expected `forward` to return logits but `validation_step` also runs {name!r}, a layer that "
                     f"`forward` does not run, which takes {shape[1]} features, as many as `forward` returns. Let "
                     "`forward` end in it: where parameters are sharded, `forward_fn` is not called."
                 )

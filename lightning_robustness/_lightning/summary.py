@@ -49,10 +49,9 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A training run in five lines: a verdict, what attack-free values did, masking, what was given up, the cost.
+    """A training run in five lines: a verdict, the attack-free values, masking, what was given up, the cost.
 
-    The verdict is about the epoch that a checkpoint kept by a value of the monitor, else about the one that
-    ``RobustModelCheckpoint`` would keep by accuracy under attack.
+    The verdict is about the epoch that a checkpoint kept, else the one that ``RobustModelCheckpoint`` would keep.
     """
 
     reference: str | None

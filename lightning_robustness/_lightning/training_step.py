@@ -84,7 +84,7 @@ def _manual_step(
 
 
 class _Statistics:
-    """Running statistics of BatchNorm, as they are now."""
+    """Current running statistics of BatchNorm."""
 
     def __init__(self, module: nn.Module) -> None:
         parts = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
@@ -116,9 +116,8 @@ class _TrainingStep:
 class TrainingStepCallback(Callback):
     """Callback that wraps the training step, for instance to change its batch.
 
-    From ``on_train_start`` until the run ends, it stands between the Trainer and the strategy's ``training_step``,
-    which calls the module's. So it sees the batch on its device, before DistributedDataParallel and autocast, in
-    automatic and manual optimization. Of several such callbacks, the first in the Trainer's list is outermost.
+    It wraps the strategy's ``training_step``, so it sees the batch on its device, before DistributedDataParallel and
+    autocast. Of several such callbacks, the first in the Trainer's list is outermost.
     """
 
     def __init__(self, access: Access) -> None:

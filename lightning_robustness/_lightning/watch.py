@@ -24,11 +24,9 @@ _TOLERANCE, _MIXED_TOLERANCE = 0.005, 0.05
 
 
 class Watch:
-    """Feed the features of every batch to a pass and its inputs to a sample, while somebody else runs the network.
+    """Feed the features of every batch to a pass and its inputs to a sample, while Lightning runs the network.
 
-    Batches that validation does not run through the head take a forward pass of our own, unless there can be none. The
-    first batch is compared with such a pass, unless validation is known to compute the same logits. A process whose
-    samples do not count takes part with none.
+    Batches that validation does not run through the head take a forward pass of our own, unless there can be none.
     """
 
     def __init__(
@@ -122,7 +120,7 @@ def check_sample(faults: Faults, trainer: Trainer, difference: float) -> bool:
         "that changes inputs in place (let it work on a copy, and pass a `forward_fn=` that prepares inputs in the "
         "same way); layers in train mode, such as networks in a plain list, which `eval()` does not reach (put them "
         "into an `nn.ModuleList`).",
-        consequence="Attacks and Fisher information are of the network and the sample as they are now.",
+        consequence="Attacks and Fisher information are of the current network and sample.",
     )
     return False
 

@@ -36,12 +36,11 @@ class Estimate(NamedTuple):
 
 
 class Assisted(NamedTuple):
-    """What an attack says about each attacked sample, and what follows for all others.
+    """Outcome of an attack for each attacked sample, and what follows for all others.
 
     ``robust`` tells whether a sample is right under the attack, ``folds`` which half it belongs to, ``residuals`` are
     robust less its prediction by the other half. ``means`` has the mean prediction for samples that were not attacked
-    by the first and the second half; None where the plain share is the better estimate. Tensors are small, since every
-    epoch of a run keeps them.
+    by the first and the second half; None where the plain share is the better estimate.
     """
 
     positions: Tensor
@@ -163,15 +162,15 @@ def p_value(first: Assisted, second: Assisted) -> float:
         gap, error = difference(first, second)
         return 2 * NormalDist().cdf(-abs(gap) / error)
     only_first, only_second = _discordant(first, second)
-    number, least = only_first + only_second, min(only_first, only_second)
+    number = only_first + only_second
+    least = min(only_first, only_second)
     return min(1.0, 2 * binomial_tail(number - least, number, 0.5))
 
 
 def difference_interval(first: Assisted, second: Assisted) -> tuple[float, float, float]:
     """Return the difference of two robust accuracies on the same samples and its 95 % interval, by the same test.
 
-    Where one is plain, it is that of the samples, and the interval that of Clopper and Pearson for the share of the
-    first among samples on which the two differ.
+    Where one is plain, the interval is Clopper and Pearson's, on the samples on which the two differ.
     """
     if first.means is not None and second.means is not None:
         gap, error = difference(first, second)
@@ -192,7 +191,8 @@ def _discordant(first: Assisted, second: Assisted) -> tuple[int, int]:
 
 def _lower_end(successes: int, number: int) -> float:
     """Return the lower end of the exact 95 % interval of a share, by bisection."""
-    low, high = 0.0, successes / max(number, 1)
+    low = 0.0
+    high = successes / max(number, 1)
     for _ in range(50):
         share = (low + high) / 2
         low, high = (low, share) if binomial_tail(successes, number, share) > 0.025 else (share, high)

@@ -35,20 +35,7 @@ class BoundaryCurve(NamedTuple):
 
     @classmethod
     def of(cls, distances: Tensor, norm: str, eps: float, estimate: Callable[[Tensor], Assisted]) -> Self:
-        """Make it from distances to the boundary, up to four times a budget; it never rises.
-
-        Example:
-            >>> import torch
-            >>> from lightning_robustness._measurement.assisted import assist
-            >>> from lightning_robustness._measurement.boundary_curve import BoundaryCurve
-            >>> from lightning_robustness._measurement.rows import Rows
-            >>> rows = Rows(torch.arange(4), {})
-            >>> distances = torch.tensor([-0.1, 0.1, 0.3, 0.9])
-            >>> curve = BoundaryCurve.of(distances, "linf", 0.2, lambda robust: assist(None, 0, rows, robust))
-            >>> curve.eps[8], curve.share[8], curve.eps[-1], curve.share[-1]
-            (0.2, 0.5, 0.8, 0.25)
-
-        """
+        """Make it from distances to the boundary, up to four times a budget; it never rises."""
         budgets = [REACH * eps * number / (_NUM_POINTS - 1) for number in range(_NUM_POINTS)]
         shares = falling([estimate(distances > budget).estimate() for budget in budgets])
         return cls(norm, budgets, *([getattr(share, end) for share in shares] for end in ("value", "low", "high")))

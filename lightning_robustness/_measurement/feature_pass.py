@@ -18,8 +18,8 @@ from lightning_robustness.metrics._base import Storage
 # Kinds of outputs: RDI is not compared between them. A network of constant outputs has no RDI
 LOGITS, LOG_PROBABILITIES, CONSTANT = "logits", "log-probabilities", "constant"
 OUTPUT_WARNINGS = {
-    LOG_PROBABILITIES: "the outputs are log-probabilities (log_softmax), whose RDI is not that of the logits they are "
-    "made of. It is not comparable with networks that return logits: return the input of the softmax, or pass a "
+    LOG_PROBABILITIES: "the outputs are log-probabilities (log_softmax), whose RDI differs from the RDI of the "
+    "logits. It is not comparable with networks that return logits: return the input of the softmax, or pass a "
     "`forward_fn=` that does.",
     CONSTANT: "the outputs are the same for all samples, so the network has collapsed. RDI and the Fisher information, "
     "which would be the best there are, are left out.",
@@ -31,10 +31,10 @@ _MARGINS = ("y", "right", "margin")
 
 
 class Features(NamedTuple):
-    """What a pass over all samples gives: values, mean distances within each class, and the margin of each sample.
+    """Results of a pass over all samples: values, mean distances within each class, and the margin of each sample.
 
-    The margin is the probability of the true class less the largest other one. Its rows also tell the label, and
-    whether it is predicted. Without labels there are no margins. ``outputs`` is the kind of what the network returns.
+    A margin is the probability of the true class less the largest other one; its rows also have the label, and whether
+    it is predicted. ``outputs`` is the kind of output that the network returns.
     """
 
     values: dict[str, float]
@@ -126,7 +126,7 @@ class FeaturePass:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the time that the block takes as that of the features."""
+        """Add the time of the block to the time of the features."""
         start = read_clock(self._accuracy.device)
         try:
             yield

@@ -31,9 +31,9 @@ class Findings(NamedTuple):
     """Everything that an evaluation of a model says.
 
     ``values`` are what is logged, by key; ``rates`` all rates of each attack and of their worst case; ``attacks`` the
-    rows of each attack, with its success as it counts; ``worst`` those of the worst case, None unless all attacks ran;
-    ``rows`` those of the other meters; ``estimates`` what attacks say about all samples, those that were not attacked
-    too. ``is_shuffled`` if the margins of all samples are not those of the attacked ones, so that they do not help.
+    rows of each attack, with its success as it counts; ``worst`` the rows of the worst case, None unless all attacks
+    ran; ``rows`` the rows of the other meters; ``estimates`` what attacks say about all samples, attacked or not.
+    ``is_shuffled`` if the margins belong to other samples than the attacked ones, so that they do not help.
     """
 
     values: dict[str, float]
@@ -66,7 +66,7 @@ class ClassAccuracy(NamedTuple):
 def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows], margins: Rows | None = None) -> Findings:
     """Draw the conclusions from features and rows; what is missing was left out, or is not due.
 
-    Robust accuracies are those of all samples, assisted by their margins: of the features, if there are none given.
+    Margins assist the robust accuracies; by default, the margins of the features.
     """
     values = {} if features is None else features.values | {"seconds/features": features.seconds}
     margins = features.margins if features is not None and margins is None else margins
@@ -130,9 +130,8 @@ def counted(rows: Rows) -> Rows:
 def worst_case(rows: Mapping[str, Rows], budgets: Mapping[str, Sequence[Budget | None]]) -> Rows:
     """Return, for each sample, the closest success of any attack or, without one, the first failure.
 
-    An attack with a budget counts wherever it succeeds, so that no such attack succeeds more often than the worst case.
-    One without a budget, such as Carlini and Wagner's, breaks nearly every sample with perturbations of any size:
-    next to attacks with a budget it counts where it stays within one of theirs, otherwise where it is counted.
+    Attacks without a budget break nearly every sample with perturbations of any size: next to attacks with a budget
+    they count where they stay within one of those budgets, otherwise where their success is counted.
     """
     bounded = [name for name in rows if None not in budgets[name]]
     found = list(rows.values()) if bounded else [counted(own) for own in rows.values()]
@@ -160,7 +159,7 @@ def class_accuracies(worst: Rows) -> list[ClassAccuracy]:
 
 
 def _rates(rows: Rows, found: Rows) -> dict[str, float]:
-    """Compute all rates of an attack; the distortion is that of what was found, whether it counts or not."""
+    """Compute all rates of an attack; the distortion covers all that was found, whether it counts or not."""
     rates = success_rates(rows["preds"], rows["adv_preds"], rows["y"], rows["l2"])
     size = success_rates(found["preds"], found["adv_preds"], found["y"], found["l2"]).distortion
     return {name: value.item() for name, value in rates._replace(distortion=size)._asdict().items()}
@@ -177,7 +176,7 @@ def _assisted_rates(assisted: Assisted, share: Estimate) -> dict[str, float]:
 
 
 def _lowest(worst: Mapping[str, float], others: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the rates of the worst case, none of which is better than that of an attack which counts in it."""
+    """Return the rates of the worst case, none of them better than the same rate of an attack that counts in it."""
     rates = [worst, *others]
     lowest = {name: min(own[name] for own in rates) for name in ("adv_acc", "adv_acc_low")}
     highest = {name: max(own[name] for own in rates) for name in ("asr", "asr_high")}
@@ -201,7 +200,7 @@ def _attack_values(rates: Mapping[str, dict[str, float]]) -> dict[str, float]:
 
 
 def seconds(findings: Findings, extra: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of all parts, those of attacks last."""
+    """Return the seconds of all parts, attacks last."""
     own = {name: value for name, value in findings.values.items() if name.startswith("seconds/")}
     attacks = {name: own.pop(name) for name in [f"seconds/{key}" for key in findings.attacks]}
     return own | {f"seconds/{name}": value for name, value in extra.items()} | attacks

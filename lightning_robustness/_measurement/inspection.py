@@ -115,10 +115,9 @@ def rehearse(
 
 
 def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> float:
-    """Return how much the network's outputs for samples differ from those that a pass computed at their positions.
+    """Return how much the network's outputs for samples differ from the outputs of a pass at their positions.
 
-    It is relative to the size of the outputs, and 0 where two passes of our own differ as much: what a network that is
-    random, or depends on the batch, computes cannot be compared. Neither can samples that a loader has shuffled.
+    It is relative to the size of the outputs; 0 where two passes of our own differ as much, or samples are shuffled.
     """
     samples = samples.at(outputs.positions)
     own = outputs_of(subject, samples, subject.batch_size)

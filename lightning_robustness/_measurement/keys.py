@@ -13,7 +13,7 @@ PARTS = {
 }
 # Ends of the groups in which values are logged, and what names of values in them start with
 GROUPS = {"": "", "_details": "", "_trust": "trust/"}
-# Charts that a board opens with, by the family of a value, and the name of the line unless it is that of the attack
+# Charts that a board opens with, by the family of a value, and the name of the line unless it is the attack's name
 _COMBINED: dict[str, tuple[str, str | None]] = {
     "acc": ("1 accuracy", "clean"),
     "adv_acc": ("1 accuracy", None),
@@ -204,7 +204,7 @@ def new_tag(text: str) -> str | None:
 def charts(
     parts: Collection[str], attacks: Sequence[str], unbounded: Collection[str] = (), has_details: bool = True
 ) -> list[Chart]:
-    """Return the charts of a measurement, those of attacks first; details are intervals and trust."""
+    """Return the charts of a measurement, attacks first; details are intervals and trust."""
     accuracies = ["worst", *attacks] if len(attacks) > 1 else ["worst"] if attacks else []
     successes = [f"asr/{name}" for name in attacks]
     shown = [Chart(f"Success rate: {', '.join(attacks)}", successes, group="success of attacks")] if attacks else []

@@ -20,7 +20,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Finished(Protocol):
-    """Rows of this run and of those before it. Only the first process has those of earlier runs."""
+    """Rows of this run and of earlier ones. Only the first process has the rows of earlier runs."""
 
     def rows(self, name: str) -> list[Rows]:
         """Return what earlier runs have finished."""

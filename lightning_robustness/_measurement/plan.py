@@ -38,15 +38,7 @@ def name_attacks(
 ) -> dict[str, Callable[..., Any]]:
     """Get attacks by the names that their values are reported under.
 
-    Attacks in the l2 norm, such as ``"pgd_l2"``, keep their budget where that of the others is in l-infinity, except in
-    a sweep, which has budgets for all.
-
-    Example:
-        >>> from lightning_robustness.attacks import PGD
-        >>> from lightning_robustness._measurement.plan import name_attacks
-        >>> list(name_attacks(["square", "torchattacks:DeepFool", PGD(steps=100)], eps=0.1))
-        ['square', 'torchattacks_deepfool', 'pgd']
-
+    Attacks in the l2 norm keep their own budget where the others' is in l-infinity, except in a sweep.
     """
     check_option("strength", strength, Strength)
     check_option("norm", norm, Norm)
@@ -118,14 +110,7 @@ def list_attacks(attacks: Any, argument: str = "attacks") -> list[AttackLike] | 
 def name_final_attack(
     attack: AttackLike, eps: float | None = None, norm: Norm = "linf"
 ) -> dict[str, Callable[..., Any]]:
-    """Get an attack for a single strong verdict at the end of training, under the name that it is reported under.
-
-    Example:
-        >>> from lightning_robustness._measurement.plan import name_final_attack
-        >>> list(name_final_attack("cascade", eps=0.1))
-        ['final']
-
-    """
+    """Get an attack for a single strong verdict at the end of training, under the name that it is reported under."""
     if not isinstance(attack, str):
         check_attack(attack, "final_attack")
         return {FINAL: _check_untargeted(get_attack(attack))}
@@ -159,10 +144,9 @@ def _default_name(attack: AttackLike) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, and on how many samples: settings that monitor and ``evaluate`` share, checked.
+    """Settings of a measurement that monitor and ``evaluate`` share, checked.
 
-    ``budget`` is that of values without attacks, ``minimum_norm_budget`` that within which success of attacks without a
-    budget of their own counts.
+    ``budget`` applies to values without attacks, ``minimum_norm_budget`` to the success of attacks without a budget.
     """
 
     attacks: Mapping[str, Callable[..., Any]]
@@ -276,15 +260,6 @@ def common_budget(
 
     It is the largest budget of the attacks in the first norm or, where none of them has one, in the other; without such
     attacks ``eps``, in the first norm unless another is given.
-
-    Example:
-        >>> from lightning_robustness.attacks import CW, PGD
-        >>> from lightning_robustness._measurement.plan import common_budget
-        >>> common_budget([CW(), PGD(eps=0.5, norm="l2")], eps=0.1)
-        Budget(norm='l2', eps=0.5)
-        >>> common_budget([CW()], eps=0.1)
-        Budget(norm='linf', eps=0.1)
-
     """
     budgets = [budget for attack in attacks if (budget := budget_of(attack, input_space)) is not None]
     for norm in ("linf", "l2") if first == "linf" else ("l2", "linf"):

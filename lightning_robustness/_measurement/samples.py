@@ -43,11 +43,11 @@ class Samples(NamedTuple):
         )
 
     def at(self, positions: Tensor) -> "Samples":
-        """Return those of the samples that have one of these positions."""
+        """Return the samples at these positions."""
         return self.select(torch.isin(self.positions, positions).nonzero().squeeze(1))
 
     def without(self, positions: Tensor) -> "Samples":
-        """Return those of the samples that have none of these positions."""
+        """Return the samples at all other positions."""
         return self.select((~torch.isin(self.positions, positions)).nonzero().squeeze(1))
 
     def batches(self, size: int) -> list[Batch]:
@@ -93,14 +93,7 @@ class Samples(NamedTuple):
 def spread_indices(size: int, total: int, seed: int = 0) -> np.ndarray:
     """Draw evenly spread indices: one at random from each of ``size`` equal parts.
 
-    So a loader that is sorted by class gives samples of all classes, and so does one whose classes alternate, where
-    equal steps could hit the same class every time.
-
-    Example:
-        >>> from lightning_robustness._measurement.samples import spread_indices
-        >>> spread_indices(4, 100).tolist()
-        [15, 31, 51, 75]
-
+    Loaders that are sorted by class, and loaders whose classes alternate, both give samples of all classes.
     """
     size = min(size, total)
     edges = np.arange(size + 1, dtype=np.int64) * total // max(size, 1)
@@ -110,22 +103,8 @@ def spread_indices(size: int, total: int, seed: int = 0) -> np.ndarray:
 class FixedSample:
     """A sample that is collected once from a stream of batches, and then the same in every evaluation.
 
-    If the number of samples is known, the sample is that of ``spread_indices``. Otherwise each position is hashed to a
+    It is drawn by ``spread_indices`` if the number of samples is known. Otherwise each position is hashed to a
     pseudo-random key, and the samples with the smallest keys are kept.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness._measurement.samples import FixedSample
-        >>> from lightning_robustness._model.batch import Batch
-        >>> sample = FixedSample(size=4, total=100)
-        >>> for positions in torch.arange(100).split(20):
-        ...     sample.add(Batch(positions.unsqueeze(1), positions % 10, positions=positions))
-        >>> samples = sample.take(4)
-        >>> samples.x.flatten(), samples.y
-        (tensor([15, 31, 51, 75]), tensor([5, 1, 1, 5]))
-        >>> sample.take(2).positions
-        tensor([31, 51])
-
     """
 
     def __init__(self, size: int, total: int | None, seed: int = 0) -> None:
@@ -140,7 +119,7 @@ class FixedSample:
 
     @property
     def needs_sharing(self) -> bool:
-        """Whether the size of the sample over all processes is known only once they share their positions."""
+        """Return whether processes must share their positions before the size of the sample is known."""
         return self._chosen is None
 
     @property

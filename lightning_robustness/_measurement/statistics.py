@@ -59,7 +59,7 @@ def kendall_w(ratings: Tensor) -> float:
     num_judges, num_items = ratings.shape
     sums = rank(ratings).double().sum(dim=0)
     deviations = (sums - sums.mean()).square().sum()
-    # Each of t tied items counts t, so the sum of t ** 2 - 1 over items is that of t ** 3 - t over groups
+    # Each of t tied items counts t, so summing t ** 2 - 1 over items equals summing t ** 3 - t over groups
     tied = (ratings.unsqueeze(-2) == ratings.unsqueeze(-1)).sum(dim=-1).double()
     ties = (tied.square() - 1).sum()
     return (12 * deviations / (num_judges**2 * (num_items**3 - num_items) - num_judges * ties)).item()
@@ -81,13 +81,7 @@ class Trust(NamedTuple):
 
 
 def kendall(x: Tensor, y: Tensor) -> float:
-    r"""Compute Kendall's rank correlation of two series of shape ``(N,)``, in its form for ties, tau-b.
-
-    .. math:: \tau_b = \frac{\sum_{i<j} s(x_i - x_j) s(y_i - y_j)}
-        {\sqrt{\sum_{i<j} s(x_i - x_j)^2 \sum_{i<j} s(y_i - y_j)^2}}
-
-    Where :math:`s` is the sign, 0 for ties.
-    """
+    """Compute Kendall's rank correlation of two series of shape ``(N,)``, in its form for ties, tau-b."""
     if x.isnan().any() or y.isnan().any():
         return math.nan
     s, t = (_compare(values) for values in (x, y))
@@ -139,10 +133,7 @@ def candidates(history: Sequence[Evaluation], tolerance: float = 0.02) -> Sequen
 
 
 def preference(value: float, accuracy: float, best: float, margin: float = TIE_MARGIN) -> tuple[bool, float, float]:
-    """Return what to sort epochs by, the best last: clean accuracy if the value is tied with the best, else the value.
-
-    A clean accuracy of minus infinity is not known.
-    """
+    """Return what to sort epochs by, the best last: clean accuracy if the value ties with the best, else the value."""
     is_tied = value >= best - 1.0001 * margin  # values are logged in float32
     accuracy = accuracy if is_tied else -math.inf
     return is_tied, accuracy, value if math.isinf(accuracy) else 0.0

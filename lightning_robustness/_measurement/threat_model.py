@@ -48,18 +48,7 @@ class ThreatModel:
         queries: Mapping[str, float] | None = None,
         l2_budget: float | None = None,
     ) -> Self:
-        """Describe attacks on inputs.
-
-        Example:
-            >>> from lightning_robustness.attacks import MinimumNormCW, PGD
-            >>> from lightning_robustness._measurement.threat_model import ThreatModel
-            >>> from lightning_robustness.input_space import InputSpace
-            >>> attacks = {"pgd": PGD(eps=8 / 255), "cw": MinimumNormCW(initial_steps=16, steps=2)}
-            >>> threat = ThreatModel.of(attacks, InputSpace(), samples=512, l2_budget=0.2)
-            >>> threat.budget, threat.describe()["attacks"]
-            ('8/255', 'pgd (10 steps), cw (C&W from a DDN start, 16 + 2 steps, l2 <= 0.2)')
-
-        """
+        """Describe attacks on inputs."""
         facts = {
             name: AttackFacts(
                 _budgets(attack, input_space),
@@ -78,12 +67,12 @@ class ThreatModel:
 
     @property
     def has_pixels(self) -> bool:
-        """Whether distances can be written in steps of 8-bit pixels: the inputs are images with values in [0, 1]."""
+        """Return whether distances can be written in steps of 8-bit pixels: for images with values in [0, 1]."""
         return self.is_image and (self.low, self.high) == (0.0, 1.0)
 
     @property
     def _budgets(self) -> dict[str, float]:
-        """Largest budget by norm; where no attack has one of its own, that within which they count."""
+        """Largest budget by norm; where no attack has one, the budget within which they count."""
         facts, largest = self.attacks.values(), dict[str, float]()
         for norm, eps in (pair for fact in facts for pair in fact.budgets.items()):
             largest[norm] = max(eps, largest.get(norm, 0.0))

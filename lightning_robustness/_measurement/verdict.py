@@ -38,7 +38,8 @@ def rival(best: Assisted, other: Assisted) -> Rival:
     if best.positions.equal(other.positions):
         return Rival(*difference_interval(other, best), p_value(best, other))
     shares = best.estimate(), other.estimate()
-    gap, z = shares[1].value - shares[0].value, NormalDist().inv_cdf(0.975)
+    gap = shares[1].value - shares[0].value
+    z = NormalDist().inv_cdf(0.975)
     reach = math.hypot(*((share.high - share.low) / 2 for share in shares))
     return Rival(gap, gap - reach, gap + reach, 2 * NormalDist().cdf(-abs(gap) / (reach / z)))
 
@@ -71,8 +72,7 @@ class Kept(NamedTuple):
     """The kept epoch of a run: its accuracy under attack, and the evaluations that cannot be told from it.
 
     Accuracy is corrected for selection if the epoch was chosen by it: chosen with one half of the attacked samples and
-    read with the other, both ways. ``checkpoint`` is the evaluation that a checkpoint kept, if one did; where no attack
-    ran in it, ``entry`` is the most robust one.
+    read with the other, both ways. ``entry`` is the most robust one if no attack ran in the ``checkpoint``.
     """
 
     reference: str
@@ -86,11 +86,11 @@ class Kept(NamedTuple):
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether the epoch that the accuracy is of was kept by a checkpoint."""
+        """Return whether a checkpoint kept the epoch of the accuracy."""
         return self.checkpoint is self.entry
 
     def status(self, position: str = "epoch") -> str:
-        """Say what was kept, and which epoch, or step, the accuracy is of."""
+        """Say what was kept, and which epoch, or step, has the accuracy."""
         own = f"{position} {self.entry[position]:g}"
         if self.checkpoint is None:
             return f"{own} most robust"

@@ -237,7 +237,7 @@ def mend_gradients(output: Tensor) -> None:
     """Let derivatives that are not finite count as zero where they arise, in all later backward passes of a graph.
 
     At 0, the derivative of a square root is infinite; times the derivative 0 of what is under it, it becomes NaN, and
-    spreads to everything before it. Zeroed there, it leaves the other gradients as they are, as an epsilon would.
+    spreads to everything before it. Zeroed there, it does not affect the other gradients, as with an epsilon.
     """
     nodes, seen = [output.grad_fn], set[Any]()
     while nodes:

@@ -27,8 +27,7 @@ _ONE_HOT = (
 class Batch(NamedTuple):
     """Inputs, labels if there are any, and positions in the data set once they are known.
 
-    ``name`` is the key of the inputs in the batch. ``extras`` are its other entries, such as a mask, with one row per
-    sample, or a single row that all samples share.
+    ``name`` is the key of the inputs; ``extras`` are the other entries, with a row per sample or one that all share.
     """
 
     x: Tensor

@@ -31,10 +31,9 @@ class HeadCall(NamedTuple):
 class HeadTap:
     """Record the embedding and the logits of a forward pass that the caller runs, without one of its own.
 
-    Between ``attach`` and ``detach``, forward hooks record the input of the head and what the sources of the logits
-    return. ``listen`` announces a batch, and the first pass on that batch counts: hooks on all modules find the
-    outermost call that receives it, and the last calls inside it are recorded, or else the next ones after it. If it is
-    unclear whether the batch reached the logits, nothing is recorded.
+    ``listen`` announces a batch, and the first pass on that batch counts: the last calls inside the outermost module
+    that receives it are recorded, or else the next ones after it. If it is unclear whether the batch reached the
+    logits, nothing is recorded.
 
     Example:
         >>> import torch
@@ -167,7 +166,7 @@ def hookable_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def read_embedding(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Copy what enters a layer, averaged over positions; None unless it is a tensor of numbers with features."""
+    """Copy the input of a layer, averaged over positions; None unless it is a tensor of numbers with features."""
     entered = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
     if entered is None or entered.ndim < 2 or not entered.is_floating_point():
         return None
@@ -188,8 +187,8 @@ def read_logits(module: nn.Module, output: Any, transform: str, entry: int | Non
 def pool(module: nn.Module, value: Tensor) -> Tensor:
     """Copy a value, averaged over positions.
 
-    These come after the channels of images and signals but before the features of tokens. A linear map commutes with
-    the mean, so the pooled logits are those of the pooled embedding.
+    They come after the channels of images and signals but before the features of tokens. A linear map commutes with
+    the mean, so the pooled logits are the logits of the pooled embedding.
     """
     value = value.detach()
     if value.ndim <= 2:
@@ -204,7 +203,7 @@ def is_same(value: Tensor, x: Tensor) -> bool:
     """Return whether a value is the inputs, a view of all of them, or a copy, flattened or in another precision."""
     if value.shape[:1] != x.shape[:1] or value.numel() != x.numel() or value.device != x.device:
         return False
-    if not value.is_floating_point():  # tokens or, beside other inputs, a mask
+    if not value.is_floating_point():  # tokens or, next to other inputs, a mask
         return value is x or (value.dtype == x.dtype and value.shape == x.shape and torch.equal(value, x))
     try:
         if value is x or value.data_ptr() == x.data_ptr():

@@ -13,7 +13,7 @@ from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.access import check_finite, compute_logits, pick_entry
 from lightning_robustness._model.head import TRANSFORMS, HeadCall, HeadTap, pool, read_embedding, read_logits
 
-# Beginnings of the names that autograd gives to operations that leave values as they are
+# Beginnings of the names that autograd gives to operations that do not change values
 _RESHAPES = ("Cat", "View", "Squeeze", "Unsqueeze", "Select", "Slice", "Reshape", "Unsafe", "Clone", "Alias", "ToCopy")
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -59,10 +59,8 @@ def find_route(
 ) -> Route:
     """Find the last layer of a classifier and the modules whose output is the logits, by a pass in the sandbox.
 
-    The last layer is found in the graph of autograd: going back from the logits, the first module with a matrix of
-    weights. What follows it (a temperature, a normalisation, an activation, pooling, a softmax) does not matter. If
-    there are several such layers, as in an ensemble, or a matrix that is no module's is applied after them, there is no
-    head.
+    The last layer is the first module with a matrix of weights on the way back from the logits in the graph. If there
+    are several, as in an ensemble, or a matrix that is no module's is applied after them, there is no head.
     """
     given = None if head is None else name_of(model, head)
     forward = forward or model
@@ -258,7 +256,7 @@ def _last_by_graph(model: nn.Module, layers: list[Call], logits: Tensor, given: 
 def _last_by_output(layers: list[Call], logits: Tensor, sources: Mapping[str, str], given: str | None) -> Call:
     """Find the layer with the same output, where the graph is cut or the pass was made without one."""
     same = [call for call in layers if call.name in sources]
-    _require(bool(same), "no layer returns the logits as they are, and no graph of autograd leads back to one")
+    _require(bool(same), "no layer returns the logits themselves, and no graph of autograd leads back to one")
     exact = [call for call in same if any(_is_view(logits, tensor) for tensor in call.returned)]
     last = (exact or same)[-1]
     _require(given is None or last.name == given, f"the logits come from {last.name!r}")

@@ -38,7 +38,7 @@ class Classifier(nn.Module):
         # Samples with a gradient that is not finite, in the attack under way; None before its first gradient
         self.nonfinite: Tensor | None = None
         self._num_gradients, self._mends = 0, False
-        self.is_watched = False  # whether gradients are those of an attack that computes them by itself
+        self.is_watched = False  # whether the attack computes gradients by itself
         self._is_normalized = input_space.mean is not None or input_space.std is not None  # else, both steps are saved
         corner = x.new_zeros(1, *x.shape[1:2], *[1] * (x.ndim - 2), dtype=at_least_float32(x.dtype))
         self._mean, self._std = input_space.unnormalize(corner), input_space.scale(corner)
@@ -113,7 +113,7 @@ class Classifier(nn.Module):
         check_classes("y", None, self._highest_label, logits.shape[1])
         if x._version != version:
             raise ValueError(
-                "Expected the model to leave its inputs as they are but it changed them in place. "
+                "Expected the model to leave its inputs unchanged but it changed them in place. "
                 "Let its forward start with `x = x.clone()`."
             )
         return logits.to(at_least_float32(logits.dtype))

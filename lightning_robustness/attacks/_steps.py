@@ -44,8 +44,8 @@ def margin_gradient(logits: Tensor, y: Tensor) -> Tensor:
 def loss_value(logits: Tensor, target: Tensor, loss: PGDLoss) -> Tensor:
     """Compute a value for each sample that rises and falls with a loss, and never saturates.
 
-    Cross-entropy is the softplus of the value returned here, the largest rival of the label in the sense of
-    ``logsumexp`` less the label: it rounds to zero on confident samples, the value does not.
+    Cross-entropy is the softplus of this value, the ``logsumexp`` of the rivals less the label: it rounds to zero on
+    confident samples, the value does not.
     """
     if loss == "kl":
         return -(target * logits.log_softmax(dim=1)).sum(dim=1)
@@ -61,9 +61,8 @@ def loss_value(logits: Tensor, target: Tensor, loss: PGDLoss) -> Tensor:
 def loss_gradient(logits: Tensor, target: Tensor, loss: PGDLoss) -> Tensor:
     """Compute the direction of the gradient of a loss of each sample with respect to its logits.
 
-    That of cross-entropy is, times the probability of a misclassification, the softmax over the rivals of the label and
-    minus one at the label. Without that factor the direction is the same, also in half precision and for samples on
-    which the network is so confident that the factor rounds to zero.
+    For cross-entropy, it is the softmax over the rivals of the label, and minus one at the label: the gradient without
+    the probability of a misclassification as a factor, which rounds to zero on confident samples.
     """
     if loss == "kl":
         gradient = logits.softmax(dim=1) - target
@@ -110,9 +109,9 @@ class PlannedSteps:
 class AdaptiveSteps:
     """Steps of Auto-PGD (Croce and Hein, 2020): each sample halves their size when progress stalls.
 
-    A move is a step and a share of the move before it. At each checkpoint, a sample whose loss rose in fewer than three
-    of four steps since the last one, or whose best loss has not risen since then although the size was not halved
-    there, halves its size and goes on from the best point that it has seen.
+    At each checkpoint, a sample whose loss rose in fewer than three of four steps since the last one, or whose best
+    loss has not risen since then although the size was not halved there, restarts with half the size from the best
+    point that it has seen.
     """
 
     def __init__(self, size: float, steps: int, norm: Norm, start: Tensor) -> None:

@@ -97,7 +97,7 @@ def most_passes(attack: Callable[..., Any]) -> int:
 def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace | None) -> None:
     """Check that the budgets of attacks are in the units of the range of inputs.
 
-    Warns where a budget is below one grey level of a range of at least 255, as one in the units of [0, 1] is.
+    Warns where a budget is below one grey level of a range of at least 255, as budgets in the units of [0, 1] are.
     """
     space = check_input_space(input_space)
     low, high = space.low, space.high

@@ -109,11 +109,13 @@ class CW(Attack):
         """Minimise for one weight per sample; return the closest successes and their distances."""
         w, weight = box.inverse(start.x_adv), as_column(c, x)
         adam = torch.optim.Adam([w], lr=self.lr)
-        closest, distance = x, torch.full_like(start.distance, torch.inf)
+        closest = x
+        distance = torch.full_like(start.distance, torch.inf)
         for step in range(self.steps):
             x_adv, derivative = box(w)
             logits, gradient = goal.model.gradient(x_adv, partial(goal.weights, y=y))
-            delta, deficit = x_adv - x, goal.deficit(logits, y)
+            delta = x_adv - x
+            deficit = goal.deficit(logits, y)
             size = l2_norm(delta)
             closer = (deficit <= 0) & (size.flatten() < distance)
             closest = torch.where(as_column(closer, x), x_adv, closest)
@@ -134,7 +136,7 @@ class MinimumNormCW(CW):
 
     It breaks samples of robust networks too, where :class:`CW` needs a weight that fits the logits: from that image,
     ``c`` is relative to the weight that balances both terms, so that nothing depends on the scale of the logits. Where
-    the search has no success, it starts from the input and takes ``c`` as it is. The box of the tanh is twice as wide
+    the search has no success, it starts from the input and uses ``c`` unscaled. The box of the tanh is twice as wide
     as the range, and clamped to it: pixels at the ends of the range move. At the end, bisection moves each image back
     towards its input. It has no budget, and every sample takes all steps.
 
@@ -179,7 +181,7 @@ class MinimumNormCW(CW):
 class _Box:
     """The change of variables: inputs in their range as a function of variables without one.
 
-    It is wider than the range by a factor, and variables are those of inputs in a share of the box around its middle.
+    It is wider than the range by a factor, and variables stand for inputs in a share of the box around its middle.
     """
 
     def __init__(self, model: Classifier, widening: float = 1.0, start: float = 1.0) -> None:

@@ -29,7 +29,7 @@ class DDN(Attack):
 
     .. math:: \delta \leftarrow \epsilon \frac{\delta + \alpha \, g / \|g\|}{\|\delta + \alpha \, g / \|g\|\|}
 
-    Where :math:`g` is the gradient of the other classes' logits, weighted by their softmax, less that of the label, and
+    Where :math:`g` is the gradient of the other classes' logits, weighted by their softmax, less the label's, and
     :math:`\epsilon` the norm, which shrinks by a share :math:`\gamma` while the attack succeeds and grows by it while
     it does not (Rony et al., 2019). As in FMN (Pintor et al., 2021), :math:`\gamma` falls over the steps as
     :math:`\alpha` does. The search begins outside of the boundary, at several times its distance in the linearised
@@ -43,7 +43,7 @@ class DDN(Attack):
         steps: Number of steps, each one gradient.
         gamma: Share by which the norm changes in the first steps.
         targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
-        all_steps: Whether samples that are misclassified before the attack go through it too; they stay as they are.
+        all_steps: Whether samples that are misclassified before the attack go through it too; it does not change them.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -95,8 +95,8 @@ class Goal:
     def weights(self, logits: Tensor, y: Tensor, sharpness: float = math.inf) -> Tensor:
         """Return the gradient of what the attack wants to grow, with respect to the logits.
 
-        It is that of a weighted mean of the rivals less the label. The weights are the softmax of the rivals, divided
-        by the spread of the logits and multiplied by the sharpness: the best rival alone, if that is infinite.
+        It grows a weighted mean of the rivals less the label. The weights are the softmax of the rivals, divided by the
+        spread of the logits and multiplied by the sharpness: the best rival alone, if the sharpness is infinite.
         """
         if math.isinf(sharpness):
             gradient = margin_gradient(logits, y)
@@ -125,7 +125,9 @@ class Closest(NamedTuple):
 def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Closest:
     """Run DDN without the bisection at the end."""
     model, draws = goal.model, goal.model.draws
-    x_adv, closest, distance = x, x, x.new_full((len(x),), torch.inf)
+    x_adv = x
+    closest = x
+    distance = x.new_full((len(x),), torch.inf)
     zero_gradients, norm, step_size = torch.zeros_like(y, dtype=torch.bool), torch.zeros(()), torch.zeros(())
     for step in range(steps):
         decay, sharpness = (1 + math.cos(math.pi * step / steps)) / 2, _sharpness(step, steps)
@@ -168,7 +170,7 @@ def retreat(goal: Goal, x: Tensor, y: Tensor, found: Closest) -> Perturbation:
 
 
 def _sharpness(step: int, steps: int) -> float:
-    # The first gradient, that of the margin, also gives the distance to the boundary of the linearised model
+    # The first gradient is the margin's, so it also gives the distance to the boundary of the linearised model
     if step == 0:
         return math.inf
     return float(_FIRST_SHARPNESS * (_LAST_SHARPNESS / _FIRST_SHARPNESS) ** (step / max(steps - 1, 1)))

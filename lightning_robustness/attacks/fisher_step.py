@@ -27,7 +27,7 @@ class FisherStep(Attack):
         all_steps: Whether samples that are misclassified before the attack take the step too.
 
     Raises:
-        ValueError: If an argument is out of range or unknown, or targeted mode is asked for.
+        ValueError: If an argument is out of range or unknown, or targeted mode is requested.
 
     Example:
         >>> import torch

@@ -18,14 +18,7 @@ LEVEL = 0.01
 
 
 def binomial_tail(successes: int, trials: int, probability: float) -> float:
-    """Compute the probability of at least this many successes in independent trials.
-
-    Example:
-        >>> from lightning_robustness.attacks.masking import binomial_tail
-        >>> round(binomial_tail(7, 7, 0.5), 4)
-        0.0078
-
-    """
+    """Compute the probability of at least this many successes in independent trials."""
     if successes <= 0 or probability >= 1:
         return float(successes <= trials)
     if successes > trials or probability <= 0:
@@ -291,8 +284,7 @@ def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[Ma
 def _has_stopped(small: _Tally, large: _Tally) -> bool:
     """Tell whether twice the budget or more gives no more success.
 
-    At least half as many samples again should be broken, or half of those that are left. That none is, although a
-    number is expected, has a probability of exp(-number) by a Poisson distribution.
+    No new success where a number is expected has a probability of exp(-number) by a Poisson distribution.
     """
     broken, number = small.counts
     return large.rate <= small.rate and math.exp(-min(broken, number - broken) / 2) < LEVEL

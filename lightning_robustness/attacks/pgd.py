@@ -58,11 +58,11 @@ class PGD(Attack):
         restarts: Number of starts, each with the samples that are not broken yet; by default one for each loss.
         momentum: Decay of the sum of earlier gradients, each divided by its mean absolute value.
         loss: ``"cross_entropy"``; ``"margin"`` between the label and the best other class; ``"rivals"``, the margin to
-            a single other class, that of the r-th highest logit of the input in the r-th restart with this loss, as
-            long as there is one; or ``"kl"``, the divergence of the prediction from that of the input, as in TRADES,
-            which is zero at a clean start. The last two have no targeted mode. Restarts take several losses in turn.
-        schedule: ``"constant"`` steps; ``"shrinking"`` geometrically to a 20th of the first, which pays most with few
-            steps; or ``"adaptive"`` as in Auto-PGD (Croce and Hein, 2020), which pays from about 40 steps on.
+            one other class, where restart r with this loss takes the class with the r-th highest clean logit, as long
+            as there is one; or ``"kl"``, the divergence from the clean prediction, as in TRADES, which is zero at a
+            clean start. The last two have no targeted mode. Restarts take several losses in turn.
+        schedule: ``"constant"`` steps; ``"shrinking"`` geometrically to a 20th of the first, best with few steps;
+            or ``"adaptive"`` as in Auto-PGD (Croce and Hein, 2020), which pays from about 40 steps on.
         targeted: Whether ``y`` holds the labels to be predicted after the attack, instead of the true labels.
         all_steps: Whether every sample goes through every step, for adversarial inputs of full strength.
 
@@ -151,7 +151,9 @@ class PGD(Attack):
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
-        x_adv, queries, zero_gradients = x, torch.zeros_like(y), torch.zeros_like(y, dtype=torch.bool)
+        x_adv = x
+        queries = torch.zeros_like(y)
+        zero_gradients = torch.zeros_like(y, dtype=torch.bool)
         survivors, ball = torch.arange(len(x), device=x.device), self._ball(model, x)
         plan = self._plan()
         for restart, (loss, rank) in enumerate(plan):
@@ -198,7 +200,7 @@ class PGD(Attack):
             # The number of these is all that the device is waited for
             rest = batch.origin if self.all_steps else (~broken).nonzero().squeeze(1)
             if len(rest) < len(broken):
-                final.index_copy_(0, batch.origin, batch.x_adv)  # again where the attack goes on
+                final.index_copy_(0, batch.origin, batch.x_adv)  # written again where the attack continues
                 queries[batch.origin] = torch.where(broken, step + 1, self.steps) + num_passes
                 if len(rest) == 0:
                     return Perturbation(final, queries, zero_gradients)

@@ -33,12 +33,6 @@ def cascade(eps: float | None = None, norm: Norm = "linf", targeted: bool = Fals
 
     Fast PGD, 20 adaptive steps against each of the nine highest rivals of the label, and Square with 1,000 queries;
     each sees only what those before it did not break.
-
-    Example:
-        >>> from lightning_robustness.attacks.registry import cascade
-        >>> [type(attack).__name__ for attack in cascade(eps=0.1).attacks]
-        ['PGD', 'PGD', 'Square']
-
     """
     return _cascade(_FAST_PGD, 20, 1000, eps, norm, targeted, all_steps)
 
@@ -46,9 +40,7 @@ def cascade(eps: float | None = None, norm: Norm = "linf", targeted: bool = Fals
 def ensemble(eps: float | None = None, norm: Norm = "linf", targeted: bool = False, all_steps: bool = False) -> Cascade:
     """Make an ensemble like the standard one of AutoAttack (Croce and Hein, 2020) from the attacks here.
 
-    100 adaptive steps with cross-entropy, 40 against each of the nine highest rivals of the label, and Square with
-    4,000 queries. Instead of DLR, its loss is the margin, whose direction does not depend on the scale of the logits
-    either. As published, there are 100 steps against each rival, the minimum-norm attack FAB, and 5,000 queries: they
+    As published, there are 100 steps with DLR against each rival, the minimum-norm attack FAB, and 5,000 queries: they
     found nothing more where it was tried, and take three times as long.
     """
     return _cascade({"steps": 100, "schedule": "adaptive"}, 40, 4000, eps, norm, targeted, all_steps)
@@ -80,7 +72,7 @@ def _always(make: Callable[..., Attack], **options: Any) -> dict[Strength, _Sett
     return dict.fromkeys(get_args(Strength), _Setting(make, options))
 
 
-# What a name stands for, by strength: the cheapest useful verdict, one to report, and the attack as published
+# The attack behind a name, by strength: the cheapest useful verdict, one to report, and the attack as published
 _ATTACKS: dict[str, dict[Strength, _Setting]] = {
     "fgsm": _always(PGD, steps=1, start="clean"),
     "rfgsm": _always(PGD, start="sign"),
@@ -162,9 +154,9 @@ def get_attack(
             from a DDN start with 16 + 2 steps, 100 queries. ``"strong"`` is what ``evaluate`` and ``compare`` run: 20
             adaptive steps of PGD with each of cross-entropy, margin, and nine rivals of the label, C&W from a DDN start
             with 50 + 50 steps, 1,000 queries. ``"paper"`` is the attack as published, which is weak on robust networks.
-        preset: Settings of the papers, which imply ``strength="paper"``; cascades take the budget only. Those of the
-            RDI paper for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``, ``"tiny-imagenet"`` and
-            (SirenAttack alone) ``"speech"``; those of the Fisher information paper for ``"imagenet"`` or, by the name
+        preset: Settings of the papers, which imply ``strength="paper"``; cascades take the budget only. The RDI paper
+            gives them for ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"``, ``"tiny-imagenet"`` and
+            (SirenAttack alone) ``"speech"``; the Fisher information paper for ``"imagenet"`` or, by the name
             ``"fisher"``, its other data sets.
         options: Further arguments of the attack, which override the preset; for cascades ``norm`` and the arguments
             that all attacks share, such as ``targeted``.

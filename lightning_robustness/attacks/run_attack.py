@@ -77,7 +77,7 @@ class AttackResult:
     def __repr__(self) -> str:
         return (
             f"AttackResult({self.attack!r}: {int(self.success.sum())} of {int(self.eligible.sum())} eligible samples "
-            f"broken, {len(self.preds)} in all)"
+            f"broken, {len(self.preds)} samples in total)"
         )
 
 

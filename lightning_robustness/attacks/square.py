@@ -85,7 +85,8 @@ class Square(Attack):
             if query % _BLOCK == 0:  # drawn for many queries at once, since each draw has a fixed cost
                 places = draws.uniform(2 * (query // _BLOCK), (_BLOCK, 5))
                 signs = draws.signs(2 * (query // _BLOCK) + 1, (_BLOCK, image.shape[1], 1), x.dtype)
-            candidate, drawn = best, (places[:, query % _BLOCK], signs[:, query % _BLOCK])
+            candidate = best
+            drawn = (places[:, query % _BLOCK], signs[:, query % _BLOCK])
             if query:
                 candidate = self._propose(model, image, best, self.window(query, *image.shape[2:]), *drawn)
             objective, broken = self._objective(model, candidate.reshape(-1, *x.shape[1:]), y)
@@ -106,7 +107,8 @@ class Square(Attack):
         """Rows and columns of the window of a query, for an input of this height and width."""
         iteration = 10_000 * (query - 1) // self.num_queries  # the first query is the start
         p = self.p / 2 ** sum(iteration > halving for halving in _HALVINGS)
-        area, smallest = p * height * width, 1 if self.norm == "linf" else 3
+        area = p * height * width
+        smallest = 1 if self.norm == "linf" else 3
         side = max(round(math.sqrt(area)), smallest)
         if self.norm == "l2":
             side += 1 - side % 2  # a bump has a middle
@@ -141,7 +143,8 @@ class Square(Attack):
         self, model: Classifier, image: Tensor, best: Tensor, window: tuple[int, int], places: Tensor, signs: Tensor
     ) -> Tensor:
         """Change inputs within a window: five uniform numbers put it in its place, and each channel has a sign."""
-        shape, here = image.shape, self._cells(window, image.shape, places[:, :2])
+        shape = image.shape
+        here = self._cells(window, image.shape, places[:, :2])
         image, best = image.flatten(2), best.flatten(2)
         if self.norm == "linf":
             pixels, before = image.gather(2, here), best.gather(2, here)
@@ -192,9 +195,9 @@ def _as_images(x: Tensor) -> Tensor:
 def _bumps(rows: int, columns: int) -> Tensor:
     """Make two bumps of norm 1, each of two opposite pyramids: one above the other and side by side, as far as fits."""
     above = torch.cat([_pyramid(rows // 2, columns), -_pyramid(rows - rows // 2, columns)], dim=0)
-    beside = torch.cat([_pyramid(rows, columns // 2), -_pyramid(rows, columns - columns // 2)], dim=1)
-    above, beside = above if rows >= 2 else beside, beside if columns >= 2 else above
-    bumps = torch.stack([above.flatten(), beside.flatten()])
+    across = torch.cat([_pyramid(rows, columns // 2), -_pyramid(rows, columns - columns // 2)], dim=1)
+    above, across = above if rows >= 2 else across, across if columns >= 2 else above
+    bumps = torch.stack([above.flatten(), across.flatten()])
     return bumps / nonzero(l2_norm(bumps))
 
 

@@ -248,10 +248,13 @@ class AdversarialTraining(TrainingStepCallback):
         return torch.as_tensor(order[:number], device=x.device)
 
     def _attack(self, pl_module: LightningModule, batch: Batch, index: int) -> Tensor:
-        settings, forward, y = self.settings, self.forward(pl_module, batch), batch.labels()
+        settings = self.settings
+        forward = self.forward(pl_module, batch)
+        y = batch.labels()
         x, share = self._clip(batch.x)
         log_mean(pl_module, self._key("clipped"), share, len(x))
-        space, is_checked = self.access.input_space, self._is_measured
+        space = self.access.input_space
+        is_checked = self._is_measured
         x_adv, share = perturb(self.attack, forward, x, y, space, settings.seed, index, settings.eval_mode, is_checked)
         log_mean(pl_module, self._key("nonfinite_gradients"), share, len(x))
         if self._is_measured:
@@ -274,7 +277,8 @@ class AdversarialTraining(TrainingStepCallback):
             return step(batch)
 
     def _compute_loss(self, pl_module: LightningModule, batch: Batch, clean: Tensor, x_adv: Tensor) -> Tensor:
-        x, embed_fn = batch.x, self.access.embed_fn
+        x = batch.x
+        embed_fn = self.access.embed_fn
         if embed_fn is not None:  # once more, for gradients of its weights
             x = embed_fn(pl_module, x)
             x_adv = x + (x_adv - clean)

@@ -90,7 +90,8 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
 
     def _perturb(self, pl_module: LightningModule, batch: Any, index: int) -> None:
         loaded = self.access.read(batch)
-        x, y = loaded.x, require_labels(loaded.y, "the cross-entropy")
+        x = loaded.x
+        y = require_labels(loaded.y, "the cross-entropy")
         forward = self.forward(pl_module, loaded)
         weights = [p for p in pl_module.parameters() if p.requires_grad and p.ndim > 1]
         if not weights:

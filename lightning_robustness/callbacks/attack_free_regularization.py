@@ -155,7 +155,9 @@ class AttackFreeRegularization(TrainingStepCallback):
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
 
     def _terms(self, forward: Callable[..., Any], batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
-        settings, x, space = self.settings, batch.x, self.access.input_space
+        settings = self.settings
+        x = batch.x
+        space = self.access.input_space
         if settings.rdi_weight:
             labels = require_labels(batch.y, "the RDI loss", otherwise="`rdi_weight=0` to leave it out")
             logits = next((as_classes(output, len(x)) for output in self._outputs if len(output) == len(x)), None)

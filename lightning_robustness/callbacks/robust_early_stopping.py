@@ -136,12 +136,12 @@ class RobustEarlyStopping(EarlyStopping):
 
     @property
     def waiting(self) -> str:
-        """What stands between the run and a stop; empty if nothing but the patience of the value does."""
+        """Reason why the run does not stop yet; empty if it is only the patience of the value."""
         return self._waiting
 
     @property
     def waited(self) -> str:
-        """What patience has waited for, and until which epoch; empty if it has not waited, or still does."""
+        """Reason why patience waited, and until which epoch; empty if it has not waited, or still does."""
         return self._wait.past
 
     @override
@@ -219,7 +219,8 @@ class RobustEarlyStopping(EarlyStopping):
         self.best_score = torch.full_like(current, before.best)
         message = self._improvement_message(current) if series.best != before.best else None
         self.best_score, self.wait_count = torch.full_like(current, series.best), series.wait
-        threshold, divergence = self.stopping_threshold, self.divergence_threshold
+        threshold = self.stopping_threshold
+        divergence = self.divergence_threshold
         if threshold is not None and self._guard.admits(guard_value) and self.monitor_op(current, threshold):
             return self._stop("STOPPING_THRESHOLD", f"{value:.3g} is better than `stopping_threshold`")
         if divergence is not None and self.monitor_op(-current, -divergence):
@@ -262,10 +263,12 @@ class RobustEarlyStopping(EarlyStopping):
             status = self._wait.describe(trainer)
             short = "learning rate" if self._wait.start_from_epoch is None else f"epoch {self._wait.start_from_epoch}"
         elif self._reference is not None and (self.wait_count >= self.patience) != self._is_confirmed:
-            waits_for, other = self.monitor, self._reference[0]
+            waits_for = self.monitor
+            other = self._reference[0]
             if self.wait_count >= self.patience:
                 waits_for, other = other, waits_for
-            status, short = f"{other} has stopped improving; training continues until {waits_for} has too", waits_for
+            status = f"{other} has stopped improving; training continues until {waits_for} has too"
+            short = waits_for
         kind, was = status.partition("(")[0], self._waiting.partition("(")[0]
         if status and kind != was:
             rank_zero_info(f"RobustEarlyStopping: {status}.")

@@ -46,7 +46,7 @@ class RobustnessMonitor(Callback):
 
     Args:
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
-            Empty for none. Success of an attack without a budget, such as C&W, counts within an l2 budget: that of the
+            Empty for none. Success of an attack without a budget, such as C&W, counts within the l2 budget of the
             other attacks, or ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values; with ``strength="paper"`` always.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep unless ``norm`` is ``"l2"``.
@@ -172,11 +172,11 @@ class RobustnessMonitor(Callback):
 
     @property
     def keys(self) -> list[str]:
-        """Keys of the values that say how robust the network is, as they are logged."""
+        """Keys of the values that say how robust the network is, with their prefix."""
         return self.settings.keys
 
     def keys_under(self, trainer: Trainer) -> list[str]:
-        """Return those of the ``keys`` that are logged with the strategy of a Trainer."""
+        """Return the ``keys`` that are logged with the strategy of a Trainer."""
         return self._settings_for(trainer).keys
 
     def reference_under(self, trainer: Trainer) -> str | None:

@@ -16,12 +16,6 @@ def load_object(path: str) -> Any:
     """Import an object by its path, ``package.module:name`` or ``package.module.name``.
 
     The current directory is searched first, as ``python script.py`` would.
-
-    Example:
-        >>> from lightning_robustness.cli.class_path import load_object
-        >>> load_object("torch.nn:Linear")
-        <class 'torch.nn.modules.linear.Linear'>
-
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -41,7 +35,7 @@ def split_path(path: str) -> tuple[str, str]:
 
 
 def split_target(target: Target) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Split a target into its path, the arguments to parse, and the arguments to pass on as they are."""
+    """Split a target into its path, the arguments to parse, and the arguments to pass on unparsed."""
     if isinstance(target, str):
         return target, {}, {}
     init_args, dict_kwargs = target.get("init_args") or {}, target.get("dict_kwargs") or {}
@@ -58,7 +52,6 @@ def read_arguments(build: Callable[..., Any], arguments: Mapping[str, Any]) -> d
     """Convert plain values, as read from YAML, to the annotated types, as LightningCLI does.
 
     A mapping with ``class_path`` becomes an object, a string a path or a member of an enumeration, a list a tuple.
-    Arguments without an annotation stay as they are.
     """
     from jsonargparse import ArgumentError, ArgumentParser
 

@@ -23,8 +23,7 @@ def load_model(
 ) -> nn.Module:
     """Build a model and load its weights.
 
-    The checkpoint is read with ``weights_only=True`` and cannot run code: besides weights and plain values, it may hold
-    classes of ``torch.nn``, of ``torch.optim`` and of the module of the model. A LightningModule is built with its
+    The checkpoint is read with ``weights_only=True`` and cannot run code. A LightningModule is built with its
     hyper-parameters, and its hooks ``configure_model`` and ``on_load_checkpoint`` are called.
     """
     name, init_args, given = split_target(path)
@@ -86,7 +85,7 @@ def load_data(path: Target, split: Split = "test", arguments: Mapping[str, Any] 
 
 
 def _has_loader(data: Any, split: str) -> bool:
-    """Return whether a data module defines a loader; that of Lightning's base class only raises an error."""
+    """Return whether a data module defines a loader; the one of Lightning's base class only raises an error."""
     method = getattr(type(data), f"{split}_dataloader", None)
     return method is not None and not method.__module__.startswith(("lightning.pytorch.", "pytorch_lightning."))
 

@@ -30,10 +30,10 @@ _REMEDY = (
 
 
 def read_checkpoint(checkpoint: str | Path, path: str, trust_checkpoint: bool = False) -> dict[str, Any]:
-    """Read a checkpoint.
+    """Read a checkpoint, without running its code unless it is trusted.
 
-    Unless it is trusted, it may hold tensors, plain values, classes of ``torch.nn`` and ``torch.optim``, and classes
-    that are defined in the module of the model. Nothing else is looked up, and only that module is imported.
+    It may hold tensors, plain values, classes of ``torch.nn`` and ``torch.optim``, and classes that are defined in the
+    module of the model. Nothing else is looked up, and only that module is imported.
     """
     if Path(checkpoint).is_dir():
         raise ValueError(
@@ -111,7 +111,7 @@ def _without_code(build: Any, module_name: str) -> Iterator[None]:
 
 
 def _allowed(homes: Iterable[str]) -> list[Any]:
-    """List the classes that a checkpoint may use: those of torch, and of the modules of the model and their package."""
+    """List the classes that a checkpoint may use: of torch, and of the modules of the model and their package."""
     allowed: list[Any] = [argparse.Namespace, *((Path, name) for name in _PATHS)]
     for prefix, bases in _TORCH.items():
         for name in [name for name in sys.modules if name.startswith(prefix)]:
@@ -119,7 +119,7 @@ def _allowed(homes: Iterable[str]) -> list[Any]:
     for home in homes:
         package = home.partition(".")[0]
         own = [kind for kind in _classes(home) if kind.__module__.partition(".")[0] == package]
-        # What `__main__` defined when the model was trained is in a module that was run as a script
+        # A class that `__main__` defined when the model was trained is in a module that was run as a script
         allowed += own + [(kind, f"__main__.{kind.__name__}") for kind in own if kind.__module__ == home]
     return allowed
 

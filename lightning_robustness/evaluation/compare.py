@@ -31,7 +31,7 @@ from lightning_robustness.metrics._base import Storage
 
 
 class _Outcome(NamedTuple):
-    """What became of one model: a report, unless it failed; whether it is left out, or was interrupted."""
+    """Outcome for one model: a report, or why there is none."""
 
     report: RobustnessReport | None = None
     error: Exception | None = None
@@ -96,7 +96,7 @@ def compare(
         warm_starts: Whether attacks start from where they ended at the budget before, and broken samples stay broken;
             False for accuracy by equation 1 of the CMMR paper, each budget by itself.
         attack_samples: Number of samples to attack.
-        fim_samples: The other arguments are those of :func:`~lightning_robustness.evaluation.evaluate`, for each model.
+        fim_samples: This and the others work as in :func:`~lightning_robustness.evaluation.evaluate`, for each model.
         fim_method: See there.
         clever_samples: See there.
         clever_radius: See there.
@@ -206,7 +206,7 @@ def compare(
     missing = [name for name in modules if name not in {*reports, *left_out, *errors}]
     if not reports:
         _raise(errors, missing, left_out)
-    # In the words of the first process, so that reports are the same in all of them
+    # In the words of the first process, so that reports are the same in all processes
     failed = processes.gather({name: describe_error(error) for name, error in errors.items()})[0]
     ordered = {name: reports[name] for name in models if name in reports}
     origin = describe_run(device or "cpu")

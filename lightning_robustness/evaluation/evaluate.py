@@ -87,7 +87,7 @@ def evaluate(
         dataloader: Batches with inputs and labels; labels are needed for attacks and accuracy.
         attacks: Names of attacks, attacks, or other callables ``(model, x, y) -> x_adv``; a mapping gives them names.
             Empty for none. Success of an attack without a budget that looks for the smallest l2 perturbation counts
-            within an l2 budget: that of the other attacks, or ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if
+            within the l2 budget of the other attacks, or ``max(eps, eps * sqrt(d) / 4)`` for inputs of d values if
             theirs is in l-infinity. With ``strength="paper"`` it counts regardless of its size, as in the papers.
         eps: Budget of attacks that are given by name, in un-normalised units; None for their defaults, which attacks in
             the l2 norm keep unless ``norm`` is ``"l2"``.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
-from tqdm import tqdm  # type: ignore[import-untyped]  # that of `tqdm.auto` begins an iterator of its own
+from tqdm import tqdm  # type: ignore[import-untyped]  # `tqdm.auto` begins an iterator of its own
 
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement.feature_pass import OUTPUT, FeaturePass, Features
@@ -53,9 +53,9 @@ class OwnShare(NamedTuple):
 def take_share(model: nn.Module, loader: Iterable[Any], processes: Processes, seed: int) -> OwnShare:
     """Return the batches that this process evaluates.
 
-    Of an ordinary loader over a map-style data set, each process takes a block of its order, which is that of a single
-    process. A loader that shuffles does so with the seed. Loaders that divide the samples themselves, or about which
-    nothing is known, are taken as they are.
+    Of an ordinary loader over a map-style data set, each process takes a block, in the order of a single process. A
+    loader that shuffles does so with the seed. Loaders that divide the samples themselves, or about which nothing is
+    known, are not divided again.
     """
     if processes.number == 1:
         warn_of_missing_shares(loader)
@@ -160,7 +160,7 @@ def pass_over(
 ) -> Passed:
     """Go through a loader in all processes, and collect a sample of it; all of it without a size.
 
-    ``look`` finds out about the model on the first batch. The features of all samples are measured if it finds a route.
+    ``look`` finds out about the model on the first batch, and may find a route for the features of all samples.
     """
     start = perf_counter()
     own = take_share(subject.model, dataloader, processes, subject.seed)

@@ -84,10 +84,10 @@ _FORMAT = "3"
 
 
 class ResumeFolder:
-    """Finished results, of this run and of those before it.
+    """Finished results, of this run and of earlier ones.
 
-    Every file is written completely or not at all, and holds numbers and text only, no pickled objects. The first
-    process alone reads what earlier runs have left, so a run may have another number of processes than the one before.
+    Files are written completely or not at all, without pickled objects. Only the first process reads the results of
+    earlier runs, so a run may have another number of processes than the one before.
     """
 
     def __init__(self, folder: str | Path | None, processes: Processes) -> None:
@@ -99,11 +99,11 @@ class ResumeFolder:
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is a folder."""
+        """Return whether there is a folder."""
         return self._folder is not None
 
     def open(self, facts: Mapping[str, str]) -> None:
-        """Read what earlier runs have left, in all processes at once."""
+        """Read the results of earlier runs; all processes must call it."""
         if self._folder is None:
             return
         with self._processes.step():
@@ -117,13 +117,13 @@ class ResumeFolder:
         self._positions, self._values = self._processes.gather((found, self._values))[0]
 
     def check(self, facts: Mapping[str, str]) -> None:
-        """Check that the results are of the same data, in all processes at once."""
+        """Check that the results are of the same data; all processes must call it."""
         with self._processes.step():
             if self._folder is not None and self._processes.rank == 0:
                 _compare(self._folder, "data", facts)
 
     def features(self) -> Features | None:
-        """Return the features of all samples, if they are finished, in all processes at once."""
+        """Return the features of all samples, if they are finished; all processes must call it."""
         saved = self._values.get(_FEATURES)
         if saved is None:
             return None
@@ -131,7 +131,7 @@ class ResumeFolder:
         return Features(saved["values"], {}, margins, saved["seconds"], saved["outputs"])
 
     def save_features(self, features: Features) -> None:
-        """Keep the features of all samples, which are the same in all processes, in all of them at once."""
+        """Keep the features of all samples, which every process has; all of them must call it."""
         with self._processes.step():
             if self._folder is not None and self._processes.rank == 0:
                 if len(features.margins):
@@ -180,8 +180,8 @@ def check_folder(resume: Any) -> None:
         raise TypeError(f"Expected argument `resume` to be the path of a folder but got {resume!r}.")
     if resume is not None and Path(resume).exists() and not Path(resume).is_dir():
         raise ValueError(
-            f"Expected argument `resume` to be the path of a folder but {resume} is a file. Pass another path, such as "
-            "that of a folder which does not exist yet."
+            f"Expected argument `resume` to be the path of a folder but {resume} is a file. Pass another path, "
+            "such as a folder that does not exist yet."
         )
 
 

@@ -64,10 +64,10 @@ def sweep(
     stretched to the new one, and take 40 % of the steps; more where more than a fifth of the budget is new, and all
     from a half on. FGSM only has to be stretched, since its gradient is the same at all budgets. Attacks other than PGD
     and its settings, and those with restarts, start again with what is left. With ``warm_starts=False``, each budget is
-    attacked anew and accuracy is that of the images of full strength, equation 1 of the CMMR paper: it can rise again.
+    attacked anew and accuracy is measured on images of full strength, equation 1 of the CMMR paper: it can rise again.
 
-    Quality is that of images of full strength of all samples, as in the CMMR paper: samples that are broken, or wrong
-    without an attack, go on to the last step at every budget too, from where they were at the budget before. Cascades
+    Quality is measured on images of full strength of all samples, as in the CMMR paper: samples that are broken, or
+    wrong without an attack, take all steps at every budget too, from where they were at the budget before. Cascades
     and attacks from elsewhere count with what they return. Quality is measured for each image and then averaged, and
     does not depend on the size of batches.
 
@@ -165,7 +165,8 @@ def sweep_report(
     meter: SweepMeter, budgets: Sequence[float], rows: Rows, is_interrupted: bool, passed: Passed, processes: Processes
 ) -> SweepReport:
     """Report a sweep of the sample of a pass, as far as it was finished."""
-    subject, samples = passed.subject, passed.take(meter.size)
+    subject = passed.subject
+    samples = passed.take(meter.size)
     if is_interrupted:
         total = sum(processes.gather(len(samples.positions)))
         rank_zero_warn(f"The sweep was interrupted: its report covers {len(rows)} of {total} samples.")

@@ -160,8 +160,8 @@ _GOLDEN = 2654435769
 class ClassSketch(NamedTuple):
     r"""Counts and feature sums of K classes, some samples of each, and linearised distances of all samples.
 
-    A class starts with all of its samples. When there are too many in all, large classes are thinned out: kept are the
-    samples whose keys are below a limit. From then on, the distance of every sample :math:`f` of that class to a centre
+    A class starts with all of its samples. When all classes together have too many, large ones keep only the samples
+    whose keys are below a limit. From then on, the distance of every sample :math:`f` of that class to a centre
     :math:`c` is summed in its first-order expansion around an anchor :math:`a`,
     :math:`\|f - c\| \approx \|f - a\| + u \cdot a - u \cdot c` with :math:`u` the gradient of the norm at
     :math:`f - a`. The samples that are kept tell by how much the expansion is off.
@@ -199,7 +199,8 @@ def add_samples(sketch: ClassSketch, features: Tensor, preds: Tensor, p: float, 
     """Add samples to a sketch, and thin it out if it keeps more of them than its capacity."""
     num_classes = len(sketch.counts)
     keys = (sketch.counts[preds] + _positions(preds, num_classes)) * _GOLDEN % _ALL
-    kept, thinned = keys < sketch.limits[preds], sketch.limits[preds] < _ALL
+    kept = keys < sketch.limits[preds]
+    thinned = sketch.limits[preds] < _ALL
     offsets, slopes = expand_distances_by_class(features[thinned], preds[thinned], sketch.anchors, p)
     sketch = sketch._replace(
         counts=sketch.counts + preds.bincount(minlength=num_classes),
@@ -215,7 +216,8 @@ def add_samples(sketch: ClassSketch, features: Tensor, preds: Tensor, p: float, 
 
 def merge_sketches(first: ClassSketch, second: ClassSketch, p: float, capacity: int) -> ClassSketch:
     """Return a sketch of the samples of both."""
-    counts, sums = first.counts + second.counts, first.sums + second.sums
+    counts = first.counts + second.counts
+    sums = first.sums + second.sums
     limits = torch.minimum(first.limits, second.limits)
     first, second = (_expand(sketch, class_centers(sums, counts), limits, p) for sketch in (first, second))
     merged = first._replace(
@@ -233,9 +235,7 @@ def merge_sketches(first: ClassSketch, second: ClassSketch, p: float, capacity: 
 def sum_sketched_distances(sketch: ClassSketch, centers: Tensor, p: float) -> Tensor:
     """Estimate the sum of the distances of the samples of each class to its centre, shape ``(K,)``.
 
-    For a class that is kept in full, this is the sum. For another, the expansions of all samples are added up, and the
-    samples that are kept stand for the others only in how far the expansions are off, which is little and varies little
-    (a control variate).
+    The expansions of all samples are added up, and the samples that are kept correct them for all (a control variate).
     """
     offsets, slopes = _expand_kept(sketch, sketch.anchors, sketch.limits, p)
     distances = sum_distances_by_class(sketch.samples, sketch.preds, centers, p)
@@ -249,7 +249,7 @@ def class_centers(sums: Tensor, counts: Tensor) -> Tensor:
 
 
 def _positions(preds: Tensor, num_classes: int) -> Tensor:
-    """Position of each sample among those of its class."""
+    """Number each sample within its class."""
     counts = preds.bincount(minlength=num_classes)
     order = preds.argsort(stable=True)
     starts = (counts.cumsum(0) - counts)[preds[order]]

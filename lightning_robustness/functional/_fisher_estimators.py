@@ -12,13 +12,13 @@ from lightning_robustness.input_space import InputSpace
 
 
 class FisherOperator:
-    r"""Fisher information G = J^T F J of each input, with F = diag(p) - p p^T = L^T L, by its factor L J.
+    """Fisher information G = J^T F J of each input, with F = diag(p) - p p^T = L^T L, by its factor L J.
 
     L = diag(sqrt(p)) (I - 1 p^T), so the rows of L J are sqrt(p_k) grad log p_k. G, an n x n matrix, and the K x K
     matrix M = (L J)(L J)^T have the same non-zero eigenvalues. With a Jacobian that creates graphs, ``gram`` and
     ``transposed_product`` can be differentiated.
 
-    Logits are taken relative to that of the predicted class, which changes nothing but keeps differences accurate
+    Logits are taken relative to the logit of the predicted class, which changes nothing but keeps differences accurate
     where its probability rounds to one.
     """
 
@@ -31,7 +31,7 @@ class FisherOperator:
     def gram(self) -> Tensor:
         """Compute M, shape ``(N, K, K)``, from all rows of J."""
         rows = self._jacobian.rows()
-        # Rows relative to that of the predicted class, then to their mean under p: the gradients of log p_k
+        # Rows relative to the predicted class, then to their mean under p: the gradients of log p_k
         rows = rows - rows.gather(1, self.preds.unsqueeze(2).expand(-1, 1, rows.shape[2]))
         gram = (rows @ rows.mT).to(self.p.dtype)
         mean = (gram @ self.p.unsqueeze(2)).squeeze(2)
@@ -108,7 +108,7 @@ def exact(jacobian: InputJacobian, direction: bool = False) -> FisherComponents:
 
 
 class _Result:
-    """Results of an iteration: each sample keeps those of the step at which it converged, regardless of the others."""
+    """Results of an iteration: each sample keeps its results of the step at which it converged."""
 
     def __init__(self, operator: FisherOperator) -> None:
         zeros = torch.zeros_like(operator.p[:, 0])

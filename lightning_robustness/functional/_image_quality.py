@@ -23,7 +23,7 @@ class ImageQuality(NamedTuple):
 def image_quality(x_adv: Tensor, x: Tensor, input_space: InputSpace | None = None) -> ImageQuality:
     """Compare perturbed inputs with the originals, sample by sample, in un-normalised units.
 
-    Structural similarity is that of torchmetrics; for images with a side below 11, the Gaussian window has the largest
+    Structural similarity follows torchmetrics; for images with a side below 11, the Gaussian window has the largest
     odd size that fits. Non-image inputs, and images with a side below 3, have none; inputs without a bounded range have
     neither it nor PSNR.
     """

@@ -34,7 +34,7 @@ def convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
 
 
 def transposed_convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
-    """Compute the spectral norm of a transposed convolution as that of its adjoint, a convolution."""
+    """Compute the spectral norm of a transposed convolution, which is the norm of its adjoint, a convolution."""
     weight, stride, dilation, reach = _geometry(options)
     outputs, inputs = list(x.shape[-len(reach) :]), list(y.shape[-len(reach) :])
     sizes = _embedding_sizes(reach, inputs, outputs, _pads(options.padding, reach), stride)
@@ -70,10 +70,9 @@ def _pads(padding: str | int | Sequence[int], reach: list[int]) -> Pads:
 def _embedding_sizes(
     reach: list[int], inputs: list[int], outputs: list[int], pads: Pads, stride: list[int]
 ) -> list[int]:
-    """Find sizes of a circular convolution whose matrix contains that of the zero-padded one.
+    """Find sizes of a circular convolution whose matrix contains the matrix of the zero-padded one.
 
     The padding must not wrap around into the input, no two outputs may coincide, and the stride must divide the size.
-    With a kernel of size 1 all frequencies are alike, so the smallest size is enough.
     """
     return [
         math.ceil(max(n + max(p), (m - 1) * s + 1) / s) * s if r else s

@@ -62,7 +62,7 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def module_kind(module: nn.Module) -> tuple[str, str]:
-    """Return kind and class name of a layer, those of torch's class if it is derived from one."""
+    """Return kind and class name of a layer; of torch's class if it is derived from one."""
     own = (c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules."))
     name = next(own, type(module)).__name__
     return _kind(name), name

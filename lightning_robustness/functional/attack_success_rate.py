@@ -78,21 +78,14 @@ def _check_confidence(confidence: float) -> None:
 
 
 def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
-    r"""Compute the Wilson score interval of a rate.
+    r"""Compute the Wilson score interval of a rate; without trials it is [0, 1].
 
     .. math::
         \frac{1}{1 + s^2/n} \left(\hat r + \frac{s^2}{2n}
         \pm s \sqrt{\frac{\hat r (1 - \hat r)}{n} + \frac{s^2}{4n^2}}\right)
 
     Where :math:`\hat r` is the rate of successes, :math:`n` the number of trials and :math:`s` the quantile of the
-    normal distribution. Without trials the interval is [0, 1].
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness.functional.attack_success_rate import wilson_interval
-        >>> wilson_interval(torch.tensor(8), torch.tensor(10))
-        (tensor(0.4902), tensor(0.9433))
-
+    normal distribution.
     """
     squared = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
     denominator = trials + squared  # the formula multiplied by n is also defined for n = 0

@@ -54,10 +54,7 @@ def margins_and_slopes(
 def nearest_boundary(
     jacobian: InputJacobian, y: Tensor | None, norm: BoundaryNorm, num_rivals: int | None = None
 ) -> Tensor:
-    """Compute the distance of each sample to the decision boundary, to first order.
-
-    The arguments are those of :func:`margins_and_slopes`.
-    """
+    """Compute the distance of each sample to the decision boundary, to first order."""
     margins, slopes = margins_and_slopes(jacobian, y, norm, num_rivals)
     # A margin without a slope never vanishes, unless it is zero already
     unreachable = torch.where(margins == 0, 0.0, torch.copysign(torch.full_like(margins, math.inf), margins))
@@ -158,15 +155,7 @@ def quantile(values: Tensor, position: float) -> Tensor:
 def share_beyond(
     distances: Tensor, budgets: Sequence[float], confidence: float = 0.95
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the share of distances above each budget, with its Wilson confidence interval.
-
-    Example:
-        >>> import torch
-        >>> from lightning_robustness.functional.boundary_distance import share_beyond
-        >>> share_beyond(torch.tensor([-0.1, 0.1, 0.2, 0.4]), [0.0, 0.3])[0]
-        tensor([0.7500, 0.2500])
-
-    """
+    """Compute the share of distances above each budget, with its Wilson confidence interval."""
     limits = torch.tensor(budgets, dtype=distances.dtype, device=distances.device)
     beyond = (distances.unsqueeze(0) > limits.unsqueeze(1)).sum(dim=1)
     count = torch.full_like(beyond, len(distances))

@@ -37,9 +37,8 @@ class ReverseWeibull(NamedTuple):
 def fit_reverse_weibull(values: Tensor) -> ReverseWeibull:
     """Fit the distribution along the last dimension of a tensor, for all others at once, in float64 on the CPU.
 
-    For a given location the likelihood has one maximum over shape and scale, so only the location is searched: on a
-    grid, then by golden sections. The shape is kept between 1 and 20. If the values are equal up to rounding, they are
-    the location.
+    For a given location the likelihood has one maximum over shape and scale, so only the location is searched. The
+    shape is kept between 1 and 20. If the values are equal up to rounding, they are the location.
     """
     values = values.detach().cpu().double()
     largest = values.amax(dim=-1, keepdim=True)

@@ -27,7 +27,7 @@ def log_probabilities(
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probabilities of clean and of adversarial inputs, in float32 or wider also under mixed precision.
 
-    Without ``x_adv``, the attack finds adversarial inputs; the other arguments are those of ``trades_loss``.
+    Without ``x_adv``, the attack finds adversarial inputs; the other arguments are as for ``trades_loss``.
     """
     highest_label = -1
     check_budgets([attack], input_space)
@@ -101,9 +101,8 @@ def training_jacobian(
 ) -> Iterator[InputJacobian]:
     """Open a sandbox with a Jacobian that can be differentiated in the weights, for a training loss.
 
-    The model runs in eval mode, except for BatchNorm layers in train mode: these normalise by the statistics of the
-    batch, which are held fixed when a sample is differentiated with respect to its input. (With running statistics,
-    which lag behind the weights, training would find weights with a small penalty and a broken network.)
+    BatchNorm layers in train mode normalise by the statistics of the batch, held fixed with respect to inputs. With
+    running statistics, which lag behind, training would find weights with a small penalty and a broken network.
     """
     weights = [p for module in find_modules(model) for p in module.parameters() if p.requires_grad]
     layers = find_training_layers(model)

@@ -20,7 +20,7 @@ def _spectral(operator: FisherOperator, steps: int | None) -> Tensor:
     c = operator.start()
     for _ in range(steps):
         c = normalize(operator.gram_product(c))
-    # The derivative of an eigenvalue is that of its Rayleigh quotient with the eigenvector held fixed
+    # An eigenvalue has the derivative of its Rayleigh quotient with the eigenvector held fixed
     return operator.transposed_product(c).square().sum(dim=1)
 
 

@@ -12,7 +12,7 @@ def rdi_loss(features: Tensor, y: Tensor) -> Tensor:
 
     With RDI as in :func:`~lightning_robustness.functional.robustness_difference_index`, but by true labels: while the
     network learns, these keep every class populated, and samples that are in the wrong place are pulled to their own
-    class, where predicted ones would hold them where they are. Classes of which the batch has one sample count as
+    class, where predicted labels would leave them as they were. Classes of which the batch has one sample count as
     perfectly dense, so that batches should hold several samples of each; a batch of one class alone has the loss 2,
     without a gradient. The loss does not change with the scale of the features.
 

@@ -29,12 +29,7 @@ from lightning_robustness.functional._class_statistics import (
 
 
 class RobustnessMetric(Metric):
-    """Base of the metrics: ``compute`` returns a headline value and stores its parts in ``_components``.
-
-    Args:
-        kwargs: Arguments of ``torchmetrics.Metric``.
-
-    """
+    """Base of the metrics: ``compute`` returns a headline value and stores its parts in ``_components``."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -131,18 +126,10 @@ class ClassStatisticsMetric(RobustnessMetric):
 
     A mean distance to a centre is known only when the centre is, after the last sample. Exact storage therefore keeps
     all features. Streaming storage collects features until there are enough for a block, then adds the block to a
-    :class:`ClassSketch`; at compute, features that are not in the sketch yet count exactly. "auto" is exact until the
-    features take 1 GiB, then streaming.
+    :class:`ClassSketch`. "auto" is exact until the features take 1 GiB, then streaming.
 
     Several processes reduce the counts and sums of classes first. Each then sums the distances of its own samples to
     the common centres, and these sums are reduced: no features are gathered, and each process may be in another state.
-
-    Args:
-        num_classes: Number of classes.
-        p: Order of the Minkowski distance.
-        storage: ``"auto"``, ``"exact"`` or ``"streaming"``.
-        kwargs: Further arguments of ``torchmetrics.Metric``.
-
     """
 
     # Collected, and not in the sketch
@@ -318,7 +305,8 @@ class ClassStatisticsMetric(RobustnessMetric):
         empty = empty_sketch(self.num_classes, width, torch.float64 if itemsize == 8 else torch.float32, self.device)
         sketch, features, preds = self._sketch(), *self._collected()
         if not sketch.samples.shape[1]:
-            sketch, features = empty, empty.samples
+            sketch = empty
+            features = empty.samples
         counts, sums = (gather(value).sum(dim=0) for value in self._totals(sketch, features, preds))
         distances = gather(self._distances(sketch, features, preds, class_centers(sums, counts))).sum(dim=0)
         # Distances to the final centres need no expansion
@@ -328,7 +316,7 @@ class ClassStatisticsMetric(RobustnessMetric):
     @override
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
         # `forward` hands over the running state while this one holds the batch, with its graph
-        self._computed = None  # `merge_state` would go on to return the value from before
+        self._computed = None  # else `merge_state` would return the value from before
         width, sketch = self._layout()[0], self._sketch() if self._has_sketch() else None
         features, preds, num_features = self.features, self.preds, self.num_features
         for name in self._defaults:

@@ -41,7 +41,7 @@ class BoundaryDistance(SampleMetric):
 
     ``compute_components`` returns a dictionary with
 
-    - ``median``, and ``quantiles``, those that were asked for;
+    - ``median``, and the requested ``quantiles``;
     - ``beyond``, the share of samples that are farther from the boundary than each budget, with labels the robust
       accuracy to first order; ``beyond_low`` and ``beyond_high``, its Wilson confidence intervals;
     - ``infinite``, the number of samples without a gradient towards any rival; ``count``, the number of samples.

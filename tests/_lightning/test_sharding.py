@@ -206,8 +206,8 @@ class Compiled(Classifier):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Prepares, "Expected `validation_step` to run the network on the inputs of its batch as they are but it did"),
-        (GoesOn, "goes on with 'last', a layer that `forward` does not run, which takes 16 features"),
+        (Prepares, "Expected `validation_step` to run the network on the unchanged inputs of its batch but it did"),
+        (GoesOn, "also runs 'last', a layer that `forward` does not run, which takes 16 features"),
         (Compiled, "Expected a network that is not compiled but got one with `torch.compile`"),
         (lambda: Classifier(num_classes=5), "5 classes"),
     ],

@@ -35,7 +35,7 @@ def compare(step, y=None, is_ours=False):
 
 
 LATER = {
-    r"goes on with 'heads.0'.* takes 4 features.* to 3\..*module.get_submodule\('heads.0'\)\(module\(x\)\)`": (
+    r"also runs 'heads.0'.* takes 4 features.* to 3\..*module.get_submodule\('heads.0'\)\(module\(x\)\)`": (
         lambda model: model.heads[0](model(X))
     ),
     r"`forward_fn=lambda module, x: module.confidence\(module\(x\)\.relu\(\)\)`. If it does return": (
@@ -138,7 +138,7 @@ def test_logits_that_no_layer_returns_have_no_head():
     network = Scaled(num_classes=3).eval()
     route, call = watch(network, inputs()).find()
     assert (route.head, route.num_features, call.embedding) == (None, 0, None)
-    assert route.reason == "no layer returns the logits as they are, and no graph of autograd leads back to one"
+    assert route.reason == "no layer returns the logits themselves, and no graph of autograd leads back to one"
     assert find_route(network, inputs()).head is not None
     with torch.no_grad():
         torch.testing.assert_close(call.logits, network(inputs()))

@@ -121,5 +121,5 @@ def test_without_passes_of_its_own_a_batch_that_nobody_runs_is_an_error():
     route = find_route(model, torch.rand(2, 4))
     watch = Watch(subject(model), route, FeaturePass(3, "exact", CPU), LoaderShare(None), has_passes=False)
     watch.before(batch)
-    with pytest.raises(ValueError, match="`validation_step` to run the network on the inputs of its batch"):
+    with pytest.raises(ValueError, match="`validation_step` to run the network on the unchanged inputs of its batch"):
         watch.after()

@@ -28,7 +28,7 @@ from tests._model.heads import (
     tap_of,
 )
 
-UNTRACED = "no layer returns the logits as they are, and no graph of autograd leads back to one"
+UNTRACED = "no layer returns the logits themselves, and no graph of autograd leads back to one"
 
 
 @pytest.mark.filterwarnings("ignore:The model returns matrices of widths")

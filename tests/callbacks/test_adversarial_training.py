@@ -775,7 +775,7 @@ def test_nan_is_refused_on_any_batch(tmp_path):
     ("images", "space", "match"),
     [
         (lambda x: (x - 0.3) / 0.3, InputSpace(), r"\[-1, 2\.333\].*InputSpace\(mean"),
-        (lambda x: x, InputSpace(mean=0.5, std=0.25), "from 0 to 1, .* as they are"),
+        (lambda x: x, InputSpace(mean=0.5, std=0.25), "from 0 to 1, .* already lie in"),
         (lambda x: 255 * x, InputSpace(), r"InputSpace\(high=255\)"),
     ],
 )

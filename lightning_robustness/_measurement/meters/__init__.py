@@ -11,9 +11,9 @@ from lightning_robustness._model.batch import Batch
 
 
 class Meter(ABC):
-    """A map from samples to rows, and from rows to values. It has no state: rows are joined by those who know none.
+    """A map from samples to rows, and from rows to values, without a state of its own.
 
-    ``name`` is that of its rows, ``title`` is shown in tables and progress bars, ``label`` stands within a sentence.
+    Rows are called ``name``; ``title`` is shown in tables and progress bars, ``label`` stands within a sentence.
     ``per_sample`` has the columns of its rows that reports list, by their names there. Rows of an interrupted
     measurement count where ``keeps_partial``.
     """
@@ -39,7 +39,7 @@ class Meter(ABC):
         return {}
 
     def curve(self, rows: Rows, estimate: Callable[[Rows, Tensor], Assisted]) -> BoundaryCurve | None:
-        """Return robust accuracy to first order over budgets, where it is measured, as it is estimated from rows."""
+        """Return robust accuracy to first order over budgets, estimated from rows, where it is measured."""
         return None
 
     def describe(self) -> str:

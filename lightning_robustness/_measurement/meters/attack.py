@@ -20,8 +20,7 @@ from lightning_robustness.attacks.attack import is_minimum_norm
 class AttackMeter(Meter):
     """Attack samples, and tell what became of each.
 
-    Success of an attack that looks for the smallest perturbation counts within the budget of the run: as it is in l2;
-    for l-infinity, within ``max(eps, eps * sqrt(dimensions) / 4)`` in l2, with the dimensions of one input.
+    A minimum-norm attack succeeds within the l2 budget of the run or, from linf, ``max(eps, eps * sqrt(d) / 4)``.
     """
 
     key: str
@@ -80,7 +79,7 @@ def attack_again(
 ) -> Examples | None:
     """Attack some samples once more, for pictures, in a single batch: the same images in any number of processes.
 
-    Rows hold no images. None if the attack breaks none of them this time, as one that is random may.
+    Rows hold no images. None if the attack breaks none of them this time, as may happen with a random attack.
     """
     shares = processes.gather(samples.at(positions))
     examples: Examples | None = None

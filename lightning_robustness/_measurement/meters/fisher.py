@@ -29,9 +29,8 @@ _COMPONENTS = {"fim": "mean", "fim_inverse": "inverse", "fim_geometric": "geomet
 class FisherMeter(Meter):
     """Measure Fisher information, Lipschitz constant and distance to the boundary, from one Jacobian per sample.
 
-    The Lipschitz constant needs all rows of the Jacobian, so it is measured where there are few classes. The distance
-    to the decision boundary needs gradients, so the method ``"blackbox"`` leaves it out. Robust accuracy to first order
-    needs a budget and labels.
+    The Lipschitz constant needs all rows of the Jacobian, so it is measured where there are few classes; the distance
+    needs gradients, so the method ``"blackbox"`` leaves it out.
     """
 
     size: int

@@ -25,7 +25,7 @@ from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
 
 # Least share of an attack's steps that it takes from a warm start: with fewer, accuracy was up to two percentage points
-# above that of independent attacks on some networks, instead of half a point
+# higher than with independent attacks on some networks, instead of half a point
 _WARM_SHARE = 0.4
 # Attacks and budgets of the CMMR paper
 SWEEP_ATTACKS = ("fgsm", "bim", "pgd", "mifgsm")
@@ -40,17 +40,7 @@ def plan_sweep(
     strength: Strength = "paper",
     norm: Norm = "linf",
 ) -> list[dict[str, Callable[..., Any]]]:
-    """Return attacks by name, one dictionary per budget; names of arguments in messages begin with the prefix.
-
-    Example:
-        >>> from lightning_robustness.attacks import Square
-        >>> from lightning_robustness._measurement.meters.sweep import plan_sweep
-        >>> for attacks in plan_sweep([Square(num_queries=100)], budgets=[0.1, 0.2]):
-        ...     print(attacks)
-        {'square': Square(eps=0.1, num_queries=100, norm='linf', p=0.8, loss='margin', as_published=False)}
-        {'square': Square(eps=0.2, num_queries=100, norm='linf', p=0.8, loss='margin', as_published=False)}
-
-    """
+    """Return attacks by name, one dictionary per budget; names of arguments in messages begin with the prefix."""
     if len(budgets) == 0 or not all(low < high for low, high in zip([0.0, *budgets], budgets, strict=False)):
         raise ValueError(
             f"Expected argument `{prefix}budgets` to hold positive, increasing numbers but got {list(budgets)}."
@@ -103,8 +93,8 @@ def describe_sweep(
 class SweepMeter(Meter):
     """Attack with one set of attacks per budget, by name.
 
-    Columns are the index of the first budget that breaks a sample, -1 if it is wrong anyway; whether it is right under
-    the attack at each budget; the quality of its images; and seconds; each for every attack.
+    Columns, for every attack: the index of the first budget that breaks a sample, -1 if it is wrong anyway; whether it
+    is right at each budget; the quality of its images; and seconds.
     """
 
     size: int
@@ -139,7 +129,9 @@ def _attack_batch(
     subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Batch, warm_starts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     input_space = subject.input_space
-    x, y, positions = batch.x, batch.labels(), batch.positions
+    x = batch.x
+    y = batch.labels()
+    positions = batch.positions
     opened = open_classifier(subject.logits_of(batch), x, y, input_space, subject.seed, positions=positions)
     with opened as (model, x, y):
         with torch.no_grad():

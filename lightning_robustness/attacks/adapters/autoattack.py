@@ -24,7 +24,7 @@ class AutoAttackAdapter(ForeignAttack):
     """AutoAttack by its authors (the package ``autoattack`` of Croce and Hein), isolated from everything around it.
 
     It sees inputs that are mapped to [0, 1], and images of shape ``(N, C, H, W)`` only. Its targeted parts attack the
-    nine highest rivals of the label or, where there are fewer classes, all of them; left to itself it fails there. Its
+    nine highest rivals of the label or, where there are fewer classes, where AutoAttack itself fails, all of them. Its
     messages are switched off, it writes no log file, and it draws from the seed of the run.
 
     Args:
@@ -32,11 +32,11 @@ class AutoAttackAdapter(ForeignAttack):
         eps: Largest distance from the input, in the units of the range.
         norm: ``"linf"`` or ``"l2"``.
         targeted: Not available.
-        all_steps: Without effect: AutoAttack leaves misclassified samples as they are.
+        all_steps: Without effect: AutoAttack never attacks misclassified samples.
 
     Raises:
         ModuleNotFoundError: If the package is not installed, or cannot be imported.
-        ValueError: If an argument is out of range or unknown, or targeted mode is asked for; when it attacks, if the
+        ValueError: If an argument is out of range or unknown, or targeted mode is requested; when it attacks, if the
             model has too few classes for the loss DLR, or the inputs are not images or have no range.
 
     """

@@ -31,9 +31,9 @@ class TorchattacksAdapter(ForeignAttack):
             given in the call; its budget is in units of [0, 1].
         options: Arguments of the class, if a name is given: a mapping, or pairs. ``eps`` and ``alpha`` are in the units
             of the range; ``eps`` is left out for classes that have no budget. Where all steps of the default ``alpha``
-            together cannot reach a given ``eps``, ``alpha`` grows in proportion to ``eps``; a given ``alpha``, and that
-            of an instance, stays, with a warning. ``n_classes``, which torchattacks sets to 10, is that of the model
-            unless it is given.
+            together cannot reach a given ``eps``, ``alpha`` grows in proportion to ``eps``; a given ``alpha``, or an
+            instance's, stays, with a warning. ``n_classes``, 10 in torchattacks, defaults to the number of classes of
+            the model.
         targeted: Whether ``y`` holds the labels to be predicted; only with a name. An instance stays in its mode, its
             own map gives the targets, and every misclassification counts as a success.
         all_steps: Whether it also sees samples that are misclassified before the attack.
@@ -61,7 +61,7 @@ class TorchattacksAdapter(ForeignAttack):
         object.__setattr__(self, "options", tuple(options.items()))
         if not is_name and (options or self.targeted):
             raise ValueError(
-                f"Expected neither options nor targeted mode beside an instance of torchattacks but got "
+                f"Expected neither options nor targeted mode with an instance of torchattacks but got "
                 f"options={options}, targeted={self.targeted}. Set them on the instance."
             )
         unknown = [name for name in options if name not in parameters]
@@ -80,7 +80,7 @@ class TorchattacksAdapter(ForeignAttack):
 
     @property
     def name(self) -> str:
-        """Name that its values are reported under, so that it can run beside the attack of this package."""
+        """Name that its values are reported under, so that it can run next to the attack of this package."""
         return f"torchattacks_{self._kind.lower()}"
 
     @property

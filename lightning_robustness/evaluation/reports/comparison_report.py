@@ -178,7 +178,7 @@ class ComparisonReport(Report):
 
     @cached_property
     def differences(self) -> dict[str, list[float]]:
-        """Robust accuracy at ``budget`` less that of the best model, with its 95 % interval; by pairs if possible."""
+        """Robust accuracy at ``budget`` less the best model's, with its 95 % interval; by pairs if possible."""
         outcomes, (best, *others) = self._outcomes(), self._order()
         return {name: list(rival(outcomes[best], outcomes[name])[:3]) for name in others if outcomes}
 

@@ -117,7 +117,7 @@ def agreement_table(
 
 
 def checkpoint_table(reports: Mapping[str, RobustnessReport]) -> Table:
-    """Make a table of the checkpoints that models were loaded from, as far as they are known."""
+    """Make a table of the checkpoints that models were loaded from, where known."""
     origins = {name: report.provenance for name, report in reports.items() if "checkpoint" in report.provenance}
     rows = [[name, row["checkpoint"], row.get("checkpoint SHA-256", "unknown")] for name, row in origins.items()]
     return Table("Checkpoints", ["model", "checkpoint", "SHA-256"], rows)

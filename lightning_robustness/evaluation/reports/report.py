@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
 
 def to_plain(value: Any) -> Any:
-    """Turn reports and other objects with fields into dictionaries, lists, strings and numbers, however deep.
-
-    Example:
-        >>> from lightning_robustness._measurement.findings import ClassAccuracy
-        >>> from lightning_robustness.evaluation.reports.report import to_plain
-        >>> to_plain([ClassAccuracy(label=3, samples=8, clean=0.5, robust=0.25)])
-        [{'label': 3, 'samples': 8, 'clean': 0.5, 'robust': 0.25}]
-
-    """
+    """Turn reports and other objects with fields into dictionaries, lists, strings and numbers, however deep."""
     if isinstance(value, Report) or _has_fields(type(value)):
         kind = {"kind": type(value).__name__} if isinstance(value, Report) else {}
         return kind | {name: to_plain(getattr(value, name)) for name in _hints(type(value))}
@@ -36,18 +28,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(hint: Any, value: Any, place: str = "") -> Any:
-    """Make what an annotation says from the result of ``to_plain``; None is NaN where a number is expected.
-
-    Example:
-        >>> from lightning_robustness.evaluation.reports.report import from_plain
-        >>> from_plain(dict[str, list[float]], {"a": [0.5, None]})
-        {'a': [0.5, nan]}
-        >>> from_plain(dict[str, list[float]], {"a": [0.5, "high"]}, "values")
-        Traceback (most recent call last):
-        ...
-        ValueError: Expected `values['a'][1]` to be float but got 'high'.
-
-    """
+    """Make what an annotation says from the result of ``to_plain``; None is NaN where a number is expected."""
     if get_origin(hint) in (Union, UnionType):  # of something and None
         (hint,) = (option for option in get_args(hint) if option is not NoneType)
         return None if value is None else from_plain(hint, value, place)

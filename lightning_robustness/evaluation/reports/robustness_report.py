@@ -47,8 +47,8 @@ class RobustnessReport(Report):
             for the samples of the Fisher information; ``boundary_index`` and ``boundary``, their distance to the
             decision boundary; ``index``, ``y``, ``preds`` and, by attack,
             ``adv_preds/<attack>``, ``l2/<attack>`` and ``linf/<attack>`` for the attacked ones. Where an attack
-            without a budget succeeds beyond the sizes that count, the prediction is the clean one, and the sizes are
-            those of what it found. Their averages are plain shares, such as ``adv_acc_plain``.
+            without a budget succeeds beyond the sizes that count, the prediction is the clean one, and the sizes
+            belong to what it found. Averages of these lists are plain shares, such as ``adv_acc_plain``.
         sweep: On request, curves over perturbation budgets.
         decision_space: On request, embeddings in two dimensions.
         boundary: Robust accuracy to first order over budgets, if there are labels.
@@ -100,7 +100,7 @@ class RobustnessReport(Report):
 
     @property
     def _has_pixels(self) -> bool:
-        """Whether distances to the boundary are in steps of 8-bit pixels."""
+        """Return whether distances to the boundary are in steps of 8-bit pixels."""
         return self.threat_model.has_pixels and self.boundary is not None and self.boundary.norm == "linf"
 
     @property

@@ -94,7 +94,7 @@ class SweepReport(Report):
 
     @property
     def _scale(self) -> figures.Scale:
-        """How budgets are written: those of images in steps of 8-bit pixels."""
+        """How budgets are written: for images, in steps of 8-bit pixels."""
         is_in_steps = self._norm == "linf" and write_budget(self._middle).endswith("/255")
         return figures.Scale(self.threat_model.has_pixels and is_in_steps, self._norm)
 

@@ -25,14 +25,7 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, value: float, samples: float) -> Self:
-        """Compute the interval of a share of this many samples.
-
-        Example:
-            >>> from lightning_robustness.evaluation.reports.verdict import Share
-            >>> str(Share.of(0.8, 10))
-            '(49-94 %, n = 10)'
-
-        """
+        """Compute the interval of a share of this many samples."""
         if math.isnan(value):
             return cls(value, 0.0, 1.0, int(samples))
         return cls(value, *accuracy_interval(value, samples), int(samples))
@@ -97,7 +90,8 @@ def _robustness(report: "RobustnessReport") -> str:
         return "Accuracy is unknown, as there are no labels: only attack-free metrics were measured"
     count, first_order = report.metrics.get("samples_fim", 0), report.metrics.get("boundary_acc", math.nan)
     if count and not math.isnan(first_order):
-        budget, share = report._boundary_budget, Share.of(first_order, count)
+        budget = report._boundary_budget
+        share = Share.of(first_order, count)
         ends = [report.metrics.get(f"boundary_acc_{end}", math.nan) for end in ("low", "high")]
         if not math.isnan(sum(ends)):
             share = share._replace(low=ends[0], high=ends[1])
@@ -110,7 +104,8 @@ def _robustness(report: "RobustnessReport") -> str:
 
 def _of_attacks(report: "RobustnessReport", clean: float) -> str:
     name = "worst" if "worst" in report.rates else min(report.rates, key=lambda key: report.rates[key]["adv_acc"])
-    rate, budget = report.rates[name], report.threat_model.budget
+    rate = report.rates[name]
+    budget = report.threat_model.budget
     share = Share.of_rates(rate)
     clean = rate["correct"] / rate["count"] if math.isnan(clean) and rate["count"] else clean
     if not budget:
