@@ -679,7 +679,8 @@ class InnerGradient(Zoo):
     """Moves its inputs along a gradient, as energy-based models do."""
 
     def forward(self, x):
-        gradient = torch.func.grad(lambda x: self.body(x).square().sum())(x)
+        with torch.inference_mode(False):  # within it, gradients are zero in older releases of torch
+            gradient = torch.func.grad(lambda x: self.body(x).square().sum())(x.clone())
         return super().forward(x + 0.1 * gradient)
 
     def embed_reference(self, x):

@@ -230,8 +230,9 @@ class RobustEarlyStopping(EarlyStopping):
         return False, message
 
     def _stop(self, kind: str, reason: str) -> tuple[bool, str]:
-        if hasattr(self, "stopping_reason"):  # older releases have none
-            self.stopping_reason = type(self.stopping_reason)[kind]
+        known: Any = getattr(self, "stopping_reason", None)  # older releases have none
+        if known is not None:
+            vars(self)["stopping_reason"] = type(known)[kind]
         return True, f"{self.monitor}: {reason}, so training stops."
 
     @property

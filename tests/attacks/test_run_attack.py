@@ -90,7 +90,7 @@ def test_what_a_result_holds(digits, digits_network, attack):
     torch.testing.assert_close(result.linf, (result.x_adv - x).flatten(1).abs().amax(1))
     assert result.success_rate == pytest.approx(result.success.sum().item() / result.eligible.sum().item())
     assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 1
-    assert f"{int(result.success.sum())} of {int(result.eligible.sum())} eligible samples broken, 60 in all" in repr(
+    assert f"{int(result.success.sum())} of {int(result.eligible.sum())} eligible samples broken, 60 samples" in repr(
         result
     )
 
