@@ -10,7 +10,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import nn
 
 from lightning_robustness import AdversarialTraining, RobustnessMonitor, is_sandboxed
-from lightning_robustness._isolation.sandbox import sandbox
+from lightning_robustness._isolation.sandbox import full_precision, sandbox
 from lightning_robustness._measurement.feature_pass import FeaturePass
 from lightning_robustness._measurement.inspection import inspect, largest_difference
 from lightning_robustness._model.batch import Batch
@@ -37,9 +37,9 @@ NETWORKS = ["digits_network", "robust_digits_network"]
 
 @pytest.fixture(autouse=True)
 def _as_lightning_advises():
-    torch.set_float32_matmul_precision("medium")
+    torch.set_float32_matmul_precision("high")  # or "medium", which is bfloat16 on a CPU with AMX
     yield
-    assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
 
@@ -82,7 +82,8 @@ def test_forward_backward_and_forward_mode_are_rounded(name):
             tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
         return y.detach(), gradient, tangent.detach()
 
-    exact = differentiate()
+    with full_precision():
+        exact = differentiate()
     with GpuLike(tf32_noise=0.0) as mode:
         rounded = differentiate()
     assert mode.num_rounded > 0
@@ -97,7 +98,7 @@ def test_forward_backward_and_forward_mode_are_rounded(name):
     assert mode.num_rounded == 0
     for value, expected in zip(precise, exact, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
-    torch.set_float32_matmul_precision("medium")
+    torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
 
 
@@ -107,7 +108,7 @@ def test_distances_are_rounded():
         rounded = torch.cdist(x, x)
         torch.set_float32_matmul_precision("highest")
         precise = torch.cdist(x, x)
-    torch.set_float32_matmul_precision("medium")
+    torch.set_float32_matmul_precision("high")
     expected = torch.cdist(x.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist").float()
     assert (precise - expected).abs().max() < 0.05
     assert (rounded - expected).abs().max() > 0.5
