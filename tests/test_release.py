@@ -88,5 +88,7 @@ def test_the_distributions(tmp_path):
 
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lightning_robustness").rglob("*.py")}
-    assert {name for name in names if ".dist-info/" not in name} == package | {"lightning_robustness/py.typed"}
+    package = [
+        path for path in (ROOT / "lightning_robustness").rglob("*.*") if path.suffix in (".py", ".css", ".typed")
+    ]
+    assert {name for name in names if ".dist-info/" not in name} == {str(path.relative_to(ROOT)) for path in package}
