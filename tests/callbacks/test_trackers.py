@@ -11,7 +11,6 @@ from PIL import Image
 
 from lightning_robustness import RobustnessMonitor
 from lightning_robustness._display.drawing import render
-from lightning_robustness._display.run_figures import history_figure
 from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -26,7 +25,7 @@ def fit(path, logger):
 
 
 def last_picture(monitor):
-    return render(history_figure(monitor.history, "robustness"))
+    return render(monitor.plot())
 
 
 @pytest.mark.slow
