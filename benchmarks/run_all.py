@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -137,25 +136,28 @@ def put(text: str, path: Path) -> None:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table of the README, and a sentence that says when and with what it was measured."""
+    """The README's table of what was measured, and a sentence that says when and with what."""
     values = values_of(results)
     lines = ["| | here | compared with | script |", "|---|---|---|---|"]
     for what, here, against, script in ROWS:
         try:
             here, against = here.format(**values), against.format(**values)
-        except KeyError:
-            here = "not measured"
+        except KeyError:  # not measured yet
+            continue
         lines.append(f"| {what} | {here} | {against} | [{script}.py]({SCRIPT_URL.format(script)}) |")
-    return "\n".join(lines) + f"\n\nMeasured on two CPU cores {when(results.values())}. Only ratios are claimed.\n"
+    return "\n".join(lines) + f"\n\nMeasured on two CPU cores {when(results)}. Only ratios are claimed.\n"
 
 
-def when(scripts: Iterable[dict[str, Any]]) -> str:
+def when(results: dict[str, Any]) -> str:
     """Dates and versions, as words of a sentence."""
-    dates, torch = sorted({s["date"] or "" for s in scripts}), sorted({s["torch"] or "" for s in scripts})
-    if "" in dates:
-        return "during development, part of it with earlier versions"
+    dated = [script for script in results.values() if script["date"]]
+    undated = [f"{name}.py" for name, script in results.items() if not script["date"]]
+    if not dated:
+        return "during development"
+    dates, torch = sorted({script["date"] for script in dated}), sorted({script["torch"] for script in dated})
     first = f"on {dates[0]}" if len(dates) == 1 else f"from {dates[0]} to {dates[-1]}"
-    return f"{first} with torch {' and '.join(torch)}"
+    earlier = f"; with earlier versions: {', '.join(undated)}" if undated else ""
+    return f"{first} with torch {' and '.join(torch)}{earlier}"
 
 
 def measure(script: str, data: str | None) -> dict[str, float] | None:
