@@ -32,7 +32,7 @@ Every numbered equation, theorem, algorithm, table and figure of the four papers
 here, and whether it is the same. *Equal* means that a test compares it with independent code, *differs* that we compute
 something else and why, *measured* that a benchmark repeats the experiment, with its own outcome on the page that is
 linked, *not reproduced* and *open* that nothing does. *Derivation* is a step of a proof. This page is written by
-[make_papers.py](make_papers.py) from [papers.txt](papers.txt); tests check that all names exist.
+[make_papers.py](../docs/make_papers.py) from [papers.txt](papers.txt); tests check that all names exist.
 
 The text of the Fisher paper that we have lost its formulas. Those that are used were restored from the proofs around
 them, so *equal* there means equal to what we restored.
