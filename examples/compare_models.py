@@ -37,8 +37,8 @@ def main() -> None:
     """Train, compare, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--samples", type=int, default=512, help="number of test images to attack")
-    parser.add_argument("--budgets", type=int, default=20, help="number of budgets, from 0.01 in steps of 0.01")
+    parser.add_argument("--samples", type=int, default=256, help="number of test images to attack")
+    parser.add_argument("--budgets", type=int, default=10, help="number of budgets, from 0.02 in steps of 0.02")
     parser.add_argument("--output", default="report.html")
     arguments = parser.parse_args()
 
@@ -49,7 +49,7 @@ def main() -> None:
 
     loader = DataLoader(TensorDataset(images[1200:], labels[1200:]), batch_size=128)
     sizes = {"attack_samples": arguments.samples, "fim_samples": arguments.samples}
-    budgets = [number / 100 for number in range(1, arguments.budgets + 1)]
+    budgets = [number / 50 for number in range(1, arguments.budgets + 1)]
     report = compare(models, loader, budgets=budgets, decision_space="pca", **sizes)
     print(report)
     report.to_html(arguments.output)

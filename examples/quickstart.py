@@ -1,6 +1,6 @@
 """Train a small network on scikit-learn's digits and watch how robust it is, epoch by epoch.
 
-Takes about 20 seconds on two cores: ``python examples/quickstart.py``.
+Takes about half a minute on two cores: ``python examples/quickstart.py``.
 """
 
 import argparse
