@@ -66,7 +66,7 @@ def main() -> None:
     trainer = L.Trainer(max_epochs=1 if arguments.tiny else arguments.epochs, callbacks=[training, monitor, checkpoint])
     loaders = DataLoader(train, batch_size=128, shuffle=True), DataLoader(validation, batch_size=256)
     trainer.fit(Classifier(width=4 if arguments.tiny else 64), *loaders)
-    print(f"\n{monitor.summary()}\n\nThe most robust epoch is in {checkpoint.best_model_path}")
+    print(f"\nThe most robust epoch is in {checkpoint.best_model_path}")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def main() -> None:
     monitor = RobustnessMonitor(eps=2 / 255, input_space=space, **sizes)
     trainer = L.Trainer(max_epochs=1 if arguments.tiny else 3, callbacks=[monitor, checkpoint])
     trainer.fit(Classifier(model), DataLoader(train, 32, shuffle=True), DataLoader(validation, 32))
-    print(f"\n{monitor.summary()}\n\nThe most robust epoch is in {checkpoint.best_model_path}")
+    print(f"\nThe most robust epoch is in {checkpoint.best_model_path}")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def main() -> None:
     epochs = 1 if arguments.tiny else arguments.epochs
     trainer = L.Trainer(max_epochs=epochs, callbacks=[training, monitor, checkpoint])
     trainer.fit(Classifier(model), DataLoader(train, 32, shuffle=True), DataLoader(validation, 64))
-    print(f"\n{monitor.summary()}\n\nThe most robust epoch is in {checkpoint.best_model_path}")
+    print(f"\nThe most robust epoch is in {checkpoint.best_model_path}")
 
 
 if __name__ == "__main__":
