@@ -28,7 +28,7 @@ EXPERIMENTS = {
 }
 HEADER = """# The papers, item by item
 
-Every numbered equation, theorem, algorithm, table and figure of the four papers behind this package: what gives it
+Look up any numbered equation, theorem, algorithm, table or figure of the four papers behind this package: what gives it
 here, and whether it is the same. *Equal* means that a test compares it with independent code, *differs* that we compute
 something else and why, *measured* that a benchmark repeats the experiment, with its own outcome on the page that is
 linked, *not reproduced* and *open* that nothing does. *Derivation* is a step of a proof. This page is written by

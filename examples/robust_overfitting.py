@@ -1,8 +1,8 @@
 """Watch robust overfitting happen, stop it, and keep the epoch before it.
 
-Adversarial training that goes on for long learns its images by heart: accuracy under attack rises on new images, and
-falls again, while clean accuracy stays. On data as small as digits this takes some labels that are wrong, here every
-sixth, to be learnt by heart. Writes ``robust_overfitting.png``, and takes about a minute on two cores:
+Adversarial training that runs for too long memorises its images: accuracy under attack rises on new images, and falls
+again, while clean accuracy stays. On data as small as digits this takes some wrong labels to memorise, here every
+sixth. Writes ``robust_overfitting.png``, and takes about a minute on two cores:
 ``python examples/robust_overfitting.py``.
 """
 
