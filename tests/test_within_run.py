@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,21 @@ def test_the_tables_in_the_docs_are_those_of_the_results(run_script):
     assert len(rows) > 10 + len(names["STOPS"])
     docs = (ROOT / "docs" / "stopping.md").read_text()
     assert [row for row in rows if row not in docs] == []
+
+
+def test_the_pages_of_the_metrics_say_what_was_measured(run_script):
+    names, _ = run_script(SCRIPT, "--table")
+    runs = json.loads((ROOT / "benchmarks" / "results" / "within_run.json").read_text())
+    tau = {value: {run: names["judge"](runs[run], value)[0] for run in runs} for value in ("rdi", "roby", "fim")}
+    pages = {name: " ".join((ROOT / "docs" / f"{name}.md").read_text().split()) for name in ("rdi", "roby", "fisher")}
+
+    natural = [tau["rdi"][run] for run in runs if "natural" in run]
+    adversarial = [tau["rdi"][run] for run in runs if "natural" not in run]
+    assert f"Kendall's tau {min(natural):.2f} and {max(natural):.2f}" in pages["rdi"]
+    assert f"({min(adversarial):.2f} to {max(adversarial):.2f})" in pages["rdi"]
+    for value, page in (("roby", "roby"), ("fim", "fisher")):
+        num_negative = sum(correlation < 0 for correlation in tau[value].values())
+        assert f"negative in {num_negative} of {len(runs)}" in pages[page]
 
 
 def make_history():
