@@ -281,7 +281,7 @@ def test_the_distance_to_the_boundary_gains_robust_accuracy(tmp_path, digits):
 
 
 def test_pickle():
-    assert pickle.loads(pickle.dumps(AttackFreeRegularization(rdi_weight=0.3))).settings.rdi_weight == 0.3
+    assert pickle.loads(pickle.dumps(AttackFreeRegularization(rdi_weight=0.3)))._rdi_weight == 0.3
 
 
 def test_manual_optimization_is_refused(tmp_path):
