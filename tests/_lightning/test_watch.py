@@ -108,7 +108,7 @@ def test_a_process_that_does_not_count_takes_part_without_samples():
     model, (batch, *_), sample = Counted(), batches(), FixedSample(100, 8)
     features = FeaturePass(3, "exact", CPU)
     route = find_route(model, torch.rand(2, 4))
-    watch = Watch(subject(model), route, features, LoaderShare(8), sample, is_counted=False)
+    watch = Watch(subject(model), route, features, LoaderShare(0, num_replicas=2), sample)
     watch.before(batch)
     model(batch.x)
     watch.after()
