@@ -29,7 +29,7 @@ from lightning_robustness._measurement.threat_model import AttackFacts, ThreatMo
 from lightning_robustness._measurement.verdict import Kept
 from lightning_robustness._model.route import Route
 from lightning_robustness._numbers import write_budget
-from lightning_robustness._processes import describe_error, rank_zero_warn
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.attacks.attack import budgets_of
 
@@ -83,7 +83,7 @@ class Board:
         self._num_evaluations += 1
         if not is_main or not self._trainer.loggers or subject.route is None:
             return
-        try:
+        with self._faults.skipping("pictures could not be logged"):
             if self._sinks is None:
                 self._open(subject, subject.route, findings.l2_budget)
             self._add(findings, examples, epoch, subject)
@@ -91,8 +91,6 @@ class Board:
                 self._draw_waiting()
             if self._settings.log_embeddings and sample is not None and subject.route.head is not None:
                 self._embed(subject, sample.take(self._settings.sample_size, subject.extra_names))
-        except Exception as error:
-            self._faults.report("pictures could not be logged", describe_error(error))
 
     def show_history(
         self, history: Sequence[Mapping[str, float]], values: Mapping[str, float], kept: Kept | None

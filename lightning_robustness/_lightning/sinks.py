@@ -27,7 +27,7 @@ _COLUMNS = ("acc", "adv_acc/worst", "adv_acc/pgd", "boundary_acc", "rdi", "roby"
 
 
 class Sink:
-    """One logger; the parts that it cannot show are ignored."""
+    """One logger; the parts that it cannot show are ignored, but pictures are not drawn for one that takes none."""
 
     takes_images = True
 
@@ -142,8 +142,7 @@ class TableSink(Sink):
 
     @override
     def image(self, name: str, picture: np.ndarray) -> None:
-        if self.takes_images:
-            self._logger.log_image(self._tag(name), images=[picture], step=self._step)
+        self._logger.log_image(self._tag(name), images=[picture], step=self._step)
 
     @override
     def text(self, name: str, columns: Sequence[str], rows: Collection[Sequence[str]]) -> None:

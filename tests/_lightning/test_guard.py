@@ -48,10 +48,10 @@ def test_the_limit_itself_is_admitted_in_float32():
         assert not guard.admits(torch.tensor(percent / 100 - 0.021).item())
 
 
-def test_improvement_lasts_until_it_is_settled():
+def test_improvement_lasts_until_it_is_taken_into_account():
     guard = guard_after(0.5, 0.4)
     assert guard.has_improved
-    guard.settle()
+    guard.has_improved = False
     guard.observe(trainer(3, acc=0.5))
     assert not guard.has_improved
     guard.observe(trainer(4, acc=0.6))
