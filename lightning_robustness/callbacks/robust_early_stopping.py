@@ -163,9 +163,6 @@ class RobustEarlyStopping(EarlyStopping):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        if "guard" not in state_dict:  # of Lightning's own callback: its best score and patience are all there is
-            rank_zero_warn("The checkpoint is from a plain EarlyStopping, so RobustEarlyStopping starts to count anew.")
-            return
         self._guard.load_state_dict(state_dict["guard"])
         self._evaluations = list(state_dict["evaluations"])
         self._wait.load_state_dict(state_dict["learning_rate"])

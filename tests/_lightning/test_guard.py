@@ -129,10 +129,3 @@ def test_state():
     without = Guard("x/rdi", None, None, "max", "Owner")
     without.load_state_dict({**guard.state_dict(), "key": without.key})
     assert without.admits(0.0)
-
-
-def test_arguments():
-    with pytest.raises(ValueError, match=r"`guard_tolerance` to be a finite number of at least 0 but got -0\.1"):
-        Guard("score", "acc", -0.1, "max", "Owner")
-    with pytest.raises(ValueError, match=r"`guard_mode` to be one of \('min', 'max'\) but got 'most'"):
-        Guard("score", "acc", 0.1, "most", "Owner")

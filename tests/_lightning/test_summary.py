@@ -53,14 +53,6 @@ def test_five_lines():
     assert texts[3:] == ("ROBY failed", "10.5 s (pgd 9.0, fim 1.5)")
 
 
-def test_table_of_picks():
-    rows = RunSummary.of(history()).table().rows
-    assert [row[:5] for row in rows] == [
-        ["RDI", 0, pytest.approx(45.0), 5, pytest.approx(25.0)],
-        ["Fisher information", 2, pytest.approx(0.0), 2, pytest.approx(0.0)],
-    ]
-
-
 @pytest.mark.parametrize(
     ("space", "text"), [(None, "3.1/255"), (InputSpace(), "3.1/255"), (InputSpace(high=255), "0.0121")]
 )

@@ -238,6 +238,7 @@ def test_manual_optimization_of_another_form(tmp_path, kind, number):
 
 
 def test_the_attacks_of_the_papers():
+    assert AdversarialTraining().attack == PGD(all_steps=True)
     assert AdversarialTraining(loss="trades").attack == PGD(steps=10, start="gaussian", loss="kl", all_steps=True)
     assert published_attack("mart") == PGD(steps=10, start="gaussian", loss="cross_entropy")
     assert AdversarialTraining(loss="mart", attack=PGD(steps=2)).attack == PGD(steps=2, all_steps=True)

@@ -1,5 +1,4 @@
 import pytest
-import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -133,12 +132,6 @@ def test_validate_and_test_change_nothing(tmp_path):
     assert stopping.state_dict() == guarded().state_dict()
 
 
-def test_a_guard_that_does_not_come_gets_a_warning(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", patience=2, guard="val_accuracy", start_from_epoch=0)
-    with pytest.warns(UserWarning, match="RobustEarlyStopping is guarded by 'val_accuracy', which was not logged"):
-        assert epochs_trained(tmp_path, stopping, FALLING) == 3
-
-
 def stop_as_one_of_two(rank, path):
     """Both processes stop together although their accuracies, and the finiteness of their scores, differ."""
     as_torchrun_would(rank)
@@ -154,38 +147,9 @@ def test_two_processes(tmp_path, two_processes):
     assert first == second == (7, 0.42, 6)
 
 
-def test_unknown_keys_are_found_in_setup(tmp_path):
-    monitor = RobustnessMonitor(attacks=["pgd"])
-    trainer = make_trainer(tmp_path, monitor, RobustEarlyStopping("robustness/asr/pdg"))
-    with pytest.raises(MisconfigurationException, match=r"will be: robustness/rdi, .*robustness/asr/pgd, .*asr/worst"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
-
-
-def test_a_prefix_that_no_monitor_has_is_found_in_setup(tmp_path):
-    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=()), RobustEarlyStopping("robustnes/rdi"))
-    with pytest.raises(MisconfigurationException, match="waits for 'robustnes/rdi', which will not be logged"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
-
-
-def test_guards_that_will_not_come_are_found_in_setup(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", guard_tolerance=0.1)
-    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=(), prefix="r"), stopping)
-    with pytest.raises(MisconfigurationException, match=r"guarded by 'robustness/acc', .* Pass guard='r/acc'"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
-
-
 def test_a_key_that_never_comes_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="RobustEarlyStopping never saw 'score'. Logged were: val_acc"):
         assert epochs_trained(tmp_path, unguarded(), {}, max_epochs=2) == 2
-
-
-def test_with_the_monitor(tmp_path):
-    monitor = RobustnessMonitor(attacks=["fgsm"], attack_every_n_epochs=2, attack_samples=16, fim_samples=0)
-    stopping = RobustEarlyStopping("robustness/asr/fgsm", stopping_threshold=2.0, patience=1)
-    trainer = make_trainer(tmp_path, monitor, stopping, max_epochs=5)
-    trainer.fit(Classifier(), train_loader(), val_loader())
-    assert trainer.current_epoch == 1
-    assert torch.isclose(trainer.callback_metrics["robustness/asr/fgsm"], torch.tensor(monitor.history[0]["asr/fgsm"]))
 
 
 def stop_as_one_of_two_on_the_mean(rank, path):
@@ -200,14 +164,6 @@ def stop_as_one_of_two_on_the_mean(rank, path):
 def test_two_processes_stop_on_their_mean(tmp_path, two_processes):
     assert two_processes(stop_as_one_of_two_on_the_mean, tmp_path) == [(5, 4.0, 0)] * 2
     assert epochs_trained(tmp_path, unguarded(patience=1), [3.0, -2.0, 5.0, 0.0, 7.0]) == 2  # one process by itself
-
-
-@pytest.mark.parametrize("key", ["robustness/adv_acc/pdg", "robustnes/adv_acc/pgd"])
-def test_a_mistyped_confirmation_is_found_in_setup(tmp_path, key):
-    stopping = RobustEarlyStopping("robustness/rdi", confirm=key)
-    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=["pgd"]), stopping)
-    with pytest.raises(MisconfigurationException, match=f"waits for '{key}', which will not be logged"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
 
 
 def test_a_confirmation_that_never_comes_gets_a_warning(tmp_path):
@@ -284,12 +240,6 @@ def test_the_attack_that_runs_most_often_confirms(tmp_path, options, expected):
     assert monitor.reference_under(make_trainer(tmp_path)) == f"robustness/adv_acc/{expected}"
 
 
-def test_the_state_of_a_plain_early_stopping_is_taken_with_a_warning():
-    plain = EarlyStopping("score", mode="max")
-    with pytest.warns(UserWarning, match="plain EarlyStopping"):
-        unguarded().load_state_dict(plain.state_dict())
-
-
 def test_options_of_lightning(tmp_path):
     values = {0: 1.0, 1: float("nan")}
     assert epochs_trained(tmp_path, unguarded(check_finite=True), values) == 2
@@ -314,3 +264,20 @@ def test_a_value_of_training_is_named_as_such(tmp_path):
 def test_a_key_without_its_prefix_is_told_so():
     with pytest.raises(ValueError, match="'robustness/adv_acc/pgd'"):
         RobustEarlyStopping("adv_acc/pgd")
+
+
+@pytest.mark.parametrize(
+    ("monitor", "options", "message"),
+    [
+        ("robustness/asr/pdg", {}, r"will be: robustness/rdi, .*robustness/asr/pgd, .*asr/worst"),
+        ("robustnes/rdi", {}, "waits for 'robustnes/rdi', which will not be logged"),
+        ("score", {"mode": "max", "guard_tolerance": 0.1, "prefix": "r"}, "'robustness/acc', .* Pass guard='r/acc'"),
+        ("robustness/rdi", {"confirm": "robustness/adv_acc/pdg"}, "waits for 'robustness/adv_acc/pdg'"),
+        ("robustness/rdi", {"confirm": "robustnes/adv_acc/pgd"}, "waits for 'robustnes/adv_acc/pgd'"),
+    ],
+)
+def test_keys_that_will_not_come_are_found_in_setup(tmp_path, monitor, options, message):
+    prefix = options.pop("prefix", "robustness")
+    callbacks = RobustnessMonitor(attacks=["pgd"], prefix=prefix), RobustEarlyStopping(monitor, **options)
+    with pytest.raises(MisconfigurationException, match=message):
+        make_trainer(tmp_path, *callbacks).fit(Classifier(), train_loader(), val_loader())
