@@ -162,10 +162,12 @@ class Board:
 
     def _add_class_rates(self, epoch: int, attack: str, rows: Rows) -> None:
         """Add the robust accuracy of each class, NaN without samples."""
+        if len(rows) == 0:
+            return
         y = rows["y"]
         is_right = rows["adv_preds"] == rows["y"]
         number = len(self._class_names) if self._class_names else int(max(y.max(), rows["adv_preds"].max())) + 1
-        if number > _MAX_CLASSES or len(y) == 0:
+        if number > _MAX_CLASSES:
             return
         self._class_rates[epoch] = y[is_right].bincount(minlength=number) / y.bincount(minlength=number)
         names = [self._class_name(label) for label in range(number)]

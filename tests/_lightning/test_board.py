@@ -325,7 +325,7 @@ def test_slow_pictures_are_drawn_every_fifth_time_and_at_the_end(logger, example
 
 
 def rows(y, adv_preds):
-    return Rows(torch.arange(len(y)), {"y": torch.tensor(y), "adv_preds": torch.tensor(adv_preds)})
+    return Rows(torch.arange(len(y)), {"y": torch.tensor(y).long(), "adv_preds": torch.tensor(adv_preds).long()})
 
 
 def test_classes(logger, monkeypatch):
@@ -337,9 +337,11 @@ def test_classes(logger, monkeypatch):
     np.testing.assert_array_equal(pictures(logger, "robustness/classes")[4], expected)
 
 
-def test_too_many_classes(logger):
-    Shown([logger]).show(4, attacks={"pgd": rows([3, 100], [3, 3])})
+@pytest.mark.parametrize(("y", "adv_preds"), [([3, 100], [3, 3]), ([], [])])
+def test_too_many_classes_or_no_samples(logger, y, adv_preds, recwarn):
+    Shown([logger]).show(4, attacks={"pgd": rows(y, adv_preds)})
     assert read(logger).Tags()["images"] == []
+    assert not recwarn
 
 
 def test_the_run_is_one_picture_that_comes_first(logger):

@@ -96,10 +96,8 @@ def assert_close(first, second):
     torch.testing.assert_close(dict(first.state_dict()), dict(second.state_dict()), atol=2e-5, rtol=1e-3)
 
 
-class InDictionaryDeterministic(InDictionary):
-    def __init__(self):
-        super().__init__()
-        self.net[5] = nn.Identity()
+class InDictionaryDeterministic(InDictionary, Deterministic):
+    """Returns a dictionary."""
 
 
 @pytest.mark.parametrize("module", [Deterministic, InDictionaryDeterministic])
