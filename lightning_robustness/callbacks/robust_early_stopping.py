@@ -105,30 +105,25 @@ class RobustEarlyStopping(EarlyStopping):
         guard_tolerance: float | None = None,
         guard_mode: ExtremeMode = "max",
     ) -> None:
-        check_name("monitor", monitor)
-        check_integer("patience", patience, minimum=0)
-        check_number("min_delta", min_delta)
-        for name, flag in {"verbose": verbose, "strict": strict, "check_finite": check_finite}.items():
-            check_flag(name, flag)
-        check_flag("log_rank_zero_only", log_rank_zero_only)
         thresholds = {"stopping_threshold": stopping_threshold, "divergence_threshold": divergence_threshold}
         for name, threshold in thresholds.items():
             if threshold is not None:
                 check_number(name, threshold, minimum=-math.inf)
         super().__init__(
-            monitor=monitor,
-            min_delta=min_delta,
-            patience=patience,
-            verbose=verbose,
+            monitor=check_name("monitor", monitor),
+            min_delta=check_number("min_delta", min_delta),
+            patience=check_integer("patience", patience, minimum=0),
+            verbose=check_flag("verbose", verbose),
             mode=mode_of(monitor, mode),
             strict=False,
             check_finite=False,
             stopping_threshold=stopping_threshold,
             divergence_threshold=divergence_threshold,
             check_on_train_epoch_end=False,
-            log_rank_zero_only=log_rank_zero_only,
+            log_rank_zero_only=check_flag("log_rank_zero_only", log_rank_zero_only),
         )
-        self._is_required, self._stops_at_nan = strict, check_finite
+        self._is_required = check_flag("strict", strict)
+        self._stops_at_nan = check_flag("check_finite", check_finite)
         self._wait = LearningRateWait(start_from_epoch)
         self._confirm = confirm if confirm is None else check_name("confirm", confirm)
         self._reference: tuple[str, Streak] | None = None
