@@ -168,7 +168,7 @@ def test_two_processes_stop_on_their_mean(tmp_path, two_processes):
 
 def test_a_confirmation_that_never_comes_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match=r"never saw 'val_robust'. Logged were: .*robustness/rdi"):
-        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust")[0] == 11
+        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust") == 11
 
 
 @pytest.mark.parametrize(("max_epochs", "expected"), [(8, ["RobustEarlyStopping ended the run in epoch 2"]), (3, [])])
@@ -193,13 +193,12 @@ class Attacking(RobustnessMonitor):
         pass
 
 
-def confirmed(tmp_path, rdi, robust, monitor=None, **options):
+def confirmed(tmp_path, rdi, robust, *callbacks, ckpt_path=None, **options):
     stopping = RobustEarlyStopping("robustness/rdi", patience=2, guard=None, start_from_epoch=0, **options)
     scripted = Scripted(**{"robustness/rdi": rdi, "robustness/adv_acc/pgd": robust})
-    callbacks = [scripted, *([] if monitor is None else [monitor]), stopping]
-    trainer = make_trainer(tmp_path, *callbacks, max_epochs=12)
-    trainer.fit(Classifier(), train_loader(size=32), val_loader(size=16))
-    return trainer.current_epoch - 1, stopping
+    trainer = make_trainer(tmp_path, scripted, *callbacks, stopping, max_epochs=12, enable_checkpointing=True)
+    trainer.fit(Classifier(), train_loader(size=32), val_loader(size=16), ckpt_path=ckpt_path)
+    return trainer.current_epoch - 1
 
 
 DESCENDING = {epoch: -float(epoch) for epoch in range(12)}
@@ -208,21 +207,28 @@ RISING_UNTIL_5 = {epoch: float(min(epoch, 5)) for epoch in range(12)}
 
 def test_an_attack_free_value_stops_only_with_robust_accuracy(tmp_path, caplog):
     monitor = Attacking(attacks=["pgd", "square"])
-    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor)[0] == 7
+    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor) == 7
     assert "until robustness/adv_acc/pgd has too" in caplog.text
-    assert confirmed(tmp_path, RISING_UNTIL_5, DESCENDING, monitor)[0] == 7
+    assert confirmed(tmp_path, RISING_UNTIL_5, DESCENDING, monitor) == 7
     assert "until robustness/rdi has too" in caplog.text
 
 
 def test_robust_accuracy_counts_at_its_own_evaluations(tmp_path):
     rare = dict.fromkeys(range(0, 12, 3), 0.5)  # not better at 3 and 6
-    assert confirmed(tmp_path, DESCENDING, rare, Attacking(attacks=["pgd", "square"]))[0] == 6
+    assert confirmed(tmp_path, DESCENDING, rare, Attacking(attacks=["pgd", "square"])) == 6
 
 
-@pytest.mark.parametrize(("monitor", "options"), [(None, {}), (Attacking(), {"confirm": None}), (Attacking([]), {})])
+def test_a_resumed_run_remembers_robust_accuracy(tmp_path):
+    callbacks = Attacking(attacks=["pgd", "square"]), ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, *callbacks) == 7
+    path = tmp_path / "epoch=6.ckpt"
+    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, callbacks[0], ckpt_path=path) == 7
+
+
+@pytest.mark.parametrize(("monitor", "options"), [([], {}), ([Attacking()], {"confirm": None}), ([Attacking([])], {})])
 def test_a_value_without_confirmation_gets_a_warning(tmp_path, monitor, options):
     with pytest.warns(UserWarning, match=r"goes by 'robustness/rdi' alone"):
-        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor, **options)[0] == 2
+        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, *monitor, **options) == 2
 
 
 @pytest.mark.parametrize(
