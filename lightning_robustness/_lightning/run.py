@@ -56,13 +56,12 @@ _NUM_EXAMPLES = 4  # pictures of adversarial inputs, per attack
 class Run:
     """One run of a Trainer: what was found out about its module, the sample, the board, and the epoch under way."""
 
-    def __init__(self, settings: MonitorSettings, trainer: Trainer, pl_module: LightningModule) -> None:
+    def __init__(self, settings: MonitorSettings, trainer: Trainer) -> None:
         self.settings = settings
         self.faults = Faults(trainer, "RobustnessMonitor")
         self._trainer = trainer
         self.board = Board(settings, trainer, self.prefix, self.faults)
         self.epoch = 0
-        self._module = pl_module
         self._processes = Processes()
         self._found: Found | None = None
         self._extra: ExtraInputs | None = None  # what the network takes from a batch besides inputs
@@ -75,6 +74,10 @@ class Run:
     def prefix(self) -> str:
         """Prefix of the keys of this run."""
         return f"test_{self.settings.prefix}" if self._trainer.testing else self.settings.prefix
+
+    @property
+    def _module(self) -> LightningModule:
+        return self._trainer.lightning_module
 
     @property
     def has_seen_data(self) -> bool:

@@ -220,7 +220,7 @@ class RobustnessMonitor(Callback):
                 check_renamed(callback, getattr(callback, "monitor", None), self.keys)
             self._record.begin(trainer)
         warn_of_sharding(trainer, self.settings)
-        self._run = Run(self._settings_for(trainer), trainer, pl_module)
+        self._run = Run(self._settings_for(trainer), trainer)
         if self._is_fitting:
             with self._run.faults.skipping("the HParams tab lacks the values", is_raised_early=True):
                 announce_values(trainer, pl_module, self._run.settings)
