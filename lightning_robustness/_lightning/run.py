@@ -63,7 +63,7 @@ class Run:
         self.board = Board(settings, trainer, self.prefix, self.faults)
         self.epoch = 0
         self._processes = Processes()
-        self._found: Found | None = None
+        self.found: Found | None = None  # on the first batch of validation
         self._extra: ExtraInputs | None = None  # what the network takes from a batch besides inputs
         self._is_checked = settings.access.forward_fn is not None  # what a user says is not questioned
         self._sample: FixedSample | None = None
@@ -78,11 +78,6 @@ class Run:
     @property
     def _module(self) -> LightningModule:
         return self._trainer.lightning_module
-
-    @property
-    def has_seen_data(self) -> bool:
-        """Return whether there was a batch of validation."""
-        return self._found is not None
 
     def log(self, values: Mapping[str, float]) -> None:
         """Log values by name as the module would; loggers that may reject a key get theirs from us."""
@@ -117,14 +112,14 @@ class Run:
             return
         with self.faults.guard():
             batch = self.settings.access.read(loaded)
-            if self._found is None and is_sharded(self._trainer):
+            if self.found is None and is_sharded(self._trainer):
                 # No process can run a pass of its own: the first validation step shows what otherwise that does
                 self._watch = StepRoute(self._module, batch, self.settings.access.head)
                 return
-            if self._found is None:
-                self._found = self._inspect(batch)
+            if self.found is None:
+                self.found = self._inspect(batch)
             if not isinstance(self._watch, Watch):
-                self._watch = self._open(self._found.route)
+                self._watch = self._open(self.found.route)
             self._watch.before(batch)
 
     def after_batch(self) -> None:
@@ -174,13 +169,13 @@ class Run:
             with self._processes.step():
                 if error is not None:
                     raise error
-            found = agree(self._processes, None if watch is None else self._found)
+            found = agree(self._processes, None if watch is None else self.found)
             if found is None:
                 self._check_loader()
                 self.faults.report(left_out, f"no batch came from loader {self.settings.dataloader_idx}")
         if found is None:
             return None
-        self._found = found
+        self.found = found
         # An error in one of several processes is raised, since the others would wait for this one
         with self.faults.skipping(left_out, is_raised_early=True) if self._processes.number == 1 else nullcontext():
             return self._end(found, watch, due, is_last)
@@ -222,7 +217,7 @@ class Run:
         Margins of that epoch assist if no training batch came since.
         """
         values, estimates = dict[str, float](), dict[str, Assisted]()
-        if self._found is None or self._found.is_discrete:
+        if self.found is None or self.found.is_discrete:
             return values, estimates
         settings, subject = self.settings, self._subject()
         batch, margins = self._margins or (-1, None)
@@ -260,7 +255,7 @@ class Run:
             route = route._replace(head=None, num_features=0, reason=reason)
         check_route(self._module, route, call.logits, step.batch.y, self.settings.access.num_classes)
         announce(self._trainer, self.settings.dataloader_idx, route)
-        self._found = Found(route)
+        self.found = Found(route)
         watch = self._open(route)
         watch.before(step.batch)
         watch.after(call if route.head is not None else call._replace(embedding=None))
@@ -294,7 +289,7 @@ class Run:
 
     def _difference(self, sample: FixedSample, features: FeaturePass) -> float:
         """Compare some of the sample's outputs with those that validation computed at its positions."""
-        if not self.settings.needs_gradients or self._found is None or self._found.is_discrete:
+        if not self.settings.needs_gradients or self.found is None or self.found.is_discrete:
             return 0.0
         subject = self._subject()
         samples = sample.take(_NUM_COMPARED, subject.extra_names)
@@ -343,7 +338,7 @@ class Run:
         is_shown = self._trainer.progress_bar_callback is not None if wanted is None else wanted
         progress = is_shown and self._trainer.is_global_zero
         forward, device = forward_of(self._module, access.forward_fn), self._module.device
-        route = None if self._found is None else self._found.route
+        route = None if self.found is None else self.found.route
         options = plan.batch_size, plan.seed, progress, self._extra, route
         return Subject(self._module, access, forward, device, *options)
 

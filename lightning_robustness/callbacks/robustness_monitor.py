@@ -277,7 +277,7 @@ class RobustnessMonitor(Callback):
         run = self._run
         if run is None:
             return
-        if not run.has_seen_data:
+        if run.found is None:
             run.faults.warn("there was no validation epoch to watch in this run.", key="validation")
         with run.faults.skipping("attacks at the end of training are left out"):
             self._attack_at_the_end(run, trainer)
