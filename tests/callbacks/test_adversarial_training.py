@@ -403,7 +403,9 @@ def test_a_network_that_treats_bytes_and_floats_differently_is_refused(tmp_path)
         fit(tmp_path, callback, Differs, bytes_loader())
 
 
-class Manual(Recorder):
+class ByHand:
+    """Optimizes by itself."""
+
     automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
@@ -413,6 +415,8 @@ class Manual(Recorder):
         self.manual_backward(loss)
         optimizer.step()
 
+
+class Manual(ByHand, Recorder):
     def on_train_epoch_end(self):
         self.lr_schedulers().step()
 
