@@ -58,7 +58,7 @@ class Run:
 
     def __init__(self, settings: MonitorSettings, trainer: Trainer) -> None:
         self.settings = settings
-        self.faults = Faults(trainer, "RobustnessMonitor")
+        self.faults = Faults(trainer)
         self._trainer = trainer
         self.board = Board(settings, trainer, self.prefix, self.faults)
         self.epoch = 0

@@ -145,7 +145,7 @@ class Shown(Board):
         loop = SimpleNamespace(_batches_that_stepped=0)
         trainer = SimpleNamespace(loggers=loggers, is_global_zero=True, fit_loop=SimpleNamespace(epoch_loop=loop))
         settings = RobustnessMonitor(attacks, input_space=SPACE, **options).settings
-        super().__init__(settings, trainer, prefix, Faults(trainer, "RobustnessMonitor"))
+        super().__init__(settings, trainer, prefix, Faults(trainer))
         self.loop = loop
 
     def show(self, step, epoch=0, examples=None, sample=None, subject=None, **found):
