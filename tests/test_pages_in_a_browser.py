@@ -15,7 +15,7 @@ LONG = "a_very_long_name_of_a_model_without_any_space_that_a_line_could_be_broke
 def make_monitor():
     monitor = RobustnessMonitor(eps=8 / 255)
     values = {"acc": 0.75, "rdi": 0.5, "fim": 2.0, "adv_acc/pgd": 0.5, "adv_acc/worst": 0.25, "samples_attacks": 64}
-    monitor.history = [{"epoch": epoch, "step": 9 * epoch, **values} for epoch in range(30)]
+    monitor.history.extend({"epoch": epoch, "step": 9 * epoch, **values} for epoch in range(30))
     return monitor
 
 

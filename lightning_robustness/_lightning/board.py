@@ -1,9 +1,9 @@
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch import Trainer
@@ -17,7 +17,7 @@ from lightning_robustness._display.run_figures import class_figure, history_figu
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.sinks import Sink, sinks_of
-from lightning_robustness._lightning.trainer import find_class_names, log_step
+from lightning_robustness._lightning.trainer import find_class_names
 from lightning_robustness._measurement.boundary_curve import BoundaryCurve
 from lightning_robustness._measurement.findings import Findings
 from lightning_robustness._measurement.keys import KEYS, charts, combined_charts, get_key, logged_keys, tag
@@ -29,7 +29,7 @@ from lightning_robustness._measurement.threat_model import AttackFacts, ThreatMo
 from lightning_robustness._measurement.verdict import Kept
 from lightning_robustness._model.route import Route
 from lightning_robustness._numbers import write_budget
-from lightning_robustness._processes import describe_error, rank_zero_warn
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.attacks.attack import budgets_of
 
@@ -83,7 +83,7 @@ class Board:
         self._num_evaluations += 1
         if not is_main or not self._trainer.loggers or subject.route is None:
             return
-        try:
+        with self._faults.skipping("pictures could not be logged"):
             if self._sinks is None:
                 self._open(subject, subject.route, findings.l2_budget)
             self._add(findings, examples, epoch, subject)
@@ -91,8 +91,6 @@ class Board:
                 self._draw_waiting()
             if self._settings.log_embeddings and sample is not None and subject.route.head is not None:
                 self._embed(subject, sample.take(self._settings.sample_size, subject.extra_names))
-        except Exception as error:
-            self._faults.report("pictures could not be logged", describe_error(error))
 
     def show_history(
         self, history: Sequence[Mapping[str, float]], values: Mapping[str, float], kept: Kept | None
@@ -103,7 +101,7 @@ class Board:
             with self._faults.skipping("charts of several values could not be logged", is_raised_early=True):
                 for sink in self._sinks or ():
                     for title, names in combined_charts(values).items():
-                        sink.lines(title, {line: values[name] for line, name in names.items()}, log_step(self._trainer))
+                        sink.lines(title, {line: values[name] for line, name in names.items()})
 
         def draw() -> "Figure":
             self._history_figure = history_figure(history, self._prefix, self._history_figure, kept)
@@ -114,7 +112,7 @@ class Board:
         return perf_counter() - start
 
     def show_summary(
-        self, lines: Iterable[tuple[str, str]], history: Sequence[Mapping[str, float]], kept: Kept | None
+        self, lines: Collection[tuple[str, str]], history: Sequence[Mapping[str, float]], kept: Kept | None
     ) -> None:
         """Show the summary, pictures that wait, and the picture of the run with the epoch that was kept."""
         if kept is not None and kept.checkpoint is not None:
@@ -129,12 +127,12 @@ class Board:
         settings, plan = self._settings, self._settings.plan
         with suppress(Exception):  # a data set may fail to say; numbers will do
             self._class_names = find_class_names(self._trainer, settings.dataloader_idx, route.num_classes)
-        self._sinks = list(sinks_of(self._trainer.loggers, self._prefix))
+        self._sinks = list(sinks_of(self._trainer, self._prefix))
         threat = ThreatModel.of(plan.attacks, plan.input_space, plan.attack_samples, l2_budget=l2_budget)
         unbounded = [name for name, facts in threat.attacks.items() if not facts.budgets]
+        shown = charts(settings.parts, list(plan.attacks), unbounded, settings.log_details)
         for sink in self._sinks:
-            combined = combined_charts(settings.names) if settings.log_combined else ()
-            sink.open(charts(settings.parts, list(plan.attacks), unbounded, settings.log_details), combined)
+            sink.open(shown, combined_charts(settings.names) if settings.log_combined else ())
         self._show_text("glossary", ("key", "meaning"), _glossary(self._prefix, threat.attacks, settings.parts))
         head = f"{route.head!r} of {type(subject.model).__name__}, {route.num_classes} classes"
         self._show_text("settings", ("setting", "value"), (settings.describe() | {"head": head}).items())
@@ -164,10 +162,12 @@ class Board:
 
     def _add_class_rates(self, epoch: int, attack: str, rows: Rows) -> None:
         """Add the robust accuracy of each class, NaN without samples."""
+        if len(rows) == 0:
+            return
         y = rows["y"]
         is_right = rows["adv_preds"] == rows["y"]
         number = len(self._class_names) if self._class_names else int(max(y.max(), rows["adv_preds"].max())) + 1
-        if number > _MAX_CLASSES or len(y) == 0:
+        if number > _MAX_CLASSES:
             return
         self._class_rates[epoch] = y[is_right].bincount(minlength=number) / y.bincount(minlength=number)
         names = [self._class_name(label) for label in range(number)]
@@ -183,29 +183,31 @@ class Board:
         preds = torch.cat([call.logits for call in calls]).argmax(dim=1).cpu()
         classes = {"label": preds if samples.y is None else samples.y, "prediction": preds}
         columns = [[self._class_name(label) for label in part.tolist()] for part in classes.values()]
-        metadata = [list(row) for row in zip(*columns, strict=True)]
+        options: dict[str, Any] = {
+            "metadata": [list(row) for row in zip(*columns, strict=True)],
+            "metadata_header": list(classes),
+        }
         # Inputs of several shapes have no pictures
         has_images = self._settings.log_figures and isinstance(samples.x, Tensor)
         images = as_images(samples.x, subject.input_space) if has_images else None
-        thumbnails = None if images is None else _thumbnails(images)
+        options["label_img"] = None if images is None else _thumbnails(images)
         for sink in self._sinks or ():
-            sink.embedding("embedding", points, metadata, list(classes), thumbnails, log_step(self._trainer))
+            sink.embedding("embedding", points, **options)
 
     def _class_name(self, label: int) -> str:
         return str(label) if self._class_names is None else self._class_names[label]
 
-    def _show_text(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    def _show_text(self, name: str, columns: Sequence[str], rows: Collection[Sequence[str]]) -> None:
         """Show texts as a list or table."""
-        rows = [list(row) for row in rows]
         for sink in self._sinks or ():
-            sink.text(name, columns, rows, log_step(self._trainer))
+            sink.text(name, columns, rows)
 
     def _show_histogram(self, name: str, values: Tensor) -> None:
         values = values.detach().flatten().float()
         values = values[values.abs() < 1e20]  # drops NaN; the bins of TensorBoard end here
         if self._settings.log_figures and len(values):
             for sink in self._sinks or ():
-                sink.histogram(name, values, log_step(self._trainer))
+                sink.histogram(name, values)
 
     def _draw_waiting(self) -> None:
         """Draw what has changed since it was last drawn."""
@@ -224,7 +226,7 @@ class Board:
             rank_zero_warn(f"Figures are left out. {error}")
             return
         for sink in sinks:
-            sink.image(name, picture, log_step(self._trainer))
+            sink.image(name, picture)
 
 
 def _glossary(prefix: str, attacks: Mapping[str, AttackFacts], parts: Collection[str]) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from lightning_robustness._isolation.sandbox import sandbox
 
@@ -28,15 +29,8 @@ def embed(pl_module: LightningModule, embed_fn: Callable[..., Any], x: Tensor, e
 def find_layer(pl_module: LightningModule, embed_fn: Callable[..., Any], x: Tensor) -> nn.Module:
     """Find the submodule whose output the embeddings are, so that a training step can be given others."""
     calls: list[tuple[nn.Module, Any]] = []
-    hooks = [
-        module.register_forward_hook(lambda module, args, output: calls.append((module, output)))
-        for module in pl_module.modules()
-    ]
-    try:
+    with register_module_forward_hook(lambda module, args, output: calls.append((module, output))):
         embeddings = embed(pl_module, embed_fn, x, eval_mode=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
     for module, output in calls:
         if output is embeddings:
             return module
@@ -59,11 +53,8 @@ def perturbed(layer: nn.Module, perturbation: Tensor) -> Iterator[None]:
         num_calls += 1
         return output + perturbation.to(output.dtype)
 
-    hook = layer.register_forward_hook(add)
-    try:
+    with layer.register_forward_hook(add):
         yield
-    finally:
-        hook.remove()
     if num_calls == 0:
         raise MisconfigurationException(
             f"Expected `training_step` to embed its batch with {layer}, whose output `embed_fn` returns, for inputs "

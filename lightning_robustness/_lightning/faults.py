@@ -15,16 +15,15 @@ _log = logging.getLogger(__name__)
 
 
 class Faults:
-    """Errors and warnings of a callback that must not end the run it watches.
+    """Errors and warnings of the monitor, which must not end the run it watches.
 
     Errors are raised before training, while they cost little; later they become warnings, and the part is left out.
     """
 
-    def __init__(self, trainer: Trainer, owner: str) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self.error: Exception | None = None
         self.left_out: list[str] = []
         self._trainer = trainer
-        self._owner = owner
         self._reported: set[str] = set()
 
     @contextmanager
@@ -36,7 +35,7 @@ class Faults:
             self.error = error
         except Exception as error:
             if not has_trained(self._trainer):
-                raise MisconfigurationException(f"{self._owner}: {error}") from error
+                raise MisconfigurationException(f"RobustnessMonitor: {error}") from error
             self.error = error
 
     @contextmanager
@@ -61,7 +60,7 @@ class Faults:
     def refuse(self, message: str, consequence: str) -> None:
         """Raise before training has begun; afterwards, warn once, together with the consequence."""
         if not has_trained(self._trainer):
-            raise MisconfigurationException(f"{self._owner}: {message}")
+            raise MisconfigurationException(f"RobustnessMonitor: {message}")
         self.warn(f"{message} {consequence}", key=message)
 
     def report(self, consequence: str, error: str) -> None:
@@ -73,7 +72,7 @@ class Faults:
             self._emit(lambda text: warnings.warn(text, stacklevel=4), f"{consequence}: {error}")
 
     def _emit(self, warn: Callable[[str], None], message: str) -> None:
-        text = f"{self._owner}: {message}"
+        text = f"RobustnessMonitor: {message}"
         try:
             warn(text)
         except Warning:  # warnings are turned into errors

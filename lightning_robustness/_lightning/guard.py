@@ -53,8 +53,8 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
 
 def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
     """Check, where the callbacks of a Trainer tell, that a key will be logged."""
-    check_renamed(owner, key, _promised(trainer))
     keys = _promised(trainer)
+    check_renamed(owner, key, keys)
     prefixes = tuple({f"{promised.split('/')[0]}/" for promised in keys})
     names = {promised.split("/")[-1] for promised in keys} - {"acc"}
     # Any other key may be the module's own, unless it looks like one of theirs
@@ -88,13 +88,14 @@ def check_renamed(owner: Callback, key: str | None, keys: Sequence[str]) -> None
 
 def check_default_guard(trainer: Trainer, owner: Callback, guard: str) -> None:
     """Check that a callback of a Trainer will log the key of a guard that the user did not name."""
-    if not _promised(trainer):
+    keys = _promised(trainer)
+    if not keys:
         raise MisconfigurationException(
             f"{type(owner).__name__} waits for values of RobustnessMonitor, guarded by {guard!r}, but there is none. "
             "Add RobustnessMonitor to the callbacks, or pass `guard=` if the module logs these values itself."
         )
-    if guard not in _promised(trainer):
-        others = [f"guard={key!r}" for key in _promised(trainer) if key.endswith("/acc")]
+    if guard not in keys:
+        others = [f"guard={key!r}" for key in keys if key.endswith("/acc")]
         remedy = " or ".join([*others, "the key of a clean accuracy that the module logs", "guard=None"])
         raise MisconfigurationException(
             f"{type(owner).__name__} is guarded by {guard!r}, which will not be logged. Pass {remedy}."
@@ -175,7 +176,7 @@ class Guard:
         self.tolerance = DEFAULT_TOLERANCE if tolerance is None else check_number("guard_tolerance", tolerance)
         check_option("guard_mode", mode, ExtremeMode)
         self.best = math.nan
-        self.has_improved = False
+        self.has_improved = False  # since somebody set this to False
         self._sign = 1 if mode == "max" else -1
         self._owner = owner
         self._last: tuple[int, float] | None = None
@@ -196,10 +197,6 @@ class Guard:
         self._last = num_training_batches(trainer), value
         if self.has_veto and (math.isnan(self.best) or self.quality(value) > self.quality(self.best)):
             self.best, self.has_improved = value, True
-
-    def settle(self) -> None:
-        """Note that an improvement has been taken into account."""
-        self.has_improved = False
 
     def value(self, trainer: Trainer) -> float:
         """Return the value of the current network; NaN if it is not known."""

@@ -2,12 +2,12 @@ import tempfile
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from typing_extensions import Self
+from torch import Tensor
 
 from lightning_robustness._arguments import check_integer
 from lightning_robustness._lightning.patience import progress_of
@@ -18,104 +18,16 @@ from lightning_robustness._measurement.plan import WORST
 from lightning_robustness._measurement.statistics import Evaluation, Trust, measure_trust
 from lightning_robustness._measurement.verdict import Kept, kept_epoch
 
-# Columns that are kept of each attacked sample
-_SAMPLE = np.dtype([("positions", "i4"), ("robust", "f4"), ("folds", "?"), ("residuals", "f4")])
+
+def _pack(outcome: Assisted) -> dict[str, Any]:
+    """Return an outcome without tensors, whose number would grow with every evaluation and attack."""
+    fields = outcome._asdict()
+    return {name: value.numpy().copy() if isinstance(value, Tensor) else value for name, value in fields.items()}
 
 
-class _Packed(NamedTuple):
-    """Outcomes of an attack in one array, of which a run keeps one per evaluation and attack."""
-
-    samples: np.ndarray
-    others: dict[str, Any]
-
-    @classmethod
-    def of(cls, outcome: Assisted) -> Self:
-        fields = outcome._asdict()
-        samples = np.empty(len(outcome.robust), _SAMPLE)
-        for name in _SAMPLE.fields or ():
-            samples[name] = fields.pop(name).numpy()
-        return cls(samples, fields)
-
-    def unpack(self) -> Assisted:
-        columns: dict[str, Any] = {name: torch.from_numpy(self.samples[name].copy()) for name in _SAMPLE.fields or ()}
-        return Assisted(**columns, **self.others)
-
-
-class History:
-    """Values of the evaluations of a run, and outcomes of their attacks, by step.
-
-    They find their way back from processes that Lightning has spawned.
-    """
-
-    def __init__(self) -> None:
-        self._entries: list[dict[str, float]] = []
-        self._outcomes: dict[int, dict[str, _Packed]] = {}
-        self.checkpoint: tuple[str, int] | None = None
-        self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.pt"
-        self._last_batch: int | None = None  # number of training batches at the last evaluation
-
-    @property
-    def entries(self) -> list[dict[str, float]]:
-        """One dictionary per evaluation."""
-        if self._transfer.exists():  # training ran in processes that Lightning started, and ended
-            self.load_state_dict(torch.load(self._transfer, weights_only=True))
-            self._transfer.unlink()
-        return self._entries
-
-    @entries.setter
-    def entries(self, entries: list[dict[str, float]]) -> None:
-        self._entries = entries
-
-    def kept(self) -> Kept | None:
-        """Return the epoch that a checkpoint kept, else the most robust one."""
-        return kept_epoch(self.entries, self._unpacked(), self.checkpoint)
-
-    def begin(self, anew: bool) -> None:
-        """Begin a run, with or without the entries of the one before."""
-        self._last_batch, self.checkpoint = None, None
-        if anew:
-            self._entries, self._outcomes = [], {}
-
-    def add(
-        self,
-        batch: int,
-        epoch: int,
-        step: int,
-        values: dict[str, float],
-        outcomes: Mapping[str, Assisted] | None = None,
-    ) -> None:
-        """Add values; attacks that run again at the end of training join the last evaluation."""
-        if self.entries and batch == self._last_batch:
-            entry = self.entries[-1]
-            before = {key: entry.get(key, 0.0) for key in values if key.startswith("seconds/")}
-            entry |= values | {key: values[key] + seconds for key, seconds in before.items()}
-        else:
-            self.entries.append({"epoch": epoch, "step": step, **values})
-        self._last_batch = batch
-        packed = {name: _Packed.of(outcome) for name, outcome in (outcomes or {}).items()}
-        self._outcomes.setdefault(int(self.entries[-1]["step"]), {}).update(packed)
-
-    def send(self) -> None:
-        """Leave everything for the main process, at the end of a spawned one."""
-        torch.save(self.state_dict() | {"checkpoint": self.checkpoint}, self._transfer)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return entries and outcomes, without the margins of all samples."""
-        found = self._unpacked()
-        outcomes = {step: {name: outcome._asdict() for name, outcome in own.items()} for step, own in found.items()}
-        return {"history": self.entries, "outcomes": outcomes}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned."""
-        self._entries, self.checkpoint = list(state_dict["history"]), state_dict.get("checkpoint")
-        saved = state_dict.get("outcomes", {})
-        self._outcomes = {
-            step: {name: _Packed.of(Assisted(**outcome)) for name, outcome in own.items()}
-            for step, own in saved.items()
-        }
-
-    def _unpacked(self) -> dict[int, dict[str, Assisted]]:
-        return {step: {name: packed.unpack() for name, packed in own.items()} for step, own in self._outcomes.items()}
+def _unpack(packed: Mapping[str, Any]) -> Assisted:
+    columns = {name: torch.tensor(value) for name, value in packed.items() if isinstance(value, np.ndarray)}
+    return Assisted(**{**packed, **columns})
 
 
 def find_checkpoint(trainer: Trainer, prefix: str, history: Sequence[Evaluation]) -> tuple[str, int] | None:
@@ -246,19 +158,38 @@ def find_distrust(trainer: Trainer, prefix: str, trust: Mapping[str, Trust]) -> 
 
 
 class RunRecord:
-    """Everything that outlives an epoch: the evaluations so far, and when each attack ran last."""
+    """Everything that outlives an epoch: the evaluations so far, outcomes of their attacks by step, and the schedule.
+
+    They find their way back from processes that Lightning has spawned.
+    """
 
     def __init__(self, attacks: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
-        self.history = History()
         self.schedule = AttackSchedule(attacks, every_n_epochs)
         self.trust: dict[str, Trust] = {}
         self.notes: list[str] = []
+        self._checkpoint: tuple[str, int] | None = None
+        self._history: list[dict[str, float]] = []
+        self._outcomes: dict[int, dict[str, dict[str, Any]]] = {}
+        self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.pt"
+        self._last_batch: int | None = None  # number of training batches at the last evaluation
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """One dictionary per evaluation."""
+        if self._transfer.exists():  # training ran in processes that Lightning started, and ended
+            self.load_state_dict(torch.load(self._transfer, weights_only=True))
+            self._transfer.unlink()
+        return self._history
+
+    def kept(self) -> Kept | None:
+        """Return the epoch that a checkpoint kept, else the most robust one."""
+        return kept_epoch(self.history, self._unpacked(), self._checkpoint)
 
     def begin(self, trainer: Trainer) -> None:
         """Begin a run; one that is resumed keeps what there is."""
-        is_new = trainer.current_epoch == 0
-        self.history.begin(anew=is_new)
-        if is_new:
+        self._last_batch, self._checkpoint = None, None
+        if trainer.current_epoch == 0:
+            self._history, self._outcomes = [], {}
             self.schedule.reset()
 
     def add(
@@ -269,33 +200,53 @@ class RunRecord:
         outcomes: Mapping[str, Assisted],
         attacks: Sequence[str],
     ) -> dict[str, float]:
-        """Add the values of an evaluation, and return them together with what the history then says about trust."""
+        """Add the values of an evaluation, and return them together with what the history then says about trust.
+
+        Attacks that run again at the end of training join the last evaluation.
+        """
         if trainer.state.fn != "fit":
             return dict(values)
-        self.history.add(num_training_batches(trainer), epoch, log_step(trainer), dict(values), outcomes)
+        batch = num_training_batches(trainer)
+        if self.history and batch == self._last_batch:
+            entry = self.history[-1]
+            before = {key: entry.get(key, 0.0) for key in values if key.startswith("seconds/")}
+            entry |= {**values, **{key: values[key] + seconds for key, seconds in before.items()}}
+        else:
+            self.history.append({"epoch": epoch, "step": log_step(trainer), **values})
+        self._last_batch = batch
+        packed = {name: _pack(outcome) for name, outcome in outcomes.items()}
+        self._outcomes.setdefault(int(self.history[-1]["step"]), {}).update(packed)
         if not attacks:
             return dict(values)
         self.schedule.record(trainer, epoch, attacks)
-        self.trust = measure_trust(self.history.entries)
+        self.trust = measure_trust(self.history)
         measured = {f"trust/{name}": agreement.tau for name, agreement in self.trust.items()}
-        self.history.entries[-1] |= measured
+        self.history[-1] |= measured
         return {**values, **measured}
 
     def close(self, trainer: Trainer, prefix: str, left_out: Sequence[str]) -> None:
         """Note, at the end of a run, what a checkpoint kept and what was given up."""
-        self.history.checkpoint = find_checkpoint(trainer, prefix, self.history.entries)
+        self._checkpoint = find_checkpoint(trainer, prefix, self.history)
         self.notes = find_notes(trainer, left_out)
 
-    def add_seconds(self, seconds: float) -> None:
-        """Add the time that the picture of the run took to the figures of the last evaluation."""
-        entry = self.history.entries[-1]
-        entry["seconds/figures"] = entry.get("seconds/figures", 0.0) + seconds
+    def send(self) -> None:
+        """Leave everything for the main process, at the end of a spawned one."""
+        torch.save(self.state_dict() | {"checkpoint": self._checkpoint}, self._transfer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to continue."""
-        return {"schedule": self.schedule.state_dict(), **self.history.state_dict()}
+        """Return what a resumed run needs to continue, without the margins of all samples."""
+        found = self._unpacked()
+        outcomes = {step: {name: outcome._asdict() for name, outcome in own.items()} for step, own in found.items()}
+        return {"schedule": self.schedule.state_dict(), "history": self.history, "outcomes": outcomes}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.schedule.load_state_dict(state_dict["schedule"])
-        self.history.load_state_dict(state_dict)
+        self._history, self._checkpoint = list(state_dict["history"]), state_dict.get("checkpoint")
+        saved = state_dict.get("outcomes", {})
+        self._outcomes = {
+            step: {name: _pack(Assisted(**outcome)) for name, outcome in own.items()} for step, own in saved.items()
+        }
+
+    def _unpacked(self) -> dict[int, dict[str, Assisted]]:
+        return {step: {name: _unpack(packed) for name, packed in own.items()} for step, own in self._outcomes.items()}

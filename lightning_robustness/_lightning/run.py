@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -44,6 +43,7 @@ from lightning_robustness._measurement.plan import FINAL, Plan
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import FixedSample, LoaderShare, loader_share
 from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.access import ExtraInputs
 from lightning_robustness._model.batch import Batch, require_labels
 from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
@@ -56,15 +56,15 @@ _NUM_EXAMPLES = 4  # pictures of adversarial inputs, per attack
 class Run:
     """One run of a Trainer: what was found out about its module, the sample, the board, and the epoch under way."""
 
-    def __init__(self, settings: MonitorSettings, trainer: Trainer, pl_module: LightningModule) -> None:
+    def __init__(self, settings: MonitorSettings, trainer: Trainer) -> None:
         self.settings = settings
-        self.faults = Faults(trainer, "RobustnessMonitor")
+        self.faults = Faults(trainer)
         self._trainer = trainer
         self.board = Board(settings, trainer, self.prefix, self.faults)
         self.epoch = 0
-        self._module = pl_module
         self._processes = Processes()
-        self._known: tuple[Subject, Found] | None = None
+        self.found: Found | None = None  # on the first batch of validation
+        self._extra: ExtraInputs | None = None  # what the network takes from a batch besides inputs
         self._is_checked = settings.access.forward_fn is not None  # what a user says is not questioned
         self._sample: FixedSample | None = None
         self._margins: tuple[int, Rows] | None = None  # of the last validation, after how many training batches
@@ -76,9 +76,8 @@ class Run:
         return f"test_{self.settings.prefix}" if self._trainer.testing else self.settings.prefix
 
     @property
-    def has_seen_data(self) -> bool:
-        """Return whether there was a batch of validation."""
-        return self._known is not None
+    def _module(self) -> LightningModule:
+        return self._trainer.lightning_module
 
     def log(self, values: Mapping[str, float]) -> None:
         """Log values by name as the module would; loggers that may reject a key get theirs from us."""
@@ -113,15 +112,15 @@ class Run:
             return
         with self.faults.guard():
             batch = self.settings.access.read(loaded)
-            if self._known is None and is_sharded(self._trainer):
+            if self.found is None and is_sharded(self._trainer):
                 # No process can run a pass of its own: the first validation step shows what otherwise that does
                 self._watch = StepRoute(self._module, batch, self.settings.access.head)
                 return
-            if self._known is None:
-                self._known = self._inspect(batch)
-            watch = self._watch if isinstance(self._watch, Watch) else self._open(*self._known)
-            self._watch = watch
-            watch.before(batch)
+            if self.found is None:
+                self.found = self._inspect(batch)
+            if not isinstance(self._watch, Watch):
+                self._watch = self._open(self.found.route)
+            self._watch.before(batch)
 
     def after_batch(self) -> None:
         """See what validation made of the batch."""
@@ -143,10 +142,10 @@ class Run:
         """End the epoch without measuring anything."""
         if self._watch is None:
             self._check_loader()
-        elif isinstance(self._watch, Watch) and self._watch.sample is not None and self._known is not None:
-            difference, subject = 0.0, self._subject_for(self._known[1])
+        elif isinstance(self._watch, Watch) and self._watch.sample is not None:
+            difference = 0.0
             with self.faults.guard():
-                difference = self._difference(subject, self._watch.sample, self._watch.features)
+                difference = self._difference(self._watch.sample, self._watch.features)
             check_sample(self.faults, self._trainer, difference)
         self.close_epoch()
 
@@ -170,12 +169,13 @@ class Run:
             with self._processes.step():
                 if error is not None:
                     raise error
-            found = agree(self._processes, None if watch is None or self._known is None else self._known[1])
+            found = agree(self._processes, None if watch is None else self.found)
             if found is None:
                 self._check_loader()
                 self.faults.report(left_out, f"no batch came from loader {self.settings.dataloader_idx}")
         if found is None:
             return None
+        self.found = found
         # An error in one of several processes is raised, since the others would wait for this one
         with self.faults.skipping(left_out, is_raised_early=True) if self._processes.number == 1 else nullcontext():
             return self._end(found, watch, due, is_last)
@@ -191,10 +191,10 @@ class Run:
         warn_of_few_classes(self.faults, self._trainer, self.settings.dataloader_idx, features.margins, found.route)
         if self._sample is None:
             self._keep(watch.sample if isinstance(watch, Watch) else None)
-        subject = self._subject_for(found)
+        subject = self._subject()
         plan, difference = self.settings.plan, 0.0
         with suppress(Exception):  # what measures will say that the network fails
-            difference = 0.0 if self._sample is None else self._difference(subject, self._sample, own)
+            difference = 0.0 if self._sample is None else self._difference(self._sample, own)
         if not check_sample(self.faults, self._trainer, max(self._processes.gather(difference))):
             features = features._replace(margins=Rows.join([]))  # they are not of the sample's positions
         rows = {} if found.is_discrete else self._measure([*plan.meters(), *plan.attack_meters(due)], subject)
@@ -217,9 +217,9 @@ class Run:
         Margins of that epoch assist if no training batch came since.
         """
         values, estimates = dict[str, float](), dict[str, Assisted]()
-        if self._known is None or self._known[1].is_discrete:
+        if self.found is None or self.found.is_discrete:
             return values, estimates
-        settings, subject = self.settings, self._subject_for(self._known[1])
+        settings, subject = self.settings, self._subject()
         batch, margins = self._margins or (-1, None)
         margins = margins if batch == num_training_batches(self._trainer) else None
         rows = self._measure(settings.plan.attack_meters(due), subject) if due else {}
@@ -231,7 +231,7 @@ class Run:
         last = {} if verdict is None else verdict.values
         return values | {key: value for key, value in last.items() if key.endswith(f"/{FINAL}")}, estimates
 
-    def _inspect(self, batch: Batch) -> tuple[Subject, Found]:
+    def _inspect(self, batch: Batch) -> Found:
         """Find out about the module, and try everything that may fail, on the first batch of the run."""
         settings, is_new = self.settings, not has_trained(self._trainer)
         if settings.attacks:
@@ -242,8 +242,9 @@ class Run:
         subject, found = inspect(subject, batch, settings.needs_gradients)
         if settings.needs_gradients and not found.is_discrete and is_new:  # later, what fails is left out when it does
             rehearse(subject, batch, settings.plan.meters(), settings.attacks)
-        announce(self._trainer, self.settings.dataloader_idx, found.route)
-        return subject, found
+        announce(self._trainer, settings.dataloader_idx, found.route)
+        self._extra = subject.extra
+        return found
 
     def _open_after(self, step: StepRoute) -> Watch:
         """Find out about the module by the validation step that has just run on the first batch of the run."""
@@ -254,24 +255,25 @@ class Run:
             route = route._replace(head=None, num_features=0, reason=reason)
         check_route(self._module, route, call.logits, step.batch.y, self.settings.access.num_classes)
         announce(self._trainer, self.settings.dataloader_idx, route)
-        self._known = self._subject(), Found(route)
-        watch = self._open(*self._known)
+        self.found = Found(route)
+        watch = self._open(route)
         watch.before(step.batch)
         watch.after(call if route.head is not None else call._replace(embedding=None))
         return watch
 
-    def _open(self, subject: Subject, found: Found) -> Watch:
+    def _open(self, route: Route) -> Watch:
         settings, trainer = self.settings, self._trainer
         loader, num_batches = evaluation_loader(trainer, settings.dataloader_idx)
         share = loader_share(loader, num_batches)
         if share.num_replicas == 1 and self._processes.number > 1:  # no process knows what the others see
             share = LoaderShare(None, self._processes.number, self._processes.rank)
+        if trainer.global_rank % group_size(trainer):  # of processes that see the same samples, one counts
+            share = share._replace(total=0)
         size = _NUM_COMPARED if trainer.sanity_checking else settings.sample_size
         sample = FixedSample(size, share.total, settings.plan.seed) if self._sample is None else None
-        # Of processes that see the same samples, one counts
-        is_counted, has_passes = trainer.global_rank % group_size(trainer) == 0, not is_sharded(trainer)
-        is_checked, features = self._is_checked or not has_passes, self._features(found.route)
-        return Watch(subject, found.route, features, share, sample, is_checked, is_counted, has_passes)
+        has_passes = not is_sharded(trainer)
+        is_checked = self._is_checked or not has_passes
+        return Watch(self._subject(), route, self._features(route), share, sample, is_checked, has_passes)
 
     def _features(self, route: Route) -> FeaturePass:
         plan, device = self.settings.plan, self._module.device
@@ -285,10 +287,11 @@ class Run:
             sample.share_with(np.concatenate([own for _, own in positions]))
         self._sample = sample
 
-    def _difference(self, subject: Subject, sample: FixedSample, features: FeaturePass) -> float:
+    def _difference(self, sample: FixedSample, features: FeaturePass) -> float:
         """Compare some of the sample's outputs with those that validation computed at its positions."""
-        if not self.settings.needs_gradients or self._known is None or self._known[1].is_discrete:
+        if not self.settings.needs_gradients or self.found is None or self.found.is_discrete:
             return 0.0
+        subject = self._subject()
         samples = sample.take(_NUM_COMPARED, subject.extra_names)
         return largest_difference(subject, samples, features.outputs())
 
@@ -330,18 +333,14 @@ class Run:
         return found
 
     def _subject(self) -> Subject:
+        """Describe the network, on the device where it is now, as far as it is known."""
         plan, access, wanted = self.settings.plan, self.settings.access, self.settings.progress
         is_shown = self._trainer.progress_bar_callback is not None if wanted is None else wanted
         progress = is_shown and self._trainer.is_global_zero
-        forward = forward_of(self._module, access.forward_fn)
-        return Subject(self._module, access, forward, self._module.device, plan.batch_size, plan.seed, progress)
-
-    def _subject_for(self, found: Found) -> Subject:
-        """Return the subject on the device where the module is now, as a process without batches knows it too."""
-        known = None if self._known is None else self._known[0]
-        self._known = self._known or (self._subject(), found)
-        extra = None if known is None else known.extra
-        return replace(self._subject(), extra=extra, route=found.route)
+        forward, device = forward_of(self._module, access.forward_fn), self._module.device
+        route = None if self.found is None else self.found.route
+        options = plan.batch_size, plan.seed, progress, self._extra, route
+        return Subject(self._module, access, forward, device, *options)
 
     def _check_loader(self) -> None:
         """Check that there is a loader of this index, where no batch came from it."""

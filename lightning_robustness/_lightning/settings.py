@@ -89,11 +89,15 @@ class MonitorSettings:
         plan = replace(self.plan, attacks={}, attack_samples=0, fim_samples=0, clever_samples=0)
         return replace(self, plan=plan, final={}, log_embeddings=False)
 
+    @property
+    def budgets(self) -> list[float]:
+        """Budgets of the attacks, each once."""
+        budgets = (budget_of(attack, self.plan.input_space) for attack in self.plan.attacks.values())
+        return list(dict.fromkeys(budget.eps for budget in budgets if budget))
+
     def describe(self) -> dict[str, str]:
         """Describe everything that values depend on besides the module and the data."""
-        budgets = [budget_of(attack, self.plan.input_space) for attack in self.plan.attacks.values()]
-        texts = dict.fromkeys(write_budget(budget.eps) for budget in budgets if budget)
-        return self.plan.describe() | {"eps": ", ".join(texts)}
+        return self.plan.describe() | {"eps": ", ".join(dict.fromkeys(map(write_budget, self.budgets)))}
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,19 @@ import html
 import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from lightning.fabric.utilities.logger import _convert_params, _flatten_dict
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_robustness._lightning.settings import MonitorSettings
-from lightning_robustness._lightning.trainer import kinds_of
-from lightning_robustness._measurement.keys import GROUPS, Chart, logged_keys, tag
-from lightning_robustness.attacks import budget_of
+from lightning_robustness._lightning.trainer import kinds_of, log_step
+from lightning_robustness._measurement.keys import GROUPS, Chart, tag
 
 # TensorBoard shows only the last layout of a run, so each writer's layout is kept and extended
 _LAYOUTS: WeakKeyDictionary[Any, dict[str, dict[str, list[Any]]]] = WeakKeyDictionary()
@@ -29,41 +27,37 @@ _COLUMNS = ("acc", "adv_acc/worst", "adv_acc/pgd", "boundary_acc", "rdi", "roby"
 
 
 class Sink:
-    """One logger; the parts that it cannot show are ignored."""
+    """One logger; the parts that it cannot show are ignored, but pictures are not drawn for one that takes none."""
 
     takes_images = True
 
-    def __init__(self, logger: Any, prefix: str) -> None:
+    def __init__(self, logger: Any, prefix: str, trainer: Trainer) -> None:
         self._logger = logger
-        start = getattr(logger, "_prefix", "")
-        self._start = f"{start}-" if start else ""
+        self._start = _start_of(logger)
         self._prefix = prefix
+        self._trainer = trainer
 
     def open(self, charts: Sequence[Chart], combined: Iterable[str] = ()) -> None:
         """Prepare the logger, once per run."""
 
-    def lines(self, title: str, values: Mapping[str, float], step: int) -> None:
+    def lines(self, title: str, values: Mapping[str, float]) -> None:
         """Show values as labelled lines of one chart."""
 
-    def image(self, name: str, picture: np.ndarray, step: int) -> None:
+    def image(self, name: str, picture: np.ndarray) -> None:
         """Show a picture of shape ``(H, W, 3)`` with values from 0 to 255."""
 
-    def text(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int) -> None:
+    def text(self, name: str, columns: Sequence[str], rows: Collection[Sequence[str]]) -> None:
         """Show rows of texts, the first of which names the row."""
 
-    def histogram(self, name: str, values: Tensor, step: int) -> None:
+    def histogram(self, name: str, values: Tensor) -> None:
         """Show the distribution of values."""
 
-    def embedding(
-        self,
-        name: str,
-        points: Tensor,
-        metadata: list[list[str]],
-        header: list[str],
-        thumbnails: Tensor | None,
-        step: int,
-    ) -> None:
-        """Show points in a projection, each with texts and, if given, a small image."""
+    def embedding(self, name: str, points: Tensor, **options: Any) -> None:
+        """Show points in a projection, with the options of TensorBoard's ``add_embedding``."""
+
+    @property
+    def _step(self) -> int:
+        return log_step(self._trainer)
 
     def _tag(self, name: str) -> str:
         """Return the tag of a picture or text; for the empty name it is the prefix, which boards sort first."""
@@ -81,16 +75,18 @@ class TensorBoardSink(Sink):
     def open(self, charts: Sequence[Chart], combined: Iterable[str] = ()) -> None:
         layout, prefix = _LAYOUTS.setdefault(self._writer, {}), f"{self._start}{self._prefix}"
         if combined:
-            tags = {title: f"{re.escape(self._overview(title))}$" for title in combined}
-            layout[f"{prefix}: overview{_HINT}"] = {title: ["Multiline", [tag]] for title, tag in tags.items()}
-        for title in dict.fromkeys(chart.group for chart in charts):
-            chosen = [chart for chart in charts if chart.group == title]
+            layout[f"{prefix}: overview{_HINT}"] = {title: _lay_out([self._overview(title)]) for title in combined}
+        for group in dict.fromkeys(chart.group for chart in charts):
             # Lines instead of bands, which are cut off at the outermost values
-            layout[f"{prefix}: {title}{_HINT}"] = {chart.title: _lay_out(prefix, chart) for chart in chosen}
+            layout[f"{prefix}: {group}{_HINT}"] = {
+                chart.title: _lay_out(tag(prefix, name) for name in chart.names)
+                for chart in charts
+                if chart.group == group
+            }
         self._writer.add_custom_scalars(layout)
 
     @override
-    def lines(self, title: str, values: Mapping[str, float], step: int) -> None:
+    def lines(self, title: str, values: Mapping[str, float]) -> None:
         from torch.utils.tensorboard import FileWriter
         from torch.utils.tensorboard.summary import scalar
 
@@ -101,31 +97,23 @@ class TensorBoardSink(Sink):
             folder = os.path.join(self._writer.log_dir, re.sub(r"[^\w\-. ]", "_", label))
             if folder not in writers:
                 writers[folder] = FileWriter(folder)
-            writers[folder].add_summary(scalar(self._overview(title), value), step)
+            writers[folder].add_summary(scalar(self._overview(title), value), self._step)
 
     @override
-    def image(self, name: str, picture: np.ndarray, step: int) -> None:
-        self._writer.add_image(self._tag(name), picture, step, dataformats="HWC")
+    def image(self, name: str, picture: np.ndarray) -> None:
+        self._writer.add_image(self._tag(name), picture, self._step, dataformats="HWC")
 
     @override
-    def text(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int) -> None:
-        self._writer.add_text(self._tag(name), markdown_list(rows), step)
+    def text(self, name: str, columns: Sequence[str], rows: Collection[Sequence[str]]) -> None:
+        self._writer.add_text(self._tag(name), markdown_list(rows), self._step)
 
     @override
-    def histogram(self, name: str, values: Tensor, step: int) -> None:
-        self._writer.add_histogram(self._tag(name), values, step)
+    def histogram(self, name: str, values: Tensor) -> None:
+        self._writer.add_histogram(self._tag(name), values, self._step)
 
     @override
-    def embedding(
-        self,
-        name: str,
-        points: Tensor,
-        metadata: list[list[str]],
-        header: list[str],
-        thumbnails: Tensor | None,
-        step: int,
-    ) -> None:
-        self._writer.add_embedding(points, metadata, thumbnails, step, tag=self._tag(name), metadata_header=header)
+    def embedding(self, name: str, points: Tensor, **options: Any) -> None:
+        self._writer.add_embedding(points, global_step=self._step, tag=self._tag(name), **options)
 
     @override
     def _tag(self, name: str) -> str:
@@ -153,25 +141,25 @@ class TableSink(Sink):
                 define(f"{self._start}{self._prefix}{group}/*", step_metric=f"{self._start}epoch", step_sync=True)
 
     @override
-    def image(self, name: str, picture: np.ndarray, step: int) -> None:
-        if self.takes_images:
-            self._logger.log_image(self._tag(name), images=[picture], step=step)
+    def image(self, name: str, picture: np.ndarray) -> None:
+        self._logger.log_image(self._tag(name), images=[picture], step=self._step)
 
     @override
-    def text(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int) -> None:
+    def text(self, name: str, columns: Sequence[str], rows: Collection[Sequence[str]]) -> None:
         if _takes(self._logger, "log_text", "columns"):
-            self._logger.log_text(self._tag(name), columns=list(columns), data=[list(row) for row in rows], step=step)
+            data = [list(row) for row in rows]
+            self._logger.log_text(self._tag(name), columns=list(columns), data=data, step=self._step)
 
 
 class MLflowSink(Sink):
     """MLflow, which keeps pictures and texts as artifacts of the run; its charts have no other axis than the step."""
 
     @override
-    def image(self, name: str, picture: np.ndarray, step: int) -> None:
-        self._logger.experiment.log_image(self._logger.run_id, picture, key=self._tag(name), step=step)
+    def image(self, name: str, picture: np.ndarray) -> None:
+        self._logger.experiment.log_image(self._logger.run_id, picture, key=self._tag(name), step=self._step)
 
     @override
-    def text(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[str]], step: int) -> None:
+    def text(self, name: str, columns: Sequence[str], rows: Collection[Sequence[str]]) -> None:
         self._logger.experiment.log_text(self._logger.run_id, markdown_list(rows), f"{self._tag(name)}.md")
 
     @override
@@ -179,16 +167,22 @@ class MLflowSink(Sink):
         return re.sub(r"[^\w\-./ ]", "_", self._start + super()._tag(name), flags=re.ASCII)
 
 
-def sinks_of(loggers: Iterable[Logger], prefix: str) -> Iterator[Sink]:
-    """Yield the loggers that show more than scalars."""
-    for logger in loggers:
+def sinks_of(trainer: Trainer, prefix: str) -> Iterator[Sink]:
+    """Yield the loggers of a Trainer that show more than scalars."""
+    for logger in trainer.loggers:
         kinds = kinds_of(logger)
         if "TensorBoardLogger" in kinds:
-            yield TensorBoardSink(logger, prefix)
+            yield TensorBoardSink(logger, prefix, trainer)
         elif "MLFlowLogger" in kinds:
-            yield MLflowSink(logger, prefix)
+            yield MLflowSink(logger, prefix, trainer)
         elif _takes(logger, "log_image", "images") or _takes(logger, "log_text", "columns"):
-            yield TableSink(logger, prefix)
+            yield TableSink(logger, prefix, trainer)
+
+
+def _start_of(logger: Any) -> str:
+    """Return what a logger puts before each name."""
+    start = getattr(logger, "_prefix", "")
+    return f"{start}-" if start else ""
 
 
 def markdown_list(rows: Iterable[Sequence[str]]) -> str:
@@ -208,9 +202,8 @@ def _takes(logger: Any, method: str, argument: str) -> bool:
     return function is not None and argument in inspect.signature(function).parameters
 
 
-def _lay_out(prefix: str, chart: Chart) -> list[Any]:
-    tags = [tag(prefix, name) for name in chart.names]
-    # Tags are regular expressions for how tags start
+def _lay_out(tags: Iterable[str]) -> list[Any]:
+    """Lay out a chart; its tags are regular expressions for how tags start."""
     return ["Multiline", [f"{re.escape(name)}$" for name in tags]]
 
 
@@ -232,15 +225,12 @@ def close_table(trainer: Trainer, settings: MonitorSettings) -> None:
 
 
 def _columns(settings: MonitorSettings) -> list[str]:
-    logged = logged_keys(settings.parts, list(settings.plan.attacks))
-    return [tag(settings.prefix, name) for name in _COLUMNS if name in logged]
+    return [tag(settings.prefix, name) for name in _COLUMNS if name in settings.names]
 
 
 def _describe(settings: MonitorSettings) -> dict[str, Any]:
     """Describe a run without hyperparameters: a table needs some, and sorts by numbers."""
-    budgets = [budget_of(attack, settings.plan.input_space) for attack in settings.plan.attacks.values()]
-    sizes = {budget.eps for budget in budgets if budget}
-    eps = sizes.pop() if len(sizes) == 1 else settings.describe()["eps"]
+    eps = settings.budgets[0] if len(settings.budgets) == 1 else settings.describe()["eps"]
     return {"eps": eps, "attacks": ", ".join(settings.plan.attacks) or "none"}
 
 
@@ -262,8 +252,7 @@ def _write(logger: Any, params: dict[str, Any], metrics: Sequence[str]) -> None:
     """Write the table without values: TensorBoard takes the last scalar of each name."""
     from torch.utils.tensorboard.summary import hparams
 
-    start = f"{logger._prefix}-" if getattr(logger, "_prefix", "") else ""
     plain = logger._sanitize_params(_flatten_dict(_convert_params(params)))
     writer = logger.experiment._get_file_writer()
-    for summary in hparams(plain, {f"{start}{metric}": 0.0 for metric in metrics}):
+    for summary in hparams(plain, {f"{_start_of(logger)}{metric}": 0.0 for metric in metrics}):
         writer.add_summary(summary)

@@ -89,10 +89,8 @@ class StepCheck:
             else "a `forward_fn=` that ends in it"
         )
         return (
-            f"Expected `forward` to return logits but `validation_step` also runs {later.name!r}, a layer that "
-            f"`forward` does not run, which takes {logits.shape[1]} features, as many as `forward` returns, to "
-            f"{later.width}. If `forward` returns an embedding, pass {how}. If it does return logits, pass "
-            "`forward_fn=lambda module, x: module(x)`."
+            f"{_also_runs(later.name, logits)}, to {later.width}. If `forward` returns an embedding, pass {how}. If it "
+            "does return logits, pass `forward_fn=lambda module, x: module(x)`."
         )
 
     def _keep_logits(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -110,6 +108,14 @@ class StepCheck:
 def _are_alike(first: Tensor, second: Tensor) -> bool:
     difference = first.to(second.dtype) - second if first.shape == second.shape else second.new_tensor(torch.inf)
     return bool(difference.abs().max() <= _TOLERANCE * second.abs().max())
+
+
+def _also_runs(name: str, logits: Tensor) -> str:
+    """Say that a step runs a layer on what ``forward`` returns."""
+    return (
+        f"Expected `forward` to return logits but `validation_step` also runs {name!r}, a layer that `forward` does "
+        f"not run, which takes {logits.shape[1]} features, as many as `forward` returns"
+    )
 
 
 NOT_SEEN = (
@@ -161,9 +167,8 @@ class StepRoute:
         for name, shape in self._later:
             if shape == call.logits.shape and name not in route.modules:
                 raise ValueError(
-                    f"Expected `forward` to return logits but `validation_step` also runs {name!r}, a layer that "
-                    f"`forward` does not run, which takes {shape[1]} features, as many as `forward` returns. Let "
-                    "`forward` end in it: where parameters are sharded, `forward_fn` is not called."
+                    f"{_also_runs(name, call.logits)}. Let `forward` end in it: where parameters are sharded, "
+                    "`forward_fn` is not called."
                 )
         return route, call
 

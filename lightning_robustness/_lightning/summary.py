@@ -1,5 +1,5 @@
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,19 +54,16 @@ class RunSummary:
     The verdict is about the epoch that a checkpoint kept, else the one that ``RobustModelCheckpoint`` would keep.
     """
 
-    reference: str | None
-    epoch: int
-    accuracy: float
-    interval: tuple[float, float]
-    num_samples: int
-    choices: dict[str, Choice]
-    masked_epochs: list[int]
-    seconds: dict[str, float]
-    boundary: str | None = None
-    clean: float | None = None
+    seconds: Mapping[str, float]
+    notes: Sequence[str]
+    choices: Mapping[str, Choice]
     kept: Kept | None = None
+    epoch: int = 0
+    accuracy: float = 0.0
+    interval: tuple[float, float] = (0.0, 1.0)
+    masked_epochs: Sequence[int] = ()
+    boundary: str = ""
     tried: str = ""
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -84,30 +81,25 @@ class RunSummary:
                 seconds[part] = seconds.get(part, 0.0) + entry[key]
         kept = kept or kept_epoch(history)
         if kept is None:
-            return cls(None, 0, 0.0, (0.0, 1.0), 0, {}, [], seconds, notes=tuple(notes))
-        best = kept.entry
+            return cls(seconds, tuple(notes), {})
         attacked = comparable(history, kept.reference, kept.reference)
         masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
         space = check_input_space(input_space)
         has_pixels = (space.low, space.high) == (0, 1)
         checked = [entry for entry in history if "masking" in entry]
         names = dict.fromkeys(key.partition("/")[2] for entry in checked for key in entry if key.startswith("adv_acc/"))
+        attacks = ", ".join(name for name in names if name not in (WORST, FINAL))
         return cls(
-            kept.reference,
-            int(best["epoch"]),
-            kept.accuracy,
-            (kept.low, kept.high),
-            int(best["samples_attacks"]),
-            _choices(history, kept.reference),
-            list(masked),
             seconds,
-            write_distance(best["boundary"], has_pixels) if "boundary" in best else None,
-            best.get("acc"),
-            kept,
-            f"{', '.join(name for name in names if name not in (WORST, FINAL))} in {len(checked)} evaluations"
-            if checked
-            else "",
             tuple(notes),
+            _choices(history, kept.reference),
+            kept,
+            epoch=int(kept.entry["epoch"]),
+            accuracy=kept.accuracy,
+            interval=(kept.low, kept.high),
+            masked_epochs=list(masked),
+            boundary=write_distance(kept.entry["boundary"], has_pixels) if "boundary" in kept.entry else "",
+            tried=f"{attacks} in {len(checked)} evaluations" if checked else "",
         )
 
     def lines(self) -> list[tuple[str, str]]:
@@ -142,7 +134,7 @@ class RunSummary:
 
     def _words(self) -> str:
         """Say of the headline values whether they went along with the attacks."""
-        if self.reference is None:
+        if self.kept is None:
             return "no attack to compare them with"
         known = {get_key(name).label: self.choices[name] for name in _HEADLINES if name in self.choices}
         if not known:
@@ -182,13 +174,10 @@ def _agreement(choice: Choice) -> str:
     return f"{words} (tau {choice.trust:+.2f}, its epoch {choice.cost:.1f} points lower)"
 
 
-def run_page(
-    history: Sequence[Evaluation], settings: MonitorSettings, figure: "Figure", summary: RunSummary | None = None
-) -> Page:
+def run_page(history: Sequence[Evaluation], settings: MonitorSettings, figure: "Figure", summary: RunSummary) -> Page:
     """Make the page of a training run."""
-    summary = summary or RunSummary.of(history)
     plan = settings.plan
-    samples = summary.num_samples or plan.attack_samples
+    samples = plan.attack_samples if summary.kept is None else int(summary.kept.entry["samples_attacks"])
     l2_budget = next((entry["l2_budget"] for entry in reversed(history) if "l2_budget" in entry), None)
     threat = ThreatModel.of(plan.attacks, plan.input_space, samples, l2_budget=l2_budget)
     names = list(dict.fromkeys(name for entry in history for name in entry))

@@ -3,17 +3,15 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._lightning.settings import AdversarialLoss
 from lightning_robustness._lightning.trainer import check_strategy, check_takes_batch, forward_of
-from lightning_robustness._model.access import Access, ExtraInputs, compute_logits, try_forward
+from lightning_robustness._model.access import Access, ExtraInputs, try_forward
 from lightning_robustness._model.batch import Batch
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
@@ -140,20 +138,11 @@ class TrainingStepCallback(Callback):
 
     def as_floats(self, pl_module: LightningModule, batch: Batch) -> Batch:
         """Return a batch with float copies of pixels in bytes, for which the network must give the same logits."""
-        if not self.access.takes_bytes(batch.x):
-            return batch
-        if not self._takes_floats:
+        if self.access.takes_bytes(batch.x) and not self._takes_floats:
             few = batch.first(3)
-            forward = self.forward(pl_module, few)
-            with sandbox(forward, few.x) as (copies,), torch.no_grad():
-                first, second = (compute_logits(forward, x).double() for x in (copies, copies.float()))
-            if not torch.allclose(first, second, rtol=1e-4, atol=1e-4):
-                raise ValueError(
-                    "Expected the same logits for pixels in bytes and for float copies of them, which are perturbed, "
-                    "but they differ. Let `forward` scale both in the same way, such as by `x.float() / 255`."
-                )
+            self.access.as_float(few.x, self.forward(pl_module, few))
             self._takes_floats = True
-        return batch._replace(x=batch.x.float())
+        return batch._replace(x=self.access.as_float(batch.x))
 
     def extra_names(self, batch: Batch) -> tuple[str, ...]:
         """Return the names of what the network takes from a batch besides inputs, once it has run."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
 from lightning_robustness._isolation.sandbox import find_leaks, is_compiled
 from lightning_robustness._lightning.faults import Faults
@@ -37,7 +36,6 @@ class Watch:
         share: LoaderShare,
         sample: FixedSample | None = None,
         is_checked: bool = True,
-        is_counted: bool = True,
         has_passes: bool = True,
     ) -> None:
         self.features = features
@@ -49,20 +47,18 @@ class Watch:
         self._route = route
         self._tap = route.tap(subject.model)
         self._share = share
-        self._flags = is_counted, has_passes
+        self._has_passes = has_passes
         self._num_seen = 0
         self._check: StepCheck | None = None
-        self._batch: tuple[Batch, int] | None = None
+        self._batch: Batch | None = None
 
     def before(self, batch: Batch) -> None:
         """See a batch before validation does."""
         positions = self._share.positions(self._num_seen, len(batch.x))
-        number = len(positions) if self._flags[0] else 0
         self._num_seen += len(batch.x)
-        batch = batch._replace(positions=positions)
+        self._batch = batch._replace(positions=positions)
         if self.sample is not None:
-            self.sample.add(batch.first(number))
-        self._batch = batch, number
+            self.sample.add(self._batch.first(len(positions)))
         if self.uses_hooks:
             self._tap.attach()
             self._tap.listen(batch.x)
@@ -73,19 +69,20 @@ class Watch:
         """See what validation made of the batch; return whether it took a forward pass of our own."""
         if self._batch is None:
             return False
-        (batch, number), self._batch = self._batch, None
+        batch, self._batch = self._batch, None
         call, check = call or self._tap.take(), self._check
         self._close_check()
         is_ours = call is None
         if call is None:
-            if not self._flags[1]:
+            if not self._has_passes:
                 raise ValueError(NOT_SEEN)
             with self.features.timed():
                 call = self._tap.run(self._subject.logits_of_loaded(batch), batch.x)
         if check is not None:
             check.compare(call.logits, is_ours, batch.y)
             self.is_checked = True
-        call = HeadCall(_first(call.embedding, number), call.logits[:number])
+        number = len(batch.positions)
+        call = HeadCall(None if call.embedding is None else call.embedding[:number], call.logits[:number])
         if not all(features.isfinite().all() for features in call if features is not None):
             raise FloatingPointError("the logits or the embedding of some samples are NaN or infinite")
         self.features.add(batch.first(number), call)
@@ -101,10 +98,6 @@ class Watch:
         if self._check is not None:
             self._check.close()
         self._check = None
-
-
-def _first(values: Tensor | None, number: int) -> Tensor | None:
-    return None if values is None else values[:number]
 
 
 def check_sample(faults: Faults, trainer: Trainer, difference: float) -> bool:

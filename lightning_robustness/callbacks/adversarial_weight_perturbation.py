@@ -54,10 +54,8 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         batch_fn: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(Access(forward_fn=forward_fn, batch_fn=batch_fn))
-        check_number("gamma", gamma)
-        check_integer("warmup_epochs", warmup_epochs, minimum=0)
-        self.gamma = gamma
-        self.warmup_epochs = warmup_epochs
+        self.gamma = check_number("gamma", gamma)
+        self.warmup_epochs = check_integer("warmup_epochs", warmup_epochs, minimum=0)
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     @override

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -18,30 +18,6 @@ from lightning_robustness._model.route import find_route
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
 from lightning_robustness.losses.fisher_penalty import FisherKind
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The arguments, checked."""
-
-    rdi_weight: float
-    fisher_weight: float
-    fisher_kind: FisherKind
-    num_products: int | None
-    boundary_weight: float
-    boundary_margin: float
-    boundary_rivals: int
-    prefix: str
-
-    def __post_init__(self) -> None:
-        for name in ("rdi_weight", "fisher_weight", "boundary_weight"):
-            check_number(name, getattr(self, name))
-        check_number("boundary_margin", self.boundary_margin, exclusive=True)
-        check_option("fisher_kind", self.fisher_kind, FisherKind)
-        if self.num_products is not None:
-            check_integer("num_products", self.num_products, minimum=1)
-        check_integer("boundary_rivals", self.boundary_rivals, minimum=1)
-        check_prefix(self.prefix)
 
 
 class AttackFreeRegularization(TrainingStepCallback):
@@ -102,16 +78,23 @@ class AttackFreeRegularization(TrainingStepCallback):
         prefix: str = "attack_free",
     ) -> None:
         super().__init__(Access(input_space, head, forward_fn=forward_fn, batch_fn=batch_fn))
-        self.settings = _Settings(
-            rdi_weight,
-            fisher_weight,
-            fisher_kind,
-            num_products,
-            boundary_weight,
-            boundary_margin,
-            boundary_rivals,
-            prefix,
+        check_option("fisher_kind", fisher_kind, FisherKind)
+        if num_products is not None:
+            check_integer("num_products", num_products, minimum=1)
+        check_prefix(prefix)
+        self._rdi_weight = check_number("rdi_weight", rdi_weight)
+        self._fisher_weight = check_number("fisher_weight", fisher_weight)
+        self._boundary_weight = check_number("boundary_weight", boundary_weight)
+        self._fisher_penalty = partial(
+            fisher_penalty, kind=fisher_kind, num_products=num_products, input_space=self.access.input_space
         )
+        self._boundary_penalty = partial(
+            boundary_penalty,
+            margin=check_number("boundary_margin", boundary_margin, exclusive=True),
+            num_rivals=check_integer("boundary_rivals", boundary_rivals, minimum=1),
+            input_space=self.access.input_space,
+        )
+        self._prefix = prefix
         self._hook: RemovableHandle | None = None
         self._outputs: list[Tensor] = []
         self._has_no_head = False
@@ -141,13 +124,13 @@ class AttackFreeRegularization(TrainingStepCallback):
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
         loaded = self.as_floats(pl_module, self.access.read(batch))
-        if self.settings.rdi_weight:
+        if self._rdi_weight:
             self._listen(pl_module, loaded.first(3))  # two would pass for inputs and labels
         output = step(batch, *args)
         loss = find_loss(output)
         if loss is not None:
             for name, weight, value in self._terms(self.forward(pl_module, loaded), loaded):
-                log_mean(pl_module, f"{self.settings.prefix}/{name}", value, len(loaded.x))
+                log_mean(pl_module, f"{self._prefix}/{name}", value, len(loaded.x))
                 loss = loss + weight * value.to(loss.dtype)
         self._outputs = []  # graphs hang on them
         if loss is None:
@@ -155,31 +138,18 @@ class AttackFreeRegularization(TrainingStepCallback):
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
 
     def _terms(self, forward: Callable[..., Any], batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
-        settings = self.settings
         x = batch.x
-        space = self.access.input_space
-        if settings.rdi_weight:
+        if self._rdi_weight:
             labels = require_labels(batch.y, "the RDI loss", otherwise="`rdi_weight=0` to leave it out")
             logits = next((as_classes(output, len(x)) for output in self._outputs if len(output) == len(x)), None)
-            yield (
-                "rdi_loss",
-                settings.rdi_weight,
-                rdi_loss(compute_logits(forward, x) if logits is None else logits, labels),
-            )
-        if settings.fisher_weight:
-            products = settings.num_products
-            value = fisher_penalty(forward, x, kind=settings.fisher_kind, num_products=products, input_space=space)
-            yield "fisher", settings.fisher_weight, value
-        if settings.boundary_weight:
-            labels = require_labels(
-                batch.y, "the distance to the boundary", otherwise="`boundary_weight=0` to leave it out"
-            )
-            options: dict[str, Any] = {"num_rivals": settings.boundary_rivals, "input_space": space}
-            yield (
-                "boundary",
-                settings.boundary_weight,
-                boundary_penalty(forward, x, labels, margin=settings.boundary_margin, **options),
-            )
+            value = rdi_loss(compute_logits(forward, x) if logits is None else logits, labels)
+            yield "rdi_loss", self._rdi_weight, value
+        if self._fisher_weight:
+            yield "fisher", self._fisher_weight, self._fisher_penalty(forward, x)
+        if self._boundary_weight:
+            otherwise = "`boundary_weight=0` to leave it out"
+            labels = require_labels(batch.y, "the distance to the boundary", otherwise=otherwise)
+            yield "boundary", self._boundary_weight, self._boundary_penalty(forward, x, labels)
 
     def _listen(self, pl_module: LightningModule, few: Batch) -> None:
         self._outputs = []

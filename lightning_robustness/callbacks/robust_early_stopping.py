@@ -72,6 +72,9 @@ class RobustEarlyStopping(EarlyStopping):
             default. If it is given, robust accuracy is guarded too.
         guard_mode: ``"min"`` or ``"max"``, what is better for the guard.
 
+    Attributes:
+        waiting: Reason why the run does not stop yet; empty if it is only the patience of the value.
+
     Raises:
         ValueError: If ``mode`` is missing for a key of unknown direction, or the tolerance is negative.
 
@@ -102,42 +105,32 @@ class RobustEarlyStopping(EarlyStopping):
         guard_tolerance: float | None = None,
         guard_mode: ExtremeMode = "max",
     ) -> None:
-        check_name("monitor", monitor)
-        check_integer("patience", patience, minimum=0)
-        check_number("min_delta", min_delta)
-        for name, flag in {"verbose": verbose, "strict": strict, "check_finite": check_finite}.items():
-            check_flag(name, flag)
-        check_flag("log_rank_zero_only", log_rank_zero_only)
         thresholds = {"stopping_threshold": stopping_threshold, "divergence_threshold": divergence_threshold}
         for name, threshold in thresholds.items():
             if threshold is not None:
                 check_number(name, threshold, minimum=-math.inf)
         super().__init__(
-            monitor=monitor,
-            min_delta=min_delta,
-            patience=patience,
-            verbose=verbose,
+            monitor=check_name("monitor", monitor),
+            min_delta=check_number("min_delta", min_delta),
+            patience=check_integer("patience", patience, minimum=0),
+            verbose=check_flag("verbose", verbose),
             mode=mode_of(monitor, mode),
             strict=False,
             check_finite=False,
             stopping_threshold=stopping_threshold,
             divergence_threshold=divergence_threshold,
             check_on_train_epoch_end=False,
-            log_rank_zero_only=log_rank_zero_only,
+            log_rank_zero_only=check_flag("log_rank_zero_only", log_rank_zero_only),
         )
-        self._is_required, self._stops_at_nan = strict, check_finite
+        self._is_required = check_flag("strict", strict)
+        self._stops_at_nan = check_flag("check_finite", check_finite)
         self._wait = LearningRateWait(start_from_epoch)
         self._confirm = confirm if confirm is None else check_name("confirm", confirm)
         self._reference: tuple[str, Streak] | None = None
-        self._waiting = ""
+        self.waiting = ""
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
-        # Score, value of the guard, whether that was a new best, and whether it counts
-        self._evaluations: list[tuple[float, float, bool, Count]] = []
-
-    @property
-    def waiting(self) -> str:
-        """Reason why the run does not stop yet; empty if it is only the patience of the value."""
-        return self._waiting
+        # Value, value of the guard, whether that was a new best, and the fields of its Count
+        self._evaluations: list[tuple[float, float, bool, bool, float]] = []
 
     @property
     def waited(self) -> str:
@@ -156,7 +149,7 @@ class RobustEarlyStopping(EarlyStopping):
     def state_dict(self) -> dict[str, Any]:
         own = {
             "guard": self._guard.state_dict(),
-            "evaluations": [(*evaluation[:3], tuple(evaluation[3])) for evaluation in self._evaluations],
+            "evaluations": list(self._evaluations),
             "learning_rate": self._wait.state_dict(),
             "reference": None if self._reference is None else (self._reference[0], self._reference[1].state_dict()),
         }
@@ -165,11 +158,8 @@ class RobustEarlyStopping(EarlyStopping):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        if "guard" not in state_dict:  # of Lightning's own callback: its best score and patience are all there is
-            rank_zero_warn("The checkpoint is from a plain EarlyStopping, so RobustEarlyStopping starts to count anew.")
-            return
         self._guard.load_state_dict(state_dict["guard"])
-        self._evaluations = [(*evaluation[:3], Count(*evaluation[3])) for evaluation in state_dict["evaluations"]]
+        self._evaluations = list(state_dict["evaluations"])
         self._wait.load_state_dict(state_dict["learning_rate"])
         saved = state_dict["reference"]
         if saved is not None and self._reference is not None and saved[0] == self._reference[0]:
@@ -206,14 +196,14 @@ class RobustEarlyStopping(EarlyStopping):
         if self._reference is not None and reference is not None:
             self._reference[1].add(reference, count)
         if value is not None:
-            self._evaluations.append((value, self._guard.value(trainer), self._guard.has_improved, count))
-            self._guard.settle()
+            self._evaluations.append((value, self._guard.value(trainer), self._guard.has_improved, *count))
+            self._guard.has_improved = False
             super()._run_early_stopping_check(trainer)
         self._say(trainer, count)
 
     @override
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        value, guard_value, _, count = self._evaluations[-1]
+        value, guard_value, _, counts, _ = self._evaluations[-1]
         current = torch.full_like(current, value)  # of all processes
         before, series = self._replay(self._evaluations[:-1]), self._replay(self._evaluations)
         self.best_score = torch.full_like(current, before.best)
@@ -225,7 +215,7 @@ class RobustEarlyStopping(EarlyStopping):
             return self._stop("STOPPING_THRESHOLD", f"{value:.3g} is better than `stopping_threshold`")
         if divergence is not None and self.monitor_op(-current, -divergence):
             return self._stop("DIVERGENCE_THRESHOLD", f"{value:.3g} is worse than `divergence_threshold`")
-        if count.counts and self._is_confirmed and series.wait >= max(self.patience, 1):
+        if counts and self._is_confirmed and series.wait >= max(self.patience, 1):
             return self._stop("PATIENCE_EXHAUSTED", f"no better than {series.best:.3g} in {series.wait} evaluations")
         return False, message
 
@@ -270,17 +260,17 @@ class RobustEarlyStopping(EarlyStopping):
                 waits_for, other = other, waits_for
             status = f"{other} has stopped improving; training continues until {waits_for} has too"
             short = waits_for
-        kind, was = status.partition("(")[0], self._waiting.partition("(")[0]
+        kind, was = status.partition("(")[0], self.waiting.partition("(")[0]
         if status and kind != was:
             rank_zero_info(f"RobustEarlyStopping: {status}.")
-        self._waiting = status
+        self.waiting = status
         trainer.progress_bar_metrics.pop(_ON_BAR, None)
         if short:  # bars take texts too
             trainer.progress_bar_metrics[_ON_BAR] = short  # type: ignore[assignment]
 
-    def _replay(self, evaluations: Sequence[tuple[float, float, bool, Count]]) -> Streak:
+    def _replay(self, evaluations: Sequence[tuple[float, float, bool, bool, float]]) -> Streak:
         """Return the evaluations as if there had been no others than the candidates."""
         series = Streak(self.mode == "max", self.min_delta)
-        for value, guard_value, has_improved, count in evaluations:
-            series.add(value, count, self._guard.admits(guard_value), has_improved)
+        for value, guard_value, has_improved, counts, rate in evaluations:
+            series.add(value, Count(counts, rate), self._guard.admits(guard_value), has_improved)
         return series

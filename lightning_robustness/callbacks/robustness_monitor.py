@@ -157,11 +157,7 @@ class RobustnessMonitor(Callback):
     @property
     def history(self) -> list[dict[str, float]]:
         """One dictionary for each evaluation, with ``epoch``, ``step`` and the values without prefix."""
-        return self._record.history.entries
-
-    @history.setter
-    def history(self, history: list[dict[str, float]]) -> None:
-        self._record.history.entries = history
+        return self._record.history
 
     @override
     def __repr__(self) -> str:
@@ -186,7 +182,7 @@ class RobustnessMonitor(Callback):
 
     def plot(self) -> "Figure":
         """Draw the curves of ``history``, with matplotlib, which the extra ``plot`` brings."""
-        return history_figure(self.history, self.settings.prefix, kept=self._record.history.kept())
+        return history_figure(self.history, self.settings.prefix, kept=self._record.kept())
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return ``history`` as a self-contained page, and write it to a file if a path is given.
@@ -203,7 +199,7 @@ class RobustnessMonitor(Callback):
     def summary(self) -> RunSummary:
         """Summarise ``history`` in five lines; its ``table()`` has the epochs that attack-free values would pick."""
         record, space = self._record, self.settings.plan.input_space
-        return RunSummary.of(self.history, space, record.history.kept(), record.notes)
+        return RunSummary.of(self.history, space, record.kept(), record.notes)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -224,7 +220,7 @@ class RobustnessMonitor(Callback):
                 check_renamed(callback, getattr(callback, "monitor", None), self.keys)
             self._record.begin(trainer)
         warn_of_sharding(trainer, self.settings)
-        self._run = Run(self._settings_for(trainer), trainer, pl_module)
+        self._run = Run(self._settings_for(trainer), trainer)
         if self._is_fitting:
             with self._run.faults.skipping("the HParams tab lacks the values", is_raised_early=True):
                 announce_values(trainer, pl_module, self._run.settings)
@@ -281,7 +277,7 @@ class RobustnessMonitor(Callback):
         run = self._run
         if run is None:
             return
-        if not run.has_seen_data:
+        if run.found is None:
             run.faults.warn("there was no validation epoch to watch in this run.", key="validation")
         with run.faults.skipping("attacks at the end of training are left out"):
             self._attack_at_the_end(run, trainer)
@@ -296,7 +292,7 @@ class RobustnessMonitor(Callback):
         with self._run.faults.skipping("the summary of the run is left out"):  # checkpoints have judged what came last
             self._record.close(trainer, self._run.prefix, self._run.faults.left_out)
             rank_zero_info(f"RobustnessMonitor:\n{self.summary()}")
-            self._run.board.show_summary(self.summary().lines(), self.history, self._record.history.kept())
+            self._run.board.show_summary(self.summary().lines(), self.history, self._record.kept())
 
     def _attack_at_the_end(self, run: Run, trainer: Trainer) -> None:
         missing = [name for name in self._record.schedule.missing(trainer) if name in run.settings.plan.attacks]
@@ -320,7 +316,7 @@ class RobustnessMonitor(Callback):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and is_spawned(trainer) and trainer.is_global_zero:
-            self._record.history.send()
+            self._record.send()
         if self._run is not None:
             self._run.close_epoch()
         self._run = None
@@ -344,7 +340,7 @@ class RobustnessMonitor(Callback):
                 return added
             for key, message in find_distrust(trainer, run.prefix, self._record.trust) if attacks else ():
                 run.faults.warn(message, key)
-            taken = run.board.show_history(self.history, added, self._record.history.kept())
-            self._record.add_seconds(taken)
-            added["seconds/figures"] = added.get("seconds/figures", 0.0) + taken
+            taken = run.board.show_history(self.history, added, self._record.kept())
+            for entry in (added, self.history[-1]):
+                entry["seconds/figures"] = entry.get("seconds/figures", 0.0) + taken
         return added

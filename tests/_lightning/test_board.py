@@ -93,9 +93,8 @@ def examples(digits):
 def read(logger):
     """Everything in the event files of a run."""
     logger.experiment.flush()
-    return EventAccumulator(
-        logger.log_dir, size_guidance=dict.fromkeys(("scalars", "tensors", "images", "histograms"), 0)
-    ).Reload()
+    everything = dict.fromkeys(("scalars", "tensors", "images", "histograms"), 0)
+    return EventAccumulator(logger.log_dir, size_guidance=everything).Reload()
 
 
 def texts(logger, tag):
@@ -127,10 +126,7 @@ def charts(logger):
 
 def found(plugin, chart):
     """Tags as its page asks for them: as regular expressions."""
-    return matches(plugin, "|".join(f"({tag})" for tag in chart["multiline"]["tag"]))
-
-
-def matches(plugin, expression):
+    expression = "|".join(f"({tag})" for tag in chart["multiline"]["tag"])
     return sorted(plugin.scalars_impl(RequestContext(), "run", expression, "")["tag_to_events"])
 
 
@@ -149,16 +145,14 @@ class Shown(Board):
         loop = SimpleNamespace(_batches_that_stepped=0)
         trainer = SimpleNamespace(loggers=loggers, is_global_zero=True, fit_loop=SimpleNamespace(epoch_loop=loop))
         settings = RobustnessMonitor(attacks, input_space=SPACE, **options).settings
-        super().__init__(settings, trainer, prefix, Faults(trainer, "RobustnessMonitor"))
+        super().__init__(settings, trainer, prefix, Faults(trainer))
         self.loop = loop
 
     def show(self, step, epoch=0, examples=None, sample=None, subject=None, **found):
         """Show findings at a step."""
         self.loop._batches_that_stepped = step
-        parts = dict.fromkeys(("features", "worst", "curve")) | {"signs": []}
-        parts |= {name: {} for name in ("rows", "attacks", "rates", "histograms", "estimates")} | {
-            "values": {"l2_budget": 0.2}
-        }
+        parts = dict.fromkeys(("features", "worst", "curve")) | {"signs": [], "values": {"l2_budget": 0.2}}
+        parts |= {name: {} for name in ("rows", "attacks", "rates", "histograms", "estimates")}
         route = SimpleNamespace(head="fc", num_classes=10)
         subject = subject or SimpleNamespace(route=route, input_space=SPACE, model=torch.nn.Identity())
         super().show(Findings(**parts | found), examples or {}, epoch, subject, sample)
@@ -172,13 +166,6 @@ class Shown(Board):
         super().show_summary(lines, [], None)
 
 
-def test_charts_find_their_values(logger):
-    logger.log_metrics({tag(p, key): 1.0 for p in ("robustness", "robustness2") for key in KEYS}, step=1)
-    Shown([logger]).show(0)
-    assert charts(logger) == charts_of("robustness")
-    assert [[*group] for group in charts(logger).values()] == [[*SUCCESS], [*ATTACKED], [*OTHERS]]
-
-
 def test_all_boards_of_a_run_get_their_charts(logger):
     prefixes = ["robustness", "second+monitor.", "test_robustness"]
     logger.log_metrics({tag(prefix, key): 1.0 for prefix in prefixes for key in KEYS}, step=1)
@@ -187,6 +174,7 @@ def test_all_boards_of_a_run_get_their_charts(logger):
     logger.finalize("success")  # as `fit` does, before `test`
     Shown([logger], prefixes[2]).show(9)
     assert charts(logger) == charts_of(prefixes[0]) | charts_of(prefixes[1]) | charts_of(prefixes[2])
+    assert [[*group] for group in charts(logger).values()] == [[*SUCCESS], [*ATTACKED], [*OTHERS]] * 3
 
 
 def test_runs_do_not_mix(logger, tmp_path):
@@ -277,22 +265,15 @@ def test_texts_are_shown_as_they_are(text):
     assert page.count("<li>") == 1
 
 
-def test_histograms_of_distances(logger):
-    values = torch.tensor([1.0, torch.nan, 4.0, torch.inf, 2.5, 1e25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_histograms_of_distances(logger, dtype):
+    values = torch.tensor([1.0, torch.nan, 4.0, torch.inf, 2.5, 1e25]).to(dtype)
     Shown([logger]).show(7, histograms={"distances/rdi": values, "distances/roby": values[:1]})
     (event,) = read(logger).Histograms("robustness/distances/rdi")
     histogram = event.histogram_value
     assert event.step == 7
     assert (histogram.num, histogram.min, histogram.max, histogram.sum) == (3, 1.0, 4.0, 7.5)
     assert read(logger).Histograms("robustness/distances/roby")[0].histogram_value.num == 1
-
-
-def test_other_precisions(logger):
-    for step, dtype in enumerate([torch.float16, torch.bfloat16, torch.float64]):
-        values = torch.tensor([1.0, 2.0], dtype=dtype)
-        Shown([logger]).show(step, histograms={"distances/rdi": values})
-    events = read(logger)
-    assert [event.histogram_value.sum for event in events.Histograms("robustness/distances/rdi")] == [3.0] * 3
 
 
 def test_nothing_to_show(logger):
@@ -312,25 +293,17 @@ def examples_figure(examples, name, epoch, names=None):
     return render(perturbation_figure(examples, SPACE, title, names))
 
 
-def test_examples_of_each_attack(logger, examples):
-    Shown([logger]).show(3, examples={"pgd": examples})
-    assert read(logger).Tags()["images"] == ["robustness/examples/pgd"]
-    np.testing.assert_array_equal(
-        pictures(logger, "robustness/examples/pgd")[3], examples_figure(examples, "pgd", epoch=0)
-    )
-
-
 def name_classes(monkeypatch, names):
     monkeypatch.setattr(board_module, "find_class_names", lambda *args: names)
 
 
-def test_names_of_classes(logger, examples, monkeypatch):
-    names = [f"class {number}" for number in range(11)]
+@pytest.mark.parametrize("names", [None, [f"class {number}" for number in range(11)]])
+def test_examples_of_each_attack(logger, examples, monkeypatch, names):
     name_classes(monkeypatch, names)
     Shown([logger]).show(3, examples={"pgd": examples})
-    np.testing.assert_array_equal(
-        pictures(logger, "robustness/examples/pgd")[3], examples_figure(examples, "pgd", 0, names)
-    )
+    assert read(logger).Tags()["images"] == ["robustness/examples/pgd"]
+    drawn = pictures(logger, "robustness/examples/pgd")[3]
+    np.testing.assert_array_equal(drawn, examples_figure(examples, "pgd", 0, names))
 
 
 def test_slow_pictures_are_drawn_every_fifth_time_and_at_the_end(logger, examples):
@@ -352,7 +325,7 @@ def test_slow_pictures_are_drawn_every_fifth_time_and_at_the_end(logger, example
 
 
 def rows(y, adv_preds):
-    return Rows(torch.arange(len(y)), {"y": torch.tensor(y), "adv_preds": torch.tensor(adv_preds)})
+    return Rows(torch.arange(len(y)), {"y": torch.tensor(y).long(), "adv_preds": torch.tensor(adv_preds).long()})
 
 
 def test_classes(logger, monkeypatch):
@@ -364,9 +337,11 @@ def test_classes(logger, monkeypatch):
     np.testing.assert_array_equal(pictures(logger, "robustness/classes")[4], expected)
 
 
-def test_too_many_classes(logger):
-    Shown([logger]).show(4, attacks={"pgd": rows([3, 100], [3, 3])})
+@pytest.mark.parametrize(("y", "adv_preds"), [([3, 100], [3, 3]), ([], [])])
+def test_too_many_classes_or_no_samples(logger, y, adv_preds, recwarn):
+    Shown([logger]).show(4, attacks={"pgd": rows(y, adv_preds)})
     assert read(logger).Tags()["images"] == []
+    assert not recwarn
 
 
 def test_the_run_is_one_picture_that_comes_first(logger):
@@ -529,9 +504,8 @@ def test_weights_and_biases(examples, monkeypatch):
     assert signs == (4, {"robustness/masking_signs": table})
     assert step == last == 4
     np.testing.assert_array_equal(pictures["robustness/examples/pgd"], [examples_figure(examples, "pgd", 0)])
-    np.testing.assert_array_equal(
-        run["robustness"], [render(history_figure([{"epoch": 0, "step": 4, "acc": 0.5}], "robustness"))]
-    )
+    whole = history_figure([{"epoch": 0, "step": 4, "acc": 0.5}], "robustness")
+    np.testing.assert_array_equal(run["robustness"], [render(whole)])
 
 
 def test_mlflow(examples):

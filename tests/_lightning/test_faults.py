@@ -19,7 +19,7 @@ def make_faults(num_batches=1, **state):
         fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
     )
     vars(trainer).update(state)
-    return Faults(trainer, "Owner")
+    return Faults(trainer)
 
 
 def fail():
@@ -29,9 +29,9 @@ def fail():
 @pytest.mark.parametrize("state", [{"num_batches": 0}, {"sanity_checking": True}, {"fast_dev_run": True}])
 def test_errors_are_raised_before_training_has_begun(state):
     faults = make_faults(**state)
-    with pytest.raises(MisconfigurationException, match="Owner: 'label'"), faults.guard():
+    with pytest.raises(MisconfigurationException, match="RobustnessMonitor: 'label'"), faults.guard():
         fail()
-    with pytest.raises(MisconfigurationException, match="Owner: wrong"):
+    with pytest.raises(MisconfigurationException, match="RobustnessMonitor: wrong"):
         faults.refuse("wrong", "It is left out.")
     with pytest.raises(KeyError), faults.skipping("nothing", is_raised_early=True):
         fail()
@@ -44,14 +44,17 @@ def test_errors_become_warnings_once_per_text():
     with faults.guard():
         fail()
     assert isinstance(faults.error, KeyError)
-    message, skipping = "Owner: left epoch 3 out: KeyError: 'label'", faults.skipping("left epoch 3 out", True)
+    message, skipping = (
+        "RobustnessMonitor: left epoch 3 out: KeyError: 'label'",
+        faults.skipping("left epoch 3 out", True),
+    )
     with pytest.warns(UserWarning, match=message), skipping:
         raise faults.error
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with faults.skipping("left epoch 4 out"):
             raise faults.error
-    with pytest.warns(UserWarning, match=r"Owner: wrong It is left out\."):
+    with pytest.warns(UserWarning, match=r"RobustnessMonitor: wrong It is left out\."):
         faults.refuse("wrong", "It is left out.")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -93,6 +96,9 @@ def test_warnings_that_are_errors_go_to_the_log_once_training_has_begun(caplog):
         warnings.simplefilter("error")
         make_faults().warn("something", key="something")
         make_faults().report("left out", "no luck")
-        with pytest.raises(UserWarning, match="Owner: something"):
+        with pytest.raises(UserWarning, match="RobustnessMonitor: something"):
             make_faults(num_batches=0).warn("something", key="something")
-    assert [record.message for record in caplog.records] == ["Owner: something", "Owner: left out: no luck"]
+    assert [record.message for record in caplog.records] == [
+        "RobustnessMonitor: something",
+        "RobustnessMonitor: left out: no luck",
+    ]

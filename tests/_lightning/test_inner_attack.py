@@ -38,6 +38,7 @@ def test_budgets_of_torchattacks_are_in_the_units_of_the_range():
 
 def test_fast_takes_one_step_that_is_longer_than_the_budget():
     assert make("fast") == PGD(steps=1, alpha=10 / 255, all_steps=True)
+    assert make("fast", eps=0.1) == PGD(steps=1, eps=0.1, alpha=0.125, all_steps=True)
     assert make("fast", steps=2, alpha=0.1) == PGD(steps=2, alpha=0.1, all_steps=True)
 
 

@@ -40,31 +40,15 @@ class Flat(L.LightningModule):
         return optimizer if self.make is None else self.make(optimizer)
 
 
-def by_epoch(make):
-    return lambda optimizer: {"optimizer": optimizer, "lr_scheduler": {"scheduler": make(optimizer)}}
-
-
-def by_step(make):
-    return lambda optimizer: {
-        "optimizer": optimizer,
-        "lr_scheduler": {"scheduler": make(optimizer), "interval": "step"},
-    }
+def scheduled(make, **options):
+    return lambda optimizer: {"optimizer": optimizer, "lr_scheduler": {"scheduler": make(optimizer), **options}}
 
 
 def last_epoch(tmp_path, module, max_epochs=40, ckpt_path=None, callbacks=(), **options):
     stopping = RobustEarlyStopping("robustness/adv_acc/pgd", patience=3, **options)
     loader = DataLoader(TensorDataset(torch.zeros(NUM_BATCHES, 1)))
-    trainer = L.Trainer(
-        max_epochs=max_epochs,
-        callbacks=[stopping, *callbacks],
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=bool(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    settings = {"max_epochs": max_epochs, "enable_checkpointing": bool(callbacks), "num_sanity_val_steps": 0}
+    trainer = make_trainer(tmp_path, stopping, *callbacks, **settings)
     trainer.fit(module, loader, loader, ckpt_path=ckpt_path)
     return trainer.current_epoch - 1, stopping
 
@@ -73,13 +57,13 @@ def last_epoch(tmp_path, module, max_epochs=40, ckpt_path=None, callbacks=(), **
 # each that restarts the count, is one of the three
 CASES = {
     "none": (None, 3),
-    "step": (by_epoch(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), 12),
-    "multi-step": (by_epoch(lambda o: lr_scheduler.MultiStepLR(o, [5, 7], gamma=0.1)), 9),
-    "cosine": (by_epoch(lambda o: lr_scheduler.CosineAnnealingLR(o, 40)), 22),
-    "exponential .95": (by_epoch(lambda o: lr_scheduler.ExponentialLR(o, 0.95)), 16),
-    "exponential .9": (by_epoch(lambda o: lr_scheduler.ExponentialLR(o, 0.9)), 9),
-    "warm-up, then constant": (by_epoch(lambda o: lr_scheduler.LinearLR(o, 0.01, total_iters=5)), 32),
-    "rises for ever": (by_epoch(lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 1.0 + epoch)), 32),
+    "step": (scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), 12),
+    "multi-step": (scheduled(lambda o: lr_scheduler.MultiStepLR(o, [5, 7], gamma=0.1)), 9),
+    "cosine": (scheduled(lambda o: lr_scheduler.CosineAnnealingLR(o, 40)), 22),
+    "exponential .95": (scheduled(lambda o: lr_scheduler.ExponentialLR(o, 0.95)), 16),
+    "exponential .9": (scheduled(lambda o: lr_scheduler.ExponentialLR(o, 0.9)), 9),
+    "warm-up, then constant": (scheduled(lambda o: lr_scheduler.LinearLR(o, 0.01, total_iters=5)), 32),
+    "rises for ever": (scheduled(lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 1.0 + epoch)), 32),
 }
 
 
@@ -90,7 +74,8 @@ def test_flat_runs_stop_once_the_rate_has_come_down(tmp_path, name):
 
 
 def test_one_cycle_by_step_counts_after_its_peak(tmp_path):
-    make = by_step(lambda o: lr_scheduler.OneCycleLR(o, 1.0, total_steps=40 * NUM_BATCHES, pct_start=0.25))
+    total = 40 * NUM_BATCHES
+    make = scheduled(lambda o: lr_scheduler.OneCycleLR(o, 1.0, total_steps=total, pct_start=0.25), interval="step")
     stopped, _ = last_epoch(tmp_path, Flat(make))
     # after the peak in epoch 10 the rate is a cosine from 1 to 0 over 30 epochs, at a half in epoch 25; it starts at
     # 1/25 of the peak, but no peak so far is higher there
@@ -99,17 +84,17 @@ def test_one_cycle_by_step_counts_after_its_peak(tmp_path):
 
 @pytest.mark.parametrize("period", [4, 10])
 def test_cycles_neither_disable_the_stop_nor_trigger_it_at_once(tmp_path, period):
-    make = by_epoch(lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, period))
+    make = scheduled(lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, period))
     stopped, _ = last_epoch(tmp_path, Flat(make))
     assert period // 2 < stopped < 30
 
 
 def test_the_slowest_of_two_groups_decides_by_its_own_peak(tmp_path):
-    make = by_epoch(
+    make = scheduled(
         lambda o: lr_scheduler.LambdaLR(o, [lambda e: 1.0 if e < 2 else 0.1, lambda e: 1.0 if e < 9 else 0.1])
     )
     assert last_epoch(tmp_path, Flat(make, rates=(1.0, 1e-3)))[0] == 11
-    make = by_epoch(lambda o: lr_scheduler.LambdaLR(o, [lambda e: 1.0 if e < 2 else 0.1, lambda e: 1.0]))
+    make = scheduled(lambda o: lr_scheduler.LambdaLR(o, [lambda e: 1.0 if e < 2 else 0.1, lambda e: 1.0]))
     assert last_epoch(tmp_path, Flat(make, rates=(1.0, 0.0)))[0] == 4  # a frozen group has no say
 
 
@@ -120,17 +105,17 @@ def test_plateau_and_manual_optimization(tmp_path):
 
     stopped, _ = last_epoch(tmp_path, Flat(plateau))
     assert 6 <= stopped <= 10
-    manual = Flat(by_epoch(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), manual=True)
+    manual = Flat(scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), manual=True)
     assert last_epoch(tmp_path, manual)[0] == 12
 
 
 def test_without_a_limit_of_the_run_nothing_waits(tmp_path):
-    make = by_epoch(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
+    make = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
     assert last_epoch(tmp_path, Flat(make), max_epochs=-1)[0] == 3
 
 
 def test_the_first_epoch_that_counts_can_be_given(tmp_path):
-    make = by_epoch(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
+    make = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
     assert last_epoch(tmp_path, Flat(make), start_from_epoch=0)[0] == 3
     assert last_epoch(tmp_path, Flat(make), start_from_epoch=20)[0] == 22
     with pytest.raises(ValueError, match="start_from_epoch"):
@@ -138,14 +123,14 @@ def test_the_first_epoch_that_counts_can_be_given(tmp_path):
 
 
 def test_an_evaluation_before_that_sets_the_score_but_no_count(tmp_path):
-    make = by_epoch(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
+    make = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
     stopped, stopping = last_epoch(tmp_path, Flat(make, values={5: 0.9, 11: 0.8}))
     assert stopped == 12
     assert stopping.best_score == pytest.approx(0.9)
 
 
 def test_a_resumed_run_stops_where_it_would_have(tmp_path):
-    make = by_epoch(lambda o: lr_scheduler.MultiStepLR(o, [5, 7], gamma=0.1))
+    make = scheduled(lambda o: lr_scheduler.MultiStepLR(o, [5, 7], gamma=0.1))
     saved = L.pytorch.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     whole, _ = last_epoch(tmp_path, Flat(make), callbacks=[saved])
     for epoch in (2, 6, 8):
@@ -153,7 +138,7 @@ def test_a_resumed_run_stops_where_it_would_have(tmp_path):
 
 
 def test_waiting_is_seen(tmp_path, caplog):
-    make = by_epoch(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
+    make = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
     _, stopping = last_epoch(tmp_path, Flat(make))
     waiting = [record.message for record in caplog.records if "patience waits" in record.message]
     assert len(waiting) == 1
@@ -177,7 +162,7 @@ class Bar(L.Callback):
     ("options", "first", "text"), [({}, 10, "learning rate"), ({"start_from_epoch": 4}, 4, "epoch 4")]
 )
 def test_waiting_is_on_the_progress_bar_while_it_lasts(tmp_path, options, first, text):
-    make, bar = by_epoch(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), Bar()
+    make, bar = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), Bar()
     last_epoch(tmp_path, Flat(make), callbacks=[bar], **options)
     assert bar.shown == [None, *[text] * first, *[None] * (len(bar.shown) - first - 1)]
 
@@ -197,7 +182,7 @@ class Both(Flat):
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
 def test_a_fall_of_the_rate_restarts_the_count_of_a_value_that_comes_later(tmp_path, offset):
-    make = by_epoch(lambda o: lr_scheduler.MultiStepLR(o, [4, 12], gamma=0.1))
+    make = scheduled(lambda o: lr_scheduler.MultiStepLR(o, [4, 12], gamma=0.1))
     stopping = RobustEarlyStopping("robustness/rdi", patience=4, guard=None, confirm="robustness/adv_acc/pgd")
     trainer = make_trainer(tmp_path, stopping, max_epochs=40, num_sanity_val_steps=0)
     loader = DataLoader(TensorDataset(torch.zeros(NUM_BATCHES, 1)))

@@ -13,6 +13,7 @@ from lightning_robustness._lightning.training_step import TrainingStepCallback, 
 from lightning_robustness._model.access import Access
 from lightning_robustness.attacks import PGD
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader
+from tests.callbacks.test_adversarial_training import ByHand
 
 
 class Scale(TrainingStepCallback):
@@ -126,15 +127,8 @@ class InDictionary(Plain):
         return {"loss": super().training_step(batch, batch_idx), "extra": 1}
 
 
-class Manual(Plain):
-    automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
+class Manual(ByHand, Plain):
+    """A network of this kind."""
 
 
 class Twice(Manual):
@@ -238,6 +232,7 @@ def test_manual_optimization_of_another_form(tmp_path, kind, number):
 
 
 def test_the_attacks_of_the_papers():
+    assert AdversarialTraining().attack == PGD(all_steps=True)
     assert AdversarialTraining(loss="trades").attack == PGD(steps=10, start="gaussian", loss="kl", all_steps=True)
     assert published_attack("mart") == PGD(steps=10, start="gaussian", loss="cross_entropy")
     assert AdversarialTraining(loss="mart", attack=PGD(steps=2)).attack == PGD(steps=2, all_steps=True)

@@ -29,10 +29,10 @@ class Counted(nn.Module):
         return self.net(x)
 
 
-def make_watch(model, share=None, sample=None):
+def make_watch(model, share=None, sample=None, **options):
     route = find_route(model, torch.rand(2, 4))
     PASSES.clear()
-    return Watch(subject(model), route, FeaturePass(3, "exact", CPU), share or LoaderShare(None), sample)
+    return Watch(subject(model), route, FeaturePass(3, "exact", CPU), share or LoaderShare(None), sample, **options)
 
 
 def batches(number=3):
@@ -87,9 +87,8 @@ def test_repeated_samples_do_not_count():
         watch.before(batch)
         model(batch.x)
         watch.after()
-    assert (
-        watch.features.compute(Processes()).values["samples"] == 15
-    )  # 1, 3, ..., 29; the sampler repeats a sample as number 31
+    # 1, 3, ..., 29; the sampler repeats a sample as number 31
+    assert watch.features.compute(Processes()).values["samples"] == 15
     assert np.array_equal(sample.positions, np.arange(1, 31, 2))
 
 
@@ -105,21 +104,18 @@ def test_divergence():
 
 
 def test_a_process_that_does_not_count_takes_part_without_samples():
-    model, (batch, *_), sample = Counted(), batches(), FixedSample(100, 8)
-    features = FeaturePass(3, "exact", CPU)
-    route = find_route(model, torch.rand(2, 4))
-    watch = Watch(subject(model), route, features, LoaderShare(8), sample, is_counted=False)
+    model, (batch, *_), sample = Counted(), batches(), FixedSample(100, 0)
+    watch = make_watch(model, LoaderShare(0, num_replicas=2), sample)
     watch.before(batch)
     model(batch.x)
     watch.after()
-    found = features.compute(Processes())
+    found = watch.features.compute(Processes())
     assert (found.values["samples"], len(found.margins), len(sample.positions)) == (0, 0, 0)
 
 
 def test_without_passes_of_its_own_a_batch_that_nobody_runs_is_an_error():
-    model, (batch, *_) = Counted(), batches()
-    route = find_route(model, torch.rand(2, 4))
-    watch = Watch(subject(model), route, FeaturePass(3, "exact", CPU), LoaderShare(None), has_passes=False)
+    batch, *_ = batches()
+    watch = make_watch(Counted(), has_passes=False)
     watch.before(batch)
     with pytest.raises(ValueError, match="`validation_step` to run the network on the unchanged inputs of its batch"):
         watch.after()

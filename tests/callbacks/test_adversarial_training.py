@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from lightning_robustness import AdversarialTraining, InputSpace, RobustnessMonitor
 from lightning_robustness._lightning.overfitting import CatastrophicOverfitting
-from lightning_robustness.attacks import CW, PGD, run_attack
+from lightning_robustness.attacks import PGD, run_attack
 from lightning_robustness.functional import fisher_spectral_norm, robustness_difference_index
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import Classifier, digits_data, make_trainer
@@ -218,10 +218,15 @@ def test_logits_from_a_function(tmp_path):
     assert_same_weights(module, by_hand(1, ATTACK))
 
 
+def changed_rows(module, data):
+    """Which inputs of each batch are not those of the loader."""
+    return [(x != clean).flatten(1).any(dim=1) for (x, _), (clean, _) in zip(module.batches, data, strict=True)]
+
+
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
 def test_mix(tmp_path, ratio):
     module, _ = fit(tmp_path, AdversarialTraining(**SETTINGS, combine="mix", ratio=ratio))
-    changed = [(x != clean).flatten(1).any(dim=1) for (x, _), (clean, _) in zip(module.batches, loader(), strict=True)]
+    changed = changed_rows(module, loader())
     assert [int(rows.sum()) for rows in changed] == [round(ratio * 32)] * 5
     assert ratio == 1.0 or not torch.equal(changed[0], changed[1])
 
@@ -233,27 +238,17 @@ def test_mix_in_train_mode_attacks_two_at_least(tmp_path):
 
     callback = AdversarialTraining(**SETTINGS, combine="mix", eval_mode=False)
     module, _ = fit(tmp_path, callback, Normalised, loader(34))
-    changed = [
-        (x != clean).flatten(1).any(dim=1) for (x, _), (clean, _) in zip(module.batches, loader(34), strict=True)
-    ]
-    assert [int(rows.sum()) for rows in changed] == [16, 2]
+    assert [int(rows.sum()) for rows in changed_rows(module, loader(34))] == [16, 2]
 
 
 def test_concat(tmp_path):
-    module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, combine="concat", measure_every_n_batches=1))
-    x_adv = first_adversarial_batch()
-    for number, ((x, y), (clean, targets)) in enumerate(zip(module.batches, loader(), strict=True)):
+    module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, combine="concat"))
+    for (x, y), (clean, targets) in zip(module.batches, loader(), strict=True):
         assert torch.equal(x[:32], clean)
         assert torch.equal(y, torch.cat([targets, targets]))
-        if number == 0:
-            assert torch.equal(x[32:], x_adv)
-    assert logged(trainer)["loss"] == pytest.approx(sum(module.losses) / 5, rel=1e-5)
-
-
-def first_adversarial_batch():
     L.seed_everything(3, verbose=False)
-    x, y = next(iter(loader()))
-    return ATTACK(Recorder().eval(), x, y)
+    assert torch.equal(module.batches[0][0][32:], ATTACK(Recorder().eval(), *next(iter(loader()))))
+    assert logged(trainer)["loss"] == pytest.approx(sum(module.losses) / 5, rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["replace", "mix", "concat"])
@@ -289,14 +284,6 @@ def test_warm_up_and_schedule(tmp_path):
     assert [eps for _, eps in budgets.seen[2:]] == pytest.approx([0.0, 0.1, 0.2, 0.2])
 
 
-def test_published_attacks():
-    assert AdversarialTraining().attack == PGD(all_steps=True)
-    assert AdversarialTraining("fast", eps=0.1).attack == PGD(eps=0.1, steps=1, alpha=0.125, all_steps=True)
-    assert AdversarialTraining("fast", eps=0.1, alpha=0.05).attack.alpha == 0.05
-    assert AdversarialTraining("cw", steps=5).attack == CW(steps=5, all_steps=True)
-    assert AdversarialTraining(PGD(norm="l2"), eps=2.0, all_steps=False).attack == PGD(norm="l2", eps=2.0)
-
-
 def noise(model, x, y):
     return (x + 0.1 * torch.randn_like(x)).clamp(0, 1)
 
@@ -321,19 +308,6 @@ def test_mode_of_the_attack_and_statistics(tmp_path, eval_mode):
     module, _ = fit(tmp_path, AdversarialTraining(spy, eval_mode=eval_mode), max_epochs=2)
     assert modes == [[not eval_mode and number != 7 for number in range(10)]] * 10  # 7 is frozen
     assert_same_weights(module, by_hand(2, lambda model, x, y, seed, index: x))
-
-
-def test_random_starts_differ_and_come_from_the_seed(tmp_path):
-    starts = []
-
-    def spy(model, x, y):
-        starts.append(torch.rand(1).item())
-        return x
-
-    for seed in (0, 0, 1):
-        fit(tmp_path, AdversarialTraining(spy, seed=seed), max_epochs=2)
-    assert starts[:10] == starts[10:20]
-    assert len(set(starts)) == 20
 
 
 class Deterministic(Recorder):
@@ -429,7 +403,9 @@ def test_a_network_that_treats_bytes_and_floats_differently_is_refused(tmp_path)
         fit(tmp_path, callback, Differs, bytes_loader())
 
 
-class Manual(Recorder):
+class ByHand:
+    """Optimizes by itself."""
+
     automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
@@ -439,6 +415,8 @@ class Manual(Recorder):
         self.manual_backward(loss)
         optimizer.step()
 
+
+class Manual(ByHand, Recorder):
     def on_train_epoch_end(self):
         self.lr_schedulers().step()
 
@@ -447,6 +425,9 @@ def test_manual_optimization(tmp_path):
     module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS), Manual, max_epochs=2)
     assert_same_weights(module, by_hand(2, ATTACK))
     assert "loss" not in logged(trainer)  # the step returns none
+
+
+ALWAYS = {"acc", "broken", "loss", "eps", "clipped", "nonfinite_gradients"}
 
 
 class InDictionary(Recorder):
@@ -482,7 +463,7 @@ def test_values(tmp_path, module):
     assert values["loss"] == pytest.approx((32 * sum(module.losses[:4]) + 16 * module.losses[4]) / 144, rel=1e-5)
     assert values["eps"] == pytest.approx(0.15)
     assert values["clipped"] == 0
-    assert set(values) == {"acc", "broken", "loss", "eps", "clipped", "nonfinite_gradients"}
+    assert set(values) == ALWAYS
 
 
 @pytest.mark.parametrize(
@@ -534,13 +515,11 @@ def test_compiled(tmp_path, whole):
     assert logged(trainer)["broken"] > 0
 
 
-def test_fewer_batches(tmp_path):
+@pytest.mark.parametrize(("options", "number"), [({"limit_train_batches": 2}, 4), ({"overfit_batches": 1}, 2)])
+def test_fewer_batches(tmp_path, options, number):
     callback = AdversarialTraining(**SETTINGS)
-    module, _ = fit(tmp_path, callback, max_epochs=2, limit_train_batches=2)
-    assert len(module.batches) == callback.state_dict()["num_batches"] == 4
-    callback = AdversarialTraining(**SETTINGS)
-    module, _ = fit(tmp_path, callback, max_epochs=2, overfit_batches=1)
-    assert len(module.batches) == callback.state_dict()["num_batches"] == 2
+    module, _ = fit(tmp_path, callback, max_epochs=2, **options)
+    assert len(module.batches) == callback.state_dict()["num_batches"] == number
 
 
 def test_watching_changes_nothing(tmp_path):
@@ -653,30 +632,15 @@ def test_the_checkpoint_is_not_of_a_collapsed_network(tmp_path, monkeypatch, acc
     assert_identical(dict(torch.load(path)["state_dict"]), states[kept])
 
 
-def test_no_sign_of_catastrophic_overfitting(tmp_path, monkeypatch, recwarn):
-    _, values, _ = overfit(tmp_path, monkeypatch, [0.5, 0.4, 0.6, 0.5, 0.5, 0.2])
-    assert [sign for _, sign in values] == [0.0, 0.0, 0.0]
-    assert not any("Catastrophic" in str(warning.message) for warning in recwarn)
-
-
 def test_many_steps_are_measured_for_one_step_only(tmp_path):
     _, trainer = fit(tmp_path, AdversarialTraining("fast", eps=0.1, overfitting_samples=48), max_epochs=4)
-    assert set(logged(trainer)) == {
-        "acc",
-        "broken",
-        "loss",
-        "eps",
-        "clipped",
-        "nonfinite_gradients",
-        "acc_pgd",
-        "overfitting",
-    }
+    assert set(logged(trainer)) == {*ALWAYS, "acc_pgd", "overfitting"}
     x, y = digits_data(0, 48).tensors
     result = run_attack(trainer.lightning_module, PGD(eps=0.1, steps=5, all_steps=True), x, y)
     assert logged(trainer)["acc_pgd"] == pytest.approx((result.adv_preds == y).float().mean().item())
     for callback in (AdversarialTraining(**SETTINGS), AdversarialTraining("fast", eps=0.1, overfitting_samples=0)):
         _, trainer = fit(tmp_path, callback)
-        assert set(logged(trainer)) == {"acc", "broken", "loss", "eps", "clipped", "nonfinite_gradients"}
+        assert set(logged(trainer)) == ALWAYS
 
 
 class Model(Recorder):
@@ -737,13 +701,6 @@ def test_no_labels(tmp_path):
         fit(tmp_path, AdversarialTraining(), data=data)
 
 
-def test_inputs_out_of_range(tmp_path):
-    images, targets = digits_data(0, 32).tensors
-    data = DataLoader([(16 * images, targets)], batch_size=None)
-    with pytest.raises(ValueError, match=r"\[0.0, 1.0\] but observed \[0, 16\]"):
-        fit(tmp_path, AdversarialTraining(), data=data)
-
-
 @pytest.mark.parametrize("space", [InputSpace(), InputSpace(mean=0.5, std=0.25)])
 def test_small_overshoots_do_not_end_a_run(tmp_path, space):
     """Two of 32 images of the second of two batches reach 1.05: they are attacked from 1."""
@@ -762,15 +719,6 @@ def test_small_overshoots_do_not_end_a_run(tmp_path, space):
     assert (x_adv - over[32:].clamp(0, 1)).abs().max() <= 0.15 + 1e-5
 
 
-def test_nan_is_refused_on_any_batch(tmp_path):
-    data = [(x.clone(), y) for x, y in loader()]
-    data[2][0][3, 0, 1, 2] = torch.nan
-    module = Recorder()
-    with pytest.raises(ValueError, match="to be finite"):
-        make_trainer(tmp_path, AdversarialTraining(**SETTINGS)).fit(module, DataLoader(data, batch_size=None))
-    assert len(module.batches) == 2
-
-
 @pytest.mark.parametrize(
     ("images", "space", "match"),
     [
@@ -783,11 +731,6 @@ def test_evident_mistakes_are_refused_on_the_first_batch(tmp_path, images, space
     x, y = digits_data(0, 32).tensors
     with pytest.raises(ValueError, match=match):
         fit(tmp_path, AdversarialTraining(input_space=space), data=DataLoader([(images(x), y)], batch_size=None))
-
-
-def test_budgets_below_one_grey_level_get_a_warning():
-    with pytest.warns(UserWarning, match=r"eps=0\.0313725 .*\[0, 255\].*`eps=8`"):
-        AdversarialTraining(eps=8 / 255, input_space=InputSpace(high=255))
 
 
 def test_soft_labels(tmp_path):

@@ -21,10 +21,8 @@ from tests.callbacks.test_adversarial_training import (
 )
 
 
-class ManualDeterministic(Manual):
-    def __init__(self):
-        super().__init__()
-        self.net[5] = nn.Identity()
+class ManualDeterministic(Manual, Deterministic):
+    """Optimizes by itself."""
 
 
 def fit(path, *callbacks, module=Deterministic, data=None, **kwargs):

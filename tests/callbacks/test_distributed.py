@@ -55,52 +55,33 @@ def test_two_processes_log_the_values_of_one(tmp_path, two_processes, storage):
     assert_same_values(first, expected)
 
 
-class Share(IterableDataset):
-    """Every process reads its own part, of unequal sizes."""
+class Stream(IterableDataset):
+    """Part of the data."""
 
-    def __init__(self, rank):
-        self.rank = rank
-
-    def __iter__(self):
-        yield from digits_data(1200, 1240) if self.rank == 0 else digits_data(1240, 1200 + NUM_SAMPLES)
-
-
-class Everything(IterableDataset):
-    """The second process reads nothing."""
-
-    def __init__(self, rank):
-        self.rank = rank
+    def __init__(self, start, stop):
+        self.start, self.stop = start, stop
 
     def __iter__(self):
-        yield from digits_data(1200, 1200 + NUM_SAMPLES) if self.rank == 0 else ()
+        yield from digits_data(self.start, self.stop)
 
 
-def validate_streams(rank, path, kind):
+def validate_streams(rank, path, split):
     as_torchrun_would(rank)
-    return validate(path, loader=DataLoader(kind(rank), batch_size=16), strategy="ddp", devices=2)
-
-
-@pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
-def test_streams_of_unequal_length(tmp_path, two_processes):
-    expected = validate(tmp_path)
-    first, second = two_processes(validate_streams, tmp_path, Share)
-    assert first == second
-    for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
-        assert first[key] == pytest.approx(expected[key], rel=1e-6), key
-    assert first["samples_fim"] == 51  # of both together
+    stream = Stream(split, 1200 + NUM_SAMPLES) if rank else Stream(1200, split)
+    return validate(path, loader=DataLoader(stream, batch_size=16), strategy="ddp", devices=2)
 
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
 @pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
-def test_a_process_without_samples_counts_as_none(tmp_path, two_processes):
+@pytest.mark.parametrize("split", [1240, 1200 + NUM_SAMPLES], ids=["unequal shares", "nothing for the second"])
+def test_streams_of_unequal_length(tmp_path, two_processes, split):
     expected = validate(tmp_path)
-    first, second = two_processes(validate_streams, tmp_path, Everything)
+    first, second = two_processes(validate_streams, tmp_path, split)
     assert first == second
     for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
         assert first[key] == pytest.approx(expected[key], rel=1e-6), key
-    assert first["samples_fim"] == 51  # all from the other one
-    assert first["samples_attacks"] == NUM_SAMPLES
-    assert first["skipped"] == 0
+    # Of both together
+    assert (first["samples_fim"], first["samples_attacks"], first["skipped"]) == (51, NUM_SAMPLES, 0)
 
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")

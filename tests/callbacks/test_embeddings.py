@@ -181,3 +181,18 @@ def test_a_loss_of_its_own_needs_no_layer(tmp_path):
 
     module, _ = fit(tmp_path, AdversarialTraining(ATTACK, embed_fn=scaled, loss="mart"), epochs=1)
     assert all(parameter.isfinite().all() for parameter in module.parameters())
+
+
+class Scripted(Reader):
+    """A part of it takes no hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.jit.script(self.body)
+
+
+def test_scripted_parts(tmp_path):
+    modules = [
+        fit(tmp_path, AdversarialTraining(ATTACK, embed_fn=embed), module=kind)[0] for kind in (Scripted, Reader)
+    ]
+    assert_same(*modules)

@@ -1,5 +1,4 @@
 import pytest
-import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -133,12 +132,6 @@ def test_validate_and_test_change_nothing(tmp_path):
     assert stopping.state_dict() == guarded().state_dict()
 
 
-def test_a_guard_that_does_not_come_gets_a_warning(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", patience=2, guard="val_accuracy", start_from_epoch=0)
-    with pytest.warns(UserWarning, match="RobustEarlyStopping is guarded by 'val_accuracy', which was not logged"):
-        assert epochs_trained(tmp_path, stopping, FALLING) == 3
-
-
 def stop_as_one_of_two(rank, path):
     """Both processes stop together although their accuracies, and the finiteness of their scores, differ."""
     as_torchrun_would(rank)
@@ -154,38 +147,9 @@ def test_two_processes(tmp_path, two_processes):
     assert first == second == (7, 0.42, 6)
 
 
-def test_unknown_keys_are_found_in_setup(tmp_path):
-    monitor = RobustnessMonitor(attacks=["pgd"])
-    trainer = make_trainer(tmp_path, monitor, RobustEarlyStopping("robustness/asr/pdg"))
-    with pytest.raises(MisconfigurationException, match=r"will be: robustness/rdi, .*robustness/asr/pgd, .*asr/worst"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
-
-
-def test_a_prefix_that_no_monitor_has_is_found_in_setup(tmp_path):
-    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=()), RobustEarlyStopping("robustnes/rdi"))
-    with pytest.raises(MisconfigurationException, match="waits for 'robustnes/rdi', which will not be logged"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
-
-
-def test_guards_that_will_not_come_are_found_in_setup(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", guard_tolerance=0.1)
-    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=(), prefix="r"), stopping)
-    with pytest.raises(MisconfigurationException, match=r"guarded by 'robustness/acc', .* Pass guard='r/acc'"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
-
-
 def test_a_key_that_never_comes_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="RobustEarlyStopping never saw 'score'. Logged were: val_acc"):
         assert epochs_trained(tmp_path, unguarded(), {}, max_epochs=2) == 2
-
-
-def test_with_the_monitor(tmp_path):
-    monitor = RobustnessMonitor(attacks=["fgsm"], attack_every_n_epochs=2, attack_samples=16, fim_samples=0)
-    stopping = RobustEarlyStopping("robustness/asr/fgsm", stopping_threshold=2.0, patience=1)
-    trainer = make_trainer(tmp_path, monitor, stopping, max_epochs=5)
-    trainer.fit(Classifier(), train_loader(), val_loader())
-    assert trainer.current_epoch == 1
-    assert torch.isclose(trainer.callback_metrics["robustness/asr/fgsm"], torch.tensor(monitor.history[0]["asr/fgsm"]))
 
 
 def stop_as_one_of_two_on_the_mean(rank, path):
@@ -202,17 +166,9 @@ def test_two_processes_stop_on_their_mean(tmp_path, two_processes):
     assert epochs_trained(tmp_path, unguarded(patience=1), [3.0, -2.0, 5.0, 0.0, 7.0]) == 2  # one process by itself
 
 
-@pytest.mark.parametrize("key", ["robustness/adv_acc/pdg", "robustnes/adv_acc/pgd"])
-def test_a_mistyped_confirmation_is_found_in_setup(tmp_path, key):
-    stopping = RobustEarlyStopping("robustness/rdi", confirm=key)
-    trainer = make_trainer(tmp_path, RobustnessMonitor(attacks=["pgd"]), stopping)
-    with pytest.raises(MisconfigurationException, match=f"waits for '{key}', which will not be logged"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
-
-
 def test_a_confirmation_that_never_comes_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match=r"never saw 'val_robust'. Logged were: .*robustness/rdi"):
-        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust")[0] == 11
+        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust") == 11
 
 
 @pytest.mark.parametrize(("max_epochs", "expected"), [(8, ["RobustEarlyStopping ended the run in epoch 2"]), (3, [])])
@@ -237,13 +193,12 @@ class Attacking(RobustnessMonitor):
         pass
 
 
-def confirmed(tmp_path, rdi, robust, monitor=None, **options):
+def confirmed(tmp_path, rdi, robust, *callbacks, ckpt_path=None, **options):
     stopping = RobustEarlyStopping("robustness/rdi", patience=2, guard=None, start_from_epoch=0, **options)
     scripted = Scripted(**{"robustness/rdi": rdi, "robustness/adv_acc/pgd": robust})
-    callbacks = [scripted, *([] if monitor is None else [monitor]), stopping]
-    trainer = make_trainer(tmp_path, *callbacks, max_epochs=12)
-    trainer.fit(Classifier(), train_loader(size=32), val_loader(size=16))
-    return trainer.current_epoch - 1, stopping
+    trainer = make_trainer(tmp_path, scripted, *callbacks, stopping, max_epochs=12, enable_checkpointing=True)
+    trainer.fit(Classifier(), train_loader(size=32), val_loader(size=16), ckpt_path=ckpt_path)
+    return trainer.current_epoch - 1
 
 
 DESCENDING = {epoch: -float(epoch) for epoch in range(12)}
@@ -252,21 +207,28 @@ RISING_UNTIL_5 = {epoch: float(min(epoch, 5)) for epoch in range(12)}
 
 def test_an_attack_free_value_stops_only_with_robust_accuracy(tmp_path, caplog):
     monitor = Attacking(attacks=["pgd", "square"])
-    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor)[0] == 7
+    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor) == 7
     assert "until robustness/adv_acc/pgd has too" in caplog.text
-    assert confirmed(tmp_path, RISING_UNTIL_5, DESCENDING, monitor)[0] == 7
+    assert confirmed(tmp_path, RISING_UNTIL_5, DESCENDING, monitor) == 7
     assert "until robustness/rdi has too" in caplog.text
 
 
 def test_robust_accuracy_counts_at_its_own_evaluations(tmp_path):
     rare = dict.fromkeys(range(0, 12, 3), 0.5)  # not better at 3 and 6
-    assert confirmed(tmp_path, DESCENDING, rare, Attacking(attacks=["pgd", "square"]))[0] == 6
+    assert confirmed(tmp_path, DESCENDING, rare, Attacking(attacks=["pgd", "square"])) == 6
 
 
-@pytest.mark.parametrize(("monitor", "options"), [(None, {}), (Attacking(), {"confirm": None}), (Attacking([]), {})])
+def test_a_resumed_run_remembers_robust_accuracy(tmp_path):
+    callbacks = Attacking(attacks=["pgd", "square"]), ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, *callbacks) == 7
+    path = tmp_path / "epoch=6.ckpt"
+    assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, callbacks[0], ckpt_path=path) == 7
+
+
+@pytest.mark.parametrize(("monitor", "options"), [([], {}), ([Attacking()], {"confirm": None}), ([Attacking([])], {})])
 def test_a_value_without_confirmation_gets_a_warning(tmp_path, monitor, options):
     with pytest.warns(UserWarning, match=r"goes by 'robustness/rdi' alone"):
-        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, monitor, **options)[0] == 2
+        assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, *monitor, **options) == 2
 
 
 @pytest.mark.parametrize(
@@ -282,12 +244,6 @@ def test_a_value_without_confirmation_gets_a_warning(tmp_path, monitor, options)
 def test_the_attack_that_runs_most_often_confirms(tmp_path, options, expected):
     monitor = RobustnessMonitor(**options)
     assert monitor.reference_under(make_trainer(tmp_path)) == f"robustness/adv_acc/{expected}"
-
-
-def test_the_state_of_a_plain_early_stopping_is_taken_with_a_warning():
-    plain = EarlyStopping("score", mode="max")
-    with pytest.warns(UserWarning, match="plain EarlyStopping"):
-        unguarded().load_state_dict(plain.state_dict())
 
 
 def test_options_of_lightning(tmp_path):
@@ -314,3 +270,20 @@ def test_a_value_of_training_is_named_as_such(tmp_path):
 def test_a_key_without_its_prefix_is_told_so():
     with pytest.raises(ValueError, match="'robustness/adv_acc/pgd'"):
         RobustEarlyStopping("adv_acc/pgd")
+
+
+@pytest.mark.parametrize(
+    ("monitor", "options", "message"),
+    [
+        ("robustness/asr/pdg", {}, r"will be: robustness/rdi, .*robustness/asr/pgd, .*asr/worst"),
+        ("robustnes/rdi", {}, "waits for 'robustnes/rdi', which will not be logged"),
+        ("score", {"mode": "max", "guard_tolerance": 0.1, "prefix": "r"}, "'robustness/acc', .* Pass guard='r/acc'"),
+        ("robustness/rdi", {"confirm": "robustness/adv_acc/pdg"}, "waits for 'robustness/adv_acc/pdg'"),
+        ("robustness/rdi", {"confirm": "robustnes/adv_acc/pgd"}, "waits for 'robustnes/adv_acc/pgd'"),
+    ],
+)
+def test_keys_that_will_not_come_are_found_in_setup(tmp_path, monitor, options, message):
+    prefix = options.pop("prefix", "robustness")
+    callbacks = RobustnessMonitor(attacks=["pgd"], prefix=prefix), RobustEarlyStopping(monitor, **options)
+    with pytest.raises(MisconfigurationException, match=message):
+        make_trainer(tmp_path, *callbacks).fit(Classifier(), train_loader(), val_loader())

@@ -32,14 +32,16 @@ def kept(path):
     return {torch.load(file, weights_only=False)["epoch"] for file in Path(path).glob("*.ckpt") if file.name[0] == "e"}
 
 
+def checkpoint_of(monitor, path, **kwargs):
+    return RobustModelCheckpoint(monitor, dirpath=path, **{"filename": "{epoch}", **kwargs})
+
+
 def unguarded(path, **kwargs):
-    defaults = {"mode": "max", "filename": "{epoch}"}
-    return RobustModelCheckpoint("score", guard=None, dirpath=path, **{**defaults, **kwargs})
+    return checkpoint_of("score", path, guard=None, **{"mode": "max", **kwargs})
 
 
 def guarded(path, **kwargs):
-    defaults = {"mode": "max", "filename": "{epoch}"}
-    return RobustModelCheckpoint("score", guard="acc", dirpath=path, **{**defaults, **kwargs})
+    return checkpoint_of("score", path, guard="acc", **{"mode": "max", **kwargs})
 
 
 EVERY_FIFTH = {0: 0.5, 5: 0.7, 9: 0.6}
@@ -94,10 +96,9 @@ def test_untrained_epochs_are_not_kept(tmp_path):
 
 
 def test_epochs_far_below_the_best_accuracy_are_no_candidates(tmp_path):
-    assert fit(tmp_path / "a", guarded(tmp_path / "a"), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]) == {2}
-    assert fit(
-        tmp_path / "b", guarded(tmp_path / "b", guard_tolerance=0.05), [0.5, 0.9, 0.6], acc=[0.9, 0.87, 0.88]
-    ) == {1}
+    score, acc = [0.5, 0.9, 0.6], [0.9, 0.87, 0.88]
+    assert fit(tmp_path / "a", guarded(tmp_path / "a"), score, acc=acc) == {2}
+    assert fit(tmp_path / "b", guarded(tmp_path / "b", guard_tolerance=0.05), score, acc=acc) == {1}
 
 
 def test_the_guard_may_be_a_loss(tmp_path):
@@ -136,7 +137,7 @@ RISING = [0.50, 0.60, 0.65, 0.66, 0.780, 0.790, 0.800, 0.82, 0.84, 0.85]
 )
 def test_robust_overfitting(tmp_path, options, epoch):
     """By default the peak is kept, or what ties with it; a guard refuses it."""
-    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=tmp_path, filename="{epoch}", **options)
+    checkpoint = checkpoint_of(ADV_ACC, tmp_path, **options)
     assert fit(tmp_path, checkpoint, OVERFITTING, acc=RISING) == {epoch}
     assert checkpoint.best_model_path == str(tmp_path / f"epoch={epoch}.ckpt")
     assert checkpoint.best_model_score.item() == pytest.approx(OVERFITTING[epoch])
@@ -173,7 +174,7 @@ def test_order_of_epochs(tmp_path, k, seed):
         ((500 - abs(epoch - 12) + noise[0, epoch].item()) / 1000, (800 + noise[1, epoch].item() // 2) / 1000)
         for epoch in range(24)
     ]
-    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=tmp_path, filename="{epoch}", save_top_k=k)
+    checkpoint = checkpoint_of(ADV_ACC, tmp_path, save_top_k=k)
     values, accuracies = zip(*series, strict=True)
     expected = reference(series, None if k == -1 else k)
     assert fit(tmp_path, checkpoint, list(values), acc=list(accuracies)) == set(expected)
@@ -185,18 +186,18 @@ def test_order_of_epochs(tmp_path, k, seed):
 def test_the_margin_is_that_of_the_best_value_not_of_the_kept_one(tmp_path):
     """Else robust accuracy would be lost step by step."""
     score = [0.500, 0.496, 0.492, 0.488]
-    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=tmp_path, filename="{epoch}")
+    checkpoint = checkpoint_of(ADV_ACC, tmp_path)
     assert fit(tmp_path, checkpoint, score, acc=[0.80, 0.81, 0.82, 0.83]) == {1}
 
 
 def test_the_highest_value_wins_without_clean_accuracy(tmp_path):
-    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=tmp_path, filename="{epoch}", save_top_k=2)
+    checkpoint = checkpoint_of(ADV_ACC, tmp_path, save_top_k=2)
     assert fit(tmp_path, checkpoint, [0.500, 0.503, 0.501, 0.4]) == {1, 2}
     assert checkpoint.best_model_path.endswith("epoch=1.ckpt")
 
 
 def test_equal_epochs_of_other_keys_are_tied(tmp_path):
-    checkpoint = RobustModelCheckpoint("val/loss", "min", dirpath=tmp_path, filename="{epoch}")
+    checkpoint = checkpoint_of("val/loss", tmp_path, mode="min")
     assert checkpoint.tie_margin == 0
     assert fit(tmp_path, checkpoint, [0.5, 0.4, 0.4001, 0.4, 0.4], acc=[0.8, 0.8, 0.9, 0.7, 0.6]) == {1}
 
@@ -210,9 +211,7 @@ def test_equal_epochs_of_other_keys_are_tied(tmp_path):
     ],
 )
 def test_the_guard_comes_before_ties(tmp_path, asr, acc, epoch):
-    checkpoint = RobustModelCheckpoint(
-        "robustness/asr/pgd", guard="robustness/acc", dirpath=tmp_path, filename="{epoch}"
-    )
+    checkpoint = checkpoint_of("robustness/asr/pgd", tmp_path, guard="robustness/acc")
     assert fit(tmp_path, checkpoint, asr, acc=acc) == {epoch}
     assert checkpoint.best_model_score.item() == pytest.approx(asr[epoch])
 
@@ -260,12 +259,10 @@ def test_a_resumed_run_keeps_what_it_would_have(tmp_path, resumed_after):
 @pytest.mark.parametrize("resumed_after", range(1, 9, 2))
 def test_a_resumed_run_decides_on_ties_as_it_would_have(tmp_path, resumed_after):
     def checkpoint(path):
-        return RobustModelCheckpoint(ADV_ACC, dirpath=path, filename="{epoch}", save_top_k=2, save_last=True)
+        return checkpoint_of(ADV_ACC, path, save_top_k=2, save_last=True)
 
-    score, acc = (
-        [0.500, 0.497, 0.496, 0.494, 0.4, 0.498, 0.5005, 0.497, 0.499],
-        [0.80, 0.83, 0.82, 0.9, 0.9] + [0.81] * 4,
-    )
+    score = [0.500, 0.497, 0.496, 0.494, 0.4, 0.498, 0.5005, 0.497, 0.499]
+    acc = [0.80, 0.83, 0.82, 0.9, 0.9] + [0.81] * 4
     whole = checkpoint(tmp_path / "whole")
     assert fit(tmp_path / "whole", whole, score, acc=acc) == {1, 2}
     path = tmp_path / "stopped"
@@ -356,7 +353,7 @@ def test_the_summary_names_an_epoch_that_was_kept_without_an_attack(tmp_path):
 
     good, bad = trained(), Classifier()
     monitor = RobustnessMonitor(["pgd"], attack_every_n_epochs=3, fim_samples=0, attack_samples=16)
-    checkpoint = RobustModelCheckpoint("robustness/rdi", dirpath=tmp_path, filename="{epoch}")
+    checkpoint = checkpoint_of("robustness/rdi", tmp_path)
     trainer = make_trainer(tmp_path, monitor, checkpoint, max_epochs=4, enable_checkpointing=True)
     trainer.fit(Swapped(), train_loader(), val_loader())
     assert kept(tmp_path) == {1}
@@ -364,19 +361,12 @@ def test_the_summary_names_an_epoch_that_was_kept_without_an_attack(tmp_path):
     assert re.match("epoch 1 kept, not attacked; epoch [03] most robust: ", dict(monitor.summary().lines())["verdict"])
 
 
-def test_a_guard_that_does_not_come_gets_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match="RobustModelCheckpoint is guarded by 'acc', which was not logged"):
-        assert fit(tmp_path, guarded(tmp_path), FALLING) == {0}
-
-
 def test_keys_that_will_not_come_are_found_in_setup(tmp_path):
     monitor = RobustnessMonitor(attacks=("pgd",), prefix="r")
+    misled = RobustModelCheckpoint("score", "max", guard_tolerance=0.1)
     for checkpoint, message in (
         (RobustModelCheckpoint("r/asr/pdg"), "RobustModelCheckpoint waits for 'r/asr/pdg'"),
-        (
-            RobustModelCheckpoint("score", "max", guard_tolerance=0.1),
-            r"guarded by 'robustness/acc', .* Pass guard='r/acc'",
-        ),
+        (misled, r"guarded by 'robustness/acc', .* Pass guard='r/acc'"),
     ):
         trainer = make_trainer(tmp_path, monitor, checkpoint, enable_checkpointing=True)
         with pytest.raises(MisconfigurationException, match=message):
@@ -399,15 +389,9 @@ def test_the_last_epoch_of_a_run_that_stops_early_is_judged(tmp_path, logger):
             trainer.should_stop = trainer.current_epoch == 2
 
     monitor = RobustnessMonitor(attacks=("pgd", "fgsm"), eps=0.02, fim_samples=0, attack_samples=101, log_figures=False)
-    checkpoint = RobustModelCheckpoint(
-        "robustness/adv_acc/worst", dirpath=tmp_path, filename="{epoch}", guard_tolerance=1.0, save_top_k=2
-    )
-    trainer = make_trainer(
-        *(tmp_path, monitor, Stop(), checkpoint),
-        logger=CSVLogger(tmp_path) if logger else False,
-        max_epochs=9,
-        enable_checkpointing=True,
-    )
+    checkpoint = checkpoint_of("robustness/adv_acc/worst", tmp_path, guard_tolerance=1.0, save_top_k=2)
+    options = {"logger": CSVLogger(tmp_path) if logger else False, "max_epochs": 9, "enable_checkpointing": True}
+    trainer = make_trainer(tmp_path, monitor, Stop(), checkpoint, **options)
     trainer.fit(module := Classifier(), train_loader(), val_loader())
     worst = {entry["epoch"]: entry["adv_acc/worst"] for entry in monitor.history if "adv_acc/worst" in entry}
     assert worst.keys() == {0, 2}
@@ -421,7 +405,7 @@ def test_the_last_epoch_of_a_run_that_stops_early_is_judged(tmp_path, logger):
 
 def test_several_loaders_and_the_monitor(tmp_path):
     monitor = RobustnessMonitor(attacks=("pgd",), eps=0.02, fim_samples=0, log_figures=False, dataloader_idx=1)
-    checkpoint = RobustModelCheckpoint("robustness/adv_acc/worst", dirpath=tmp_path, filename="{epoch}")
+    checkpoint = checkpoint_of("robustness/adv_acc/worst", tmp_path)
     stopping = RobustEarlyStopping("robustness/rdi", patience=9)
     trainer = make_trainer(tmp_path, monitor, checkpoint, stopping, max_epochs=3, enable_checkpointing=True)
     trainer.fit(Classifier(), train_loader(), [val_loader(size=40), val_loader(size=60)])
@@ -450,7 +434,7 @@ def break_ties_as_one_of_two(rank, path):
     """Neither process would decide so alone: on average the values are equal, and two of the accuracies."""
     as_torchrun_would(rank)
     score, acc = ([0.5, 0.5, 0.75], [0.5, 0.75, 0.625]) if rank else ([0.5, 0.5, 0.25], [0.75, 0.75, 0.625])
-    checkpoint = RobustModelCheckpoint(ADV_ACC, dirpath=path, filename="{epoch}", save_top_k=2)
+    checkpoint = checkpoint_of(ADV_ACC, path, save_top_k=2)
     fit(path, checkpoint, score, acc=acc, strategy="ddp", devices=2)
     return checkpoint.best_model_path, checkpoint.best_model_score.item(), checkpoint.kth_best_model_path
 
@@ -461,42 +445,12 @@ def test_ties_in_two_processes(tmp_path, two_processes):
     assert kept(tmp_path) == {1, 2}
 
 
-def improve_on_the_mean_as_one_of_two(rank, path):
-    """The mean improves in each epoch, the value of each process only in some."""
-    as_torchrun_would(rank)
-    checkpoint = unguarded(path)
-    score = [epoch + (3.0 if epoch % 2 == rank else -3.0) for epoch in range(4)]
-    return fit(path, checkpoint, score, strategy="ddp", devices=2), checkpoint.best_model_score.item()
-
-
-def test_two_processes_keep_the_best_of_their_mean(tmp_path, two_processes):
-    assert two_processes(improve_on_the_mean_as_one_of_two, tmp_path) == [({3}, 3.0)] * 2
-
-
-def test_arguments():
-    checkpoint = RobustModelCheckpoint("robustness/fim", save_top_k=3, filename="{epoch}")
-    assert checkpoint.tie_margin == 0.005
-    assert (checkpoint.mode, checkpoint.save_top_k, checkpoint.filename) == ("min", 3, "{epoch}")
-    with pytest.raises(ValueError, match="`mode` to be 'min' or 'max', whichever is better for 'val_loss'"):
-        RobustModelCheckpoint("val_loss")
-    with pytest.raises(ValueError, match="`guard_tolerance` to be a finite number of at least 0"):
-        RobustModelCheckpoint("robustness/fim", guard_tolerance=-1)
-    with pytest.raises(ValueError, match="`tie_margin` to be a finite number of at least 0"):
-        RobustModelCheckpoint("robustness/fim", tie_margin=-1)
-
-
 def test_lightning_cli_knows_the_arguments_of_both_classes():
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(RobustModelCheckpoint, "checkpoint")
-    arguments = {
-        "monitor": "robustness/rdi",
-        "save_top_k": 2,
-        "guard": None,
-        "guard_tolerance": 0.1,
-        "tie_margin": 0.01,
-    }
+    arguments = {"monitor": "robustness/rdi", "save_top_k": 2, "guard_tolerance": 0.1, "tie_margin": 0.01}
     config = parser.parse_object({"checkpoint": {"class_path": "RobustModelCheckpoint", "init_args": arguments}})
     checkpoint = getattr(parser, "instantiate", parser.instantiate_classes)(config).checkpoint
     assert (checkpoint.monitor, checkpoint.save_top_k, checkpoint.mode) == ("robustness/rdi", 2, "max")
@@ -515,27 +469,7 @@ def test_a_trigger_between_validations_takes_the_value_of_the_next(tmp_path, opt
 
 
 def test_the_trainer_of_the_other_package_is_refused(tmp_path):
-    other = pytest.importorskip("pytorch_lightning")
-    trainer = other.Trainer(
-        max_epochs=1,
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[unguarded(tmp_path)],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-    class Module(other.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
-        def training_step(self, batch, batch_idx):
-            return self.layer.weight.sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
+    other, checkpoint = pytest.importorskip("pytorch_lightning"), unguarded(tmp_path)
+    trainer = other.Trainer(accelerator="cpu", logger=False, callbacks=[checkpoint], enable_progress_bar=False)
     with pytest.raises(MisconfigurationException, match=r"lightning\.pytorch"):
-        trainer.fit(Module(), train_loader(size=32))
+        checkpoint.setup(trainer, Classifier(), "fit")

@@ -35,16 +35,7 @@ from lightning_robustness.functional import (
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 
 FEATURES = {
-    "rdi",
-    "rdi_intra",
-    "rdi_inter",
-    "rdi_embedding",
-    "roby",
-    "fsa",
-    "fsd",
-    "acc",
-    "samples",
-    "seconds/features",
+    *("rdi", "rdi_intra", "rdi_inter", "rdi_embedding", "roby", "fsa", "fsd", "acc", "samples", "seconds/features")
 }
 FISHER = {
     *("fim", "fim_inverse", "fim_geometric", "lipschitz", "boundary", "boundary_acc", "samples_fim", "seconds/fim"),
@@ -63,6 +54,21 @@ def small_monitor(**kwargs):
     """Cheap: no pictures, one attack of a step."""
     defaults = {"attacks": ["fgsm"], "eps": 0.1, "fim_samples": 16, "attack_samples": 16, "log_figures": False}
     return RobustnessMonitor(**{**defaults, **kwargs})
+
+
+def fit(path, *callbacks, module=None, data=None, loader=None, ckpt_path=None, **kwargs):
+    """Train with callbacks; return the Trainer."""
+    trainer = make_trainer(path, *callbacks, **kwargs)
+    loaders = train_loader() if data is None else data, val_loader() if loader is None else loader
+    trainer.fit(module or Classifier(), *loaders, ckpt_path=ckpt_path)
+    return trainer
+
+
+def validated(path, module, monitor, loader=None, **kwargs):
+    """Validate with a monitor; return the values by name."""
+    trainer = make_trainer(path, monitor, **kwargs)
+    trainer.validate(module, val_loader() if loader is None else loader, verbose=False)
+    return logged(trainer)
 
 
 def logged(trainer, prefix="robustness"):
@@ -140,8 +146,7 @@ ATTACKS = {
 
 def test_logged_values_are_those_computed_by_hand(tmp_path):
     module, monitor = Classifier(), RobustnessMonitor(attacks=ATTACKS, eps=None, batch_size=40)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
-    trainer.fit(module, train_loader(), val_loader())
+    trainer = fit(tmp_path, monitor, max_epochs=2, module=module)
     x, y = val_loader().dataset.tensors
     expected = by_hand(module, x, y, ATTACKS, batch_size=40)
     values = logged(trainer)
@@ -160,8 +165,8 @@ def test_logged_values_are_those_computed_by_hand(tmp_path):
 def test_a_final_verdict(tmp_path):
     attack = PGD(eps=0.1, steps=20, loss="margin")
     monitor = small_monitor(attack_samples=101, final_attack=attack)
-    trainer, module, loader = make_trainer(tmp_path, monitor, max_epochs=2), Classifier(), val_loader()
-    trainer.fit(module, train_loader(), loader)
+    module, loader = Classifier(), val_loader()
+    trainer = fit(tmp_path, monitor, max_epochs=2, module=module, loader=loader)
     first, last = monitor.history
     assert "adv_acc/final" not in first
     x, y = loader.dataset.tensors
@@ -182,14 +187,14 @@ class Clipped(Classifier):
 
 def test_what_forward_passes_change_for_good_is_named(tmp_path):
     with pytest.warns(UserWarning, match=r"forward passes change net\.9\.weight, which cannot .*is_sandboxed"):
-        make_trainer(tmp_path, small_monitor()).fit(Clipped(), train_loader(), val_loader())
+        fit(tmp_path, small_monitor(), module=Clipped())
 
 
 def test_clever_on_request(tmp_path):
     monitor = small_monitor(attacks=(), fim_samples=0, clever_samples=1, clever_radius=0.5)
     assert monitor.keys[-1] == "robustness/clever"
-    module = Classifier()
-    make_trainer(tmp_path, monitor).fit(module, train_loader(), loader := val_loader())
+    module, loader = Classifier(), val_loader()
+    fit(tmp_path, monitor, module=module, loader=loader)
     (entry,) = monitor.history
     x = spread(loader.dataset.tensors, 1)[0]
     assert entry["clever"] == pytest.approx(clever_score(module.eval(), x, 0.5).mean().item(), rel=1e-4)
@@ -204,17 +209,16 @@ def spread(tensors, size):
 
 def test_validate_and_test_log_the_same_as_fit(tmp_path):
     module, monitor = Classifier(), small_monitor()
-    trainer = make_trainer(tmp_path, monitor)
-    trainer.fit(module, train_loader(), val_loader())
+    trainer = fit(tmp_path, monitor, module=module)
     fitted = logged(trainer)
     trainer.validate(module, val_loader(), verbose=False)
-    validated = logged(trainer)
+    again = logged(trainer)
     trainer.test(module, val_loader(), verbose=False)
     tested = logged(trainer, "test_robustness")
-    assert fitted.keys() == validated.keys() == tested.keys()
+    assert fitted.keys() == again.keys() == tested.keys()
     for key in fitted:
         if not key.startswith("seconds/"):
-            assert fitted[key] == validated[key] == tested[key], key
+            assert fitted[key] == again[key] == tested[key], key
 
 
 def test_evaluate_reproduces_the_numbers_of_the_monitor(tmp_path):
@@ -223,7 +227,7 @@ def test_evaluate_reproduces_the_numbers_of_the_monitor(tmp_path):
     attacks = ["pgd", "cw", "square", "torchattacks:PGD", "torchattacks:CW", square]
     options = {"attacks": attacks, "eps": 0.1, "fim_samples": 16, "attack_samples": 40, "batch_size": 16, "seed": 3}
     module, monitor = Classifier(), RobustnessMonitor(**options, log_figures=False)
-    make_trainer(tmp_path, monitor, max_epochs=1).fit(module, train_loader(), val_loader())
+    fit(tmp_path, monitor, max_epochs=1, module=module)
     report = evaluate(module, val_loader(), strength="fast", **options, progress=False, num_examples=0)
     expected = {key: value for key, value in monitor.history[-1].items() if not key.startswith("seconds/")}
     assert {f"adv_acc/torchattacks_{name}" for name in ("pgd", "cw", "square")} <= expected.keys()
@@ -240,9 +244,8 @@ def test_attack_free_values_do_not_depend_on_the_batch_size(tmp_path, storage):
     module, values = Classifier(), []
     make_trainer(tmp_path).fit(module, train_loader())
     for batch_size in (1, 7, 101):
-        trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=20, storage=storage))
-        trainer.validate(module, val_loader(batch_size), verbose=False)
-        values.append(logged(trainer))
+        monitor = small_monitor(attacks=(), fim_samples=20, storage=storage)
+        values.append(validated(tmp_path, module, monitor, val_loader(batch_size)))
     for other in values[1:]:
         for key in (FEATURES | FISHER) - {"seconds/features", "seconds/fim"}:
             assert other[key] == pytest.approx(values[0][key], rel=1e-5), key
@@ -250,8 +253,7 @@ def test_attack_free_values_do_not_depend_on_the_batch_size(tmp_path, storage):
 
 def test_every_key_is_in_the_event_file_at_its_steps(tmp_path):
     logger, monitor = TensorBoardLogger(tmp_path), small_monitor(attack_every_n_epochs=2, log_figures=True)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=4, logger=logger)
-    trainer.fit(Classifier(), train_loader(), val_loader())
+    trainer = fit(tmp_path, monitor, max_epochs=4, logger=logger)
     events = EventAccumulator(logger.log_dir, size_guidance={"scalars": 0, "images": 0}).Reload()
     steps = [9, 19, 29, 39]
     for key in FEATURES | FISHER | ALWAYS:
@@ -286,8 +288,7 @@ def test_every_key_is_in_the_event_file_at_its_steps(tmp_path):
 )
 def test_attacks_run_when_they_are_due(tmp_path, epochs, every, kwargs, expected):
     monitor = small_monitor(attack_every_n_epochs=every)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=epochs, **kwargs)
-    trainer.fit(Classifier(), train_loader(), val_loader())
+    fit(tmp_path, monitor, max_epochs=epochs, **kwargs)
     assert [entry["epoch"] for entry in monitor.history if "asr/fgsm" in entry] == expected
 
 
@@ -297,14 +298,13 @@ def test_attacks_run_at_the_end_of_a_run_that_stops_early(tmp_path):
             trainer.should_stop = trainer.current_epoch == 1
 
     monitor, logger = small_monitor(), CSVLogger(tmp_path)
-    trainer = make_trainer(tmp_path, monitor, Stop(), max_epochs=9, logger=logger)
-    trainer.fit(module := Classifier(), train_loader(), val_loader())
+    module = Classifier()
+    trainer = fit(tmp_path, monitor, Stop(), max_epochs=9, logger=logger, module=module)
     # The last evaluation is one with that of validation, which saw the same weights
     assert [("asr/fgsm" in entry, "rdi" in entry) for entry in monitor.history] == [(True, True), (True, True)]
     assert trainer.callback_metrics["robustness/asr/fgsm"].item() == pytest.approx(monitor.history[-1]["asr/fgsm"])
-    at_the_end = make_trainer(tmp_path, small_monitor())
-    at_the_end.validate(module, val_loader(), verbose=False)
-    assert logged(at_the_end)["asr/fgsm"] == pytest.approx(monitor.history[-1]["asr/fgsm"])
+    at_the_end = validated(tmp_path, module, small_monitor())
+    assert at_the_end["asr/fgsm"] == pytest.approx(monitor.history[-1]["asr/fgsm"])
     rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
     assert np.isfinite(rows["robustness/asr/fgsm"]).sum() == 2
 
@@ -314,8 +314,7 @@ def test_early_stopping_and_checkpoints_see_the_values(tmp_path):
     monitor = small_monitor()
     best = ModelCheckpoint(tmp_path, monitor="robustness/adv_acc/fgsm", mode="max", filename="{epoch}")
     stop = EarlyStopping("robustness/rdi", mode="max", stopping_threshold=-2.0)
-    trainer = make_trainer(tmp_path, monitor, best, stop, max_epochs=3, enable_checkpointing=True)
-    trainer.fit(Classifier(), train_loader(), val_loader())
+    fit(tmp_path, monitor, best, stop, max_epochs=3, enable_checkpointing=True)
     assert len(monitor.history) == 1
     assert best.best_model_score.item() == pytest.approx(monitor.history[0]["adv_acc/fgsm"])
 
@@ -333,8 +332,7 @@ def test_the_sample_is_spread_over_a_sorted_loader_and_stays_the_same(tmp_path):
     order = y.argsort()
     loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=32)
     monitor = small_monitor(attacks={"spy": spy}, attack_samples=100, fim_samples=50, attack_every_n_epochs=1)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=2, num_sanity_val_steps=0)
-    trainer.fit(Perfect(x, y), train_loader(), loader)
+    fit(tmp_path, monitor, max_epochs=2, num_sanity_val_steps=0, module=Perfect(x, y), loader=loader)
     assert [len(x) for x, _ in seen] == [100, 100]
     assert torch.equal(seen[0][0], seen[1][0])
     assert torch.bincount(seen[0][1], minlength=10).tolist() == pytest.approx([10] * 10, abs=2)
@@ -376,8 +374,7 @@ def test_shuffled_loaders_and_streams_get_one_sample_for_the_whole_run(tmp_path)
 
     for loader in (val_loader(shuffle=True), DataLoader(Stream(), batch_size=32)):
         monitor = small_monitor(attack_every_n_epochs=1)
-        trainer = make_trainer(tmp_path, monitor, max_epochs=2)
-        trainer.fit(Constant(), train_loader(), loader)
+        fit(tmp_path, monitor, max_epochs=2, module=Constant(), loader=loader)
         first, second = monitor.history
         assert first["samples_fim"] == first["samples_attacks"] == 16
         assert first["fim"] == second["fim"]
@@ -386,14 +383,13 @@ def test_shuffled_loaders_and_streams_get_one_sample_for_the_whole_run(tmp_path)
 
 def test_prefix_several_loaders_and_two_monitors(tmp_path):
     first, second = small_monitor(), small_monitor(dataloader_idx=1, prefix="other", attacks=())
-    trainer = make_trainer(tmp_path, first, second)
-    trainer.fit(module := Classifier(), train_loader(), [val_loader(size=60), val_loader(size=40)])
+    module = Classifier()
+    trainer = fit(tmp_path, first, second, module=module, loader=[val_loader(size=60), val_loader(size=40)])
     assert logged(trainer)["samples"] == 60
     assert logged(trainer, "other")["samples"] == 40
     assert not [key for key in trainer.callback_metrics if "dataloader_idx" in key and "other" in key]
-    alone = make_trainer(tmp_path, small_monitor(attacks=()))
-    alone.validate(module, val_loader(size=40), verbose=False)
-    assert logged(alone)["rdi"] == pytest.approx(logged(trainer, "other")["rdi"])
+    alone = validated(tmp_path, module, small_monitor(attacks=()), val_loader(size=40))
+    assert alone["rdi"] == pytest.approx(logged(trainer, "other")["rdi"])
     with pytest.raises(RuntimeError, match="more than one stateful callback of type `RobustnessMonitor`"):
         make_trainer(tmp_path, small_monitor(), small_monitor())
 
@@ -412,8 +408,7 @@ def test_prefix_several_loaders_and_two_monitors(tmp_path):
     ],
 )
 def test_settings_of_the_trainer(tmp_path, kwargs, samples):
-    trainer = make_trainer(tmp_path, monitor := small_monitor(), **kwargs)
-    trainer.fit(Classifier(), train_loader(), val_loader())
+    trainer = fit(tmp_path, monitor := small_monitor(), **kwargs)
     values = logged(trainer)
     keys = FEATURES | FISHER | ALWAYS | attack_keys("fgsm")
     # After few steps a network may be right nowhere, or predict two classes only
@@ -427,11 +422,10 @@ def test_settings_of_the_trainer(tmp_path, kwargs, samples):
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_precision_of_the_network_does_not_matter_for_a_double_one(tmp_path):
     module = Classifier()
-    values = []
-    for precision in ("32-true", "64-true"):
-        trainer = make_trainer(tmp_path, small_monitor(attacks=()), precision=precision)
-        trainer.validate(module, val_loader(), verbose=False)
-        values.append(logged(trainer))
+    values = [
+        validated(tmp_path, module, small_monitor(attacks=()), precision=precision)
+        for precision in ("32-true", "64-true")
+    ]
     for key in (FEATURES | FISHER) - {"seconds/features", "seconds/fim"}:
         assert values[0][key] == pytest.approx(values[1][key], rel=1e-4), key
 
@@ -450,12 +444,10 @@ def compiled_in_place(module):
 @pytest.mark.parametrize("compiled", [compiled_network, compiled_in_place, lambda m: torch.compile(m, backend="eager")])
 def test_compiled_networks(tmp_path, compiled):
     module = Classifier()
-    plain = make_trainer(tmp_path, small_monitor())
-    plain.validate(module, val_loader(), verbose=False)
-    trainer = make_trainer(tmp_path, small_monitor())
-    trainer.validate(compiled(module), val_loader(), verbose=False)
-    for key, value in logged(plain).items():
-        assert "seconds" in key or logged(trainer)[key] == pytest.approx(value, rel=1e-5), key
+    plain = validated(tmp_path, module, small_monitor())
+    values = validated(tmp_path, compiled(module), small_monitor())
+    for key, value in plain.items():
+        assert "seconds" in key or values[key] == pytest.approx(value, rel=1e-5), key
     torch._dynamo.reset()
 
 
@@ -509,18 +501,14 @@ class Absent(Unusual):
 
 
 def test_the_call_on_the_batch_itself_counts(tmp_path):
-    module, values = Unusual(), []
-    trainer = make_trainer(tmp_path, small_monitor())
-    trainer.validate(module, val_loader(), verbose=False)
-    values.append(logged(trainer))
+    module = Unusual()
+    values = [validated(tmp_path, module, small_monitor())]
     module.__class__ = Absent
     with pytest.raises(MisconfigurationException, match=r"runs it on other inputs and gets other logits.*module\(x\)"):
-        make_trainer(tmp_path, small_monitor()).validate(module, val_loader(), verbose=False)
+        validated(tmp_path, module, small_monitor())
     assert count_hooks(module) == 0
-    trainer = make_trainer(tmp_path, small_monitor(forward_fn=lambda module, x: module(x)))
     with pytest.warns(UserWarning, match="RDI and ROBY take another forward pass"):
-        trainer.validate(module, val_loader(), verbose=False)
-    values.append(logged(trainer))
+        values.append(validated(tmp_path, module, small_monitor(forward_fn=lambda module, x: module(x))))
     x, y = val_loader().dataset.tensors
     with torch.no_grad():
         logits = module.eval()(x)["logits"]
@@ -537,17 +525,13 @@ def test_forward_fn_batch_fn_head_and_input_space(tmp_path):
     class Dictionary(Classifier):
         forward = None
 
-        def step(self, batch):
-            return nn.functional.cross_entropy(self.net(batch["pixels"]), batch["class"])
-
         def on_train_batch_start(self, batch, batch_idx):
             pass
 
         def training_step(self, batch, batch_idx):
-            return self.step(batch)
+            return nn.functional.cross_entropy(self.net(batch["pixels"]), batch["class"])
 
-        def validation_step(self, batch, batch_idx):
-            self.step(batch)
+        validation_step = training_step
 
     module = Dictionary()
     monitor = small_monitor(
@@ -559,9 +543,8 @@ def test_forward_fn_batch_fn_head_and_input_space(tmp_path):
         fim_samples=60,
         attack_samples=60,
     )
-    trainer = make_trainer(tmp_path, monitor)
-    trainer.fit(module, DataLoader(data, batch_size=20), DataLoader(data, batch_size=25))
-    values = logged(trainer)
+    loaders = {"data": DataLoader(data, batch_size=20), "loader": DataLoader(data, batch_size=25)}
+    values = logged(fit(tmp_path, monitor, module=module, **loaders))
     raw = nn.Sequential(Normalize(space), module.net).eval()
     assert values["fim"] == pytest.approx(fisher_spectral_norm(raw, x).mean().item(), rel=1e-4)
     result = run_attack(raw, PGD(eps=0.1, steps=1, start="clean"), x, y)
@@ -585,22 +568,25 @@ class Kill(L.Callback):
             raise RuntimeError("killed")
 
 
+def fit_without_noise(path, *callbacks, **kwargs):
+    """No random numbers are drawn in training, so that a resumed run is the same apart from the monitor."""
+    L.seed_everything(1, verbose=False)
+    module = Classifier()
+    module.net[5] = nn.Identity()
+    return fit(path, *callbacks, module=module, data=DataLoader(digits_data(0, 320), batch_size=32), **kwargs)
+
+
 def test_resumed_run_logs_the_same_curve(tmp_path):
-    def fit(path, *callbacks, ckpt_path=None, **settings):
-        L.seed_everything(1, verbose=False)
+    def history(path, *callbacks, ckpt_path=None):
         monitor = small_monitor(attack_every_n_epochs=2, attacks=["pgd"])
-        save = ModelCheckpoint(path, **settings)
-        trainer = make_trainer(path, monitor, save, *callbacks, max_epochs=5, enable_checkpointing=True)
-        # No random numbers are drawn in training, so that a resumed run is the same apart from the monitor
-        module = Classifier()
-        module.net[5] = nn.Identity()
-        with pytest.raises(RuntimeError, match="killed") if callbacks else nullcontext():
-            trainer.fit(module, DataLoader(digits_data(0, 320), batch_size=32), val_loader(), ckpt_path=ckpt_path)
+        callbacks = monitor, ModelCheckpoint(path, save_last=True), *callbacks
+        with pytest.raises(RuntimeError, match="killed") if len(callbacks) > 2 else nullcontext():
+            fit_without_noise(path, *callbacks, max_epochs=5, enable_checkpointing=True, ckpt_path=ckpt_path)
         return [{key: value for key, value in entry.items() if "seconds" not in key} for entry in monitor.history]
 
-    whole = fit(tmp_path / "whole")
-    killed = fit(tmp_path / "killed", Kill(), save_last=True)
-    resumed = fit(tmp_path / "killed", ckpt_path=tmp_path / "killed" / "last.ckpt")
+    whole = history(tmp_path / "whole")
+    killed = history(tmp_path / "killed", Kill())
+    resumed = history(tmp_path / "killed", ckpt_path=tmp_path / "killed" / "last.ckpt")
     assert [entry["epoch"] for entry in resumed] == [0, 1, 2, 3, 4]
     assert resumed[:3] == killed
     assert ["asr/pgd" in entry for entry in whole] == [True, False, True, False, True]
@@ -608,15 +594,14 @@ def test_resumed_run_logs_the_same_curve(tmp_path):
 
 
 def test_epochs_of_a_run_resumed_after_the_last_step_of_one(tmp_path):
-    def fit(**kwargs):
+    def steps_of_epochs(ckpt_path=None):
         monitor = small_monitor()
         save = ModelCheckpoint(tmp_path, every_n_train_steps=10, save_top_k=-1, filename="{step}")
-        trainer = make_trainer(tmp_path, monitor, save, max_epochs=4, enable_checkpointing=True)
-        trainer.fit(Classifier(), train_loader(), val_loader(), **kwargs)
+        fit(tmp_path, monitor, save, max_epochs=4, enable_checkpointing=True, ckpt_path=ckpt_path)
         return {entry["epoch"]: entry["step"] for entry in monitor.history}
 
-    steps = fit()
-    resumed = fit(ckpt_path=tmp_path / "step=20.ckpt")
+    steps = steps_of_epochs()
+    resumed = steps_of_epochs(tmp_path / "step=20.ckpt")
     assert steps.keys() == {0, 1, 2, 3}
     assert resumed.items() <= steps.items()
     assert {2, 3} <= resumed.keys()
@@ -624,8 +609,7 @@ def test_epochs_of_a_run_resumed_after_the_last_step_of_one(tmp_path):
 
 def test_evaluating_a_checkpoint_leaves_the_history(tmp_path):
     monitor, save = small_monitor(), ModelCheckpoint(tmp_path, monitor="robustness/rdi", mode="min", filename="{epoch}")
-    trainer = make_trainer(tmp_path, monitor, save, max_epochs=3, enable_checkpointing=True)
-    trainer.fit(Classifier(), train_loader(), val_loader())
+    trainer = fit(tmp_path, monitor, save, max_epochs=3, enable_checkpointing=True)
     history = list(monitor.history)
     trainer.validate(dataloaders=val_loader(), ckpt_path="best", verbose=False)
     assert monitor.history == history
@@ -645,7 +629,7 @@ def test_hooks_are_gone_after_an_exception(tmp_path):
 
     module = Failing()
     with pytest.raises(RuntimeError, match="validation failed"):
-        make_trainer(tmp_path, small_monitor()).fit(module, train_loader(), val_loader())
+        fit(tmp_path, small_monitor(), module=module)
     assert count_hooks(module) == 0
 
 
@@ -654,7 +638,8 @@ def test_hooks_are_there_during_validation_alone(tmp_path):
         def on_train_batch_start(self, batch, batch_idx):
             assert count_hooks(self) == 0
 
-    make_trainer(tmp_path, small_monitor(), max_epochs=2).fit(module := Counting(), train_loader(), val_loader())
+    module = Counting()
+    fit(tmp_path, small_monitor(), max_epochs=2, module=module)
     assert count_hooks(module) == 0
 
 
@@ -670,15 +655,14 @@ def test_memory_does_not_grow(tmp_path):
             sizes = [tensor.numel() for tensor in tensors]
             counts.append((len(tensors), sum(size for size in sizes if isinstance(size, int))))
 
-    trainer = make_trainer(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
-    trainer.fit(Classifier(), train_loader(), val_loader())
+    fit(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
     assert len(counts) == 3
     assert counts == sorted(counts, reverse=True)  # what other tests have left may be freed
 
 
 def test_monitor_can_be_copied_and_pickled(tmp_path):
     monitor = small_monitor()
-    make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
+    fit(tmp_path, monitor)
     for other in (pickle.loads(pickle.dumps(monitor)), copy.deepcopy(monitor)):
         assert other.history == monitor.history
         assert other.state_key == monitor.state_key
@@ -698,33 +682,13 @@ class Diverging(Classifier):
 
 def test_epochs_with_nan_are_marked_and_left_out(tmp_path):
     logger, monitor = CSVLogger(tmp_path), small_monitor(attack_every_n_epochs=1)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=3, logger=logger)
     with pytest.warns(UserWarning, match="left epoch 1 out: .* some samples are NaN"):
-        trainer.fit(Diverging(), train_loader(), val_loader())
+        fit(tmp_path, monitor, max_epochs=3, logger=logger, module=Diverging())
     assert [entry["epoch"] for entry in monitor.history] == [0, 2]
     rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
     skipped = rows["robustness_details/skipped"]
     assert skipped[np.isfinite(skipped)].tolist() == [0, 1, 0]
     assert np.isfinite(rows["robustness/rdi"]).sum() == 2
-
-
-def test_an_attack_that_raises_is_left_out(tmp_path):
-    calls = []
-
-    def broken(model, x, y):
-        calls.append(len(x))
-        if len(calls) > 1:  # it goes well when it is tried, before training
-            raise RuntimeError("no luck today")
-        return x
-
-    monitor = small_monitor(attacks={"broken": broken, "fgsm": "fgsm"})
-    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
-    with pytest.warns(UserWarning, match="attack broken failed and is left out of epoch 0: RuntimeError: no luck"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
-    assert trainer.global_step == 20
-    values = logged(trainer)
-    assert "asr/fgsm" in values
-    assert not {"asr/broken", "asr/worst"} & values.keys()
 
 
 class Fails:
@@ -758,9 +722,8 @@ def test_no_error_of_the_monitor_ends_training(tmp_path, monkeypatch, name):
     broken = Fails(getattr(owner, function), number)
     monkeypatch.setattr(owner, function, broken)
     monitor = small_monitor(attack_every_n_epochs=2, final_attack="fgsm")
-    trainer = make_trainer(tmp_path, monitor, max_epochs=3)
     with pytest.warns(UserWarning, match=f"{consequence}: ZeroDivisionError: ours"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
+        trainer = fit(tmp_path, monitor, max_epochs=3)
     assert broken.number < 0
     assert trainer.global_step == 30
     assert torch.isfinite(trainer.callback_metrics["val_acc"])
@@ -783,8 +746,7 @@ def test_inputs_of_several_shapes(tmp_path):
     x, y = digits_data(1200, 1264).tensors
     loader = Batches([(x[:32], y[:32]), (nn.functional.pad(x[32:], (0, 2)), y[32:])])
     monitor = small_monitor()
-    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
-    trainer.fit(Any(), train_loader(), loader)
+    fit(tmp_path, monitor, max_epochs=2, module=Any(), loader=loader)
     values, size = monitor.history[1], monitor.settings.plan.attack_samples
     assert values["samples"] == 64
     assert values["samples_attacks"] == min(64, size)
@@ -799,34 +761,20 @@ class Unlabelled(Classifier):
 def test_labels_in_some_batches_only(tmp_path):
     x, y = digits_data(1200, 1264).tensors
     monitor = small_monitor(attacks=())
-    trainer = make_trainer(tmp_path, monitor, num_sanity_val_steps=1)
     with pytest.warns(UserWarning, match="left epoch 0 out: ValueError: Expected labels in all batches or in none"):
-        trainer.fit(Unlabelled(), train_loader(), Batches([(x[:32], y[:32]), (x[32:],)]))
+        trainer = fit(
+            tmp_path,
+            monitor,
+            num_sanity_val_steps=1,
+            module=Unlabelled(),
+            loader=Batches([(x[:32], y[:32]), (x[32:],)]),
+        )
     assert trainer.global_step == 10
 
 
-def test_values_that_cannot_be_computed_do_not_end_training(tmp_path, monkeypatch):
-    def fail(self, processes):
-        raise RuntimeError("no value")
-
-    monkeypatch.setattr("lightning_robustness._measurement.feature_pass.FeaturePass.compute", fail)
-    trainer = make_trainer(tmp_path, small_monitor())
-    with pytest.warns(UserWarning, match="left epoch 0 out: RuntimeError: no value"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
-    assert logged(trainer) == {"skipped": 1.0}
-
-
-def test_fast_dev_run_finds_misconfiguration(tmp_path):
-    with pytest.raises(MisconfigurationException, match="Expected `head` to be part of Classifier"):
-        make_trainer(tmp_path, small_monitor(head="nope"), fast_dev_run=True).fit(
-            Classifier(), train_loader(), val_loader()
-        )
-
-
 def test_a_run_without_validation_epoch_gets_a_warning(tmp_path):
-    trainer = make_trainer(tmp_path, small_monitor(), check_val_every_n_epoch=5, num_sanity_val_steps=0)
     with pytest.warns(UserWarning, match="there was no validation epoch to watch"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
+        fit(tmp_path, small_monitor(), check_val_every_n_epoch=5, num_sanity_val_steps=0)
 
 
 class Averaged(L.Callback):
@@ -850,35 +798,28 @@ class Smoothed(Classifier):
         return self.net(x + 0.3 * torch.rand_like(x))
 
 
-def sample_warnings(record):
-    return [str(w.message) for w in record if "outputs that validation computed" in str(w.message)]
+def count_sample_warnings(path, *callbacks, **options):
+    """Train, and count the warnings of a sample that has other outputs than in validation."""
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        fit(path, *callbacks, **options)
+    return sum("outputs that validation computed" in str(warning.message) for warning in record)
 
 
 def test_weights_that_are_swapped_out_before_the_monitor_measures(tmp_path):
-    counts = {}
-    for name, callbacks in {"after": (Averaged(), small_monitor()), "before": (small_monitor(), Averaged())}.items():
-        with warnings.catch_warnings(record=True) as record:
-            warnings.simplefilter("always")
-            make_trainer(tmp_path, *callbacks, max_epochs=2).fit(Classifier(), train_loader(), val_loader())
-        counts[name] = len(sample_warnings(record))
-    assert counts == {"after": 1, "before": 0}
+    assert count_sample_warnings(tmp_path, Averaged(), small_monitor(), max_epochs=2) == 1
+    assert count_sample_warnings(tmp_path, small_monitor(), Averaged(), max_epochs=2) == 0
 
 
 def test_inputs_that_validation_changes_in_place_are_refused_or_prepared_alike(tmp_path):
     with pytest.raises(MisconfigurationException, match=r"in place.*forward_fn="):
-        make_trainer(tmp_path, small_monitor()).fit(NormalizesInPlace(), train_loader(), val_loader())
+        fit(tmp_path, small_monitor(), module=NormalizesInPlace())
     monitor = small_monitor(forward_fn=lambda module, x: module((x - 0.3) / 0.2))
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        make_trainer(tmp_path, monitor).fit(NormalizesInPlace(), train_loader(), val_loader())
-    assert not sample_warnings(record)
+    assert count_sample_warnings(tmp_path, monitor, module=NormalizesInPlace()) == 0
 
 
 def test_a_random_network_cannot_be_compared(tmp_path):
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        make_trainer(tmp_path, small_monitor()).fit(Smoothed(), train_loader(), val_loader())
-    assert not sample_warnings(record)
+    assert count_sample_warnings(tmp_path, small_monitor(), module=Smoothed()) == 0
 
 
 @pytest.mark.filterwarnings("ignore:Zeros has no last layer")
@@ -888,24 +829,8 @@ def test_networks_that_make_tensors_have_them_in_the_precision_of_the_run(tmp_pa
         def forward(self, x):
             return super().forward(x) + torch.zeros(len(x), 32) @ self.net[9].weight.T
 
-    trainer = make_trainer(tmp_path, small_monitor(), precision=precision)
-    trainer.fit(Zeros(), train_loader(), val_loader())
+    trainer = fit(tmp_path, small_monitor(), precision=precision, module=Zeros())
     assert {"rdi", "fim", "asr/fgsm"} <= logged(trainer).keys()
-
-
-def test_errors_after_training_has_begun_do_not_end_it(tmp_path):
-    def batch_fn(batch):
-        if monitor.history:
-            raise KeyError("label")
-        return batch
-
-    monitor = small_monitor(attack_every_n_epochs=1, batch_fn=batch_fn)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
-    with pytest.warns(UserWarning, match="left epoch 1 out: KeyError: 'label'"):
-        trainer.fit(module := Classifier(), train_loader(), val_loader())
-    assert trainer.global_step == 20
-    assert [("rdi" in entry, entry["epoch"]) for entry in monitor.history] == [(True, 0), (False, 1)]
-    assert count_hooks(module) == 0
 
 
 class Raw(Classifier):
@@ -930,9 +855,8 @@ def test_a_run_without_optimizer_steps_has_begun_all_the_same(tmp_path, kind, kw
         raise RuntimeError("no luck")
 
     monitor = small_monitor(attacks={"broken": broken, "fgsm": "fgsm"}, attack_every_n_epochs=1, attack_samples=101)
-    trainer = make_trainer(tmp_path, monitor, num_sanity_val_steps=0, **kwargs)
     with pytest.warns(UserWarning, match="attack broken failed and is left out of epoch 0: RuntimeError: no luck"):
-        trainer.fit(kind(), train_loader(), val_loader())
+        fit(tmp_path, monitor, num_sanity_val_steps=0, **kwargs, module=kind())
     assert all({"rdi", "fim", "asr/fgsm"} <= entry.keys() for entry in monitor.history)
     assert not any("asr/broken" in entry for entry in monitor.history)
 
@@ -953,9 +877,8 @@ def test_a_logger_that_fails_at_the_end_keeps_nobody_from_ending(tmp_path):
 
     last, stop = Last(), EarlyStopping("val_acc", mode="min", patience=1)
     monitor = small_monitor()
-    trainer = make_trainer(tmp_path, monitor, stop, last, max_epochs=10, logger=BadLogger(tmp_path))
     with pytest.warns(UserWarning, match="values could not be logged by BadLogger: OSError: disk full"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
+        trainer = fit(tmp_path, monitor, stop, last, max_epochs=10, logger=BadLogger(tmp_path))
     assert last.ended
     assert 1 < trainer.current_epoch < 9
     assert "asr/fgsm" in monitor.history[-1]
@@ -972,9 +895,8 @@ class PickyLogger(CSVLogger):
 
 def test_a_logger_that_rejects_a_key_in_mid_run_does_not_end_it(tmp_path):
     monitor, logger = small_monitor(), PickyLogger(tmp_path)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=3, logger=logger)
     with pytest.warns(UserWarning, match="values could not be logged by PickyLogger: ValueError: no such key"):
-        trainer.fit(Classifier(), train_loader(), val_loader())
+        trainer = fit(tmp_path, monitor, max_epochs=3, logger=logger)
     assert trainer.global_step == 30
     assert len(monitor.history) == 3
     rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
@@ -998,9 +920,8 @@ def test_test_time_augmentation_gets_one_warning(tmp_path):
             both = self(x).softmax(1) + self(x.flip(-1)).softmax(1)
             self.log("val_acc", (both.argmax(dim=1) == y).float().mean())
 
-    trainer = make_trainer(tmp_path, small_monitor(), max_epochs=2)
     with pytest.warns(UserWarning, match="test-time augmentation") as record:
-        trainer.fit(Augmenting(), train_loader(), val_loader())
+        fit(tmp_path, small_monitor(), max_epochs=2, module=Augmenting())
     assert sum("test-time augmentation" in str(warning.message) for warning in record) == 1
 
 
@@ -1017,19 +938,17 @@ def test_sorted_data_of_which_a_limit_leaves_few_classes_gets_a_warning(tmp_path
     x, y = digits_data(1200, 1400).tensors
     order = y.argsort()
     loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=20)
-    trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=0), max_epochs=2, limit_val_batches=2)
     number = len(y[order][:40].unique())
     with pytest.warns(UserWarning, match=rf"samples of {number} of 10 classes.*`limit_val_batches`") as record:
-        trainer.fit(Classifier(), train_loader(), loader)
+        fit(tmp_path, small_monitor(attacks=(), fim_samples=0), loader=loader, max_epochs=2, limit_val_batches=2)
     assert sum("of 10 classes" in str(warning.message) for warning in record) == 1
 
 
 def test_a_share_of_a_single_process_gets_a_warning(tmp_path):
     data = digits_data(1200, 1300)
     loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data, num_replicas=3, rank=2))
-    trainer = make_trainer(tmp_path, small_monitor(attacks=(), fim_samples=0))
     with pytest.warns(UserWarning, match="among 3 processes but there is only one, so all values are of one share"):
-        trainer.validate(Classifier(), loader, verbose=False)
+        validated(tmp_path, Classifier(), small_monitor(attacks=(), fim_samples=0), loader)
 
 
 class LogsAccuracy(Classifier):
@@ -1045,34 +964,17 @@ class LogsAccuracyAtTheEnd(Classifier):
 
 @pytest.mark.parametrize("kind", [LogsAccuracy, LogsAccuracyAtTheEnd])
 def test_keys_of_the_module_are_not_overwritten(tmp_path, kind):
-    trainer = make_trainer(tmp_path, small_monitor(prefix="val"))
     with pytest.raises(MisconfigurationException, match=r"alone in logging val/acc .* another `prefix` than 'val'"):
-        trainer.fit(kind(), train_loader(), val_loader())
-    trainer = make_trainer(tmp_path, small_monitor(prefix="val_robustness"))
-    trainer.fit(kind(), train_loader(), val_loader())
+        trainer = fit(tmp_path, small_monitor(prefix="val"), module=kind())
+    trainer = fit(tmp_path, small_monitor(prefix="val_robustness"), module=kind())
     assert trainer.callback_metrics["val/acc"] == 0.5
 
 
 def test_keys_of_the_module_are_left_to_it_where_there_was_no_sanity_check(tmp_path):
-    trainer = make_trainer(tmp_path, small_monitor(prefix="val"), num_sanity_val_steps=0)
     with pytest.warns(UserWarning, match=r"alone in logging val/acc .* Ours is left out\."):
-        trainer.fit(LogsAccuracy(), train_loader(), val_loader())
+        trainer = fit(tmp_path, small_monitor(prefix="val"), num_sanity_val_steps=0, module=LogsAccuracy())
     assert trainer.callback_metrics["val/acc"] == 0.5
     assert "val/rdi" in trainer.callback_metrics
-
-
-def test_warnings_that_are_errors_do_not_end_training(tmp_path):
-    def batch_fn(batch):
-        if monitor.history:
-            raise KeyError("label")
-        return batch
-
-    monitor = small_monitor(batch_fn=batch_fn, attack_every_n_epochs=1)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="RobustnessMonitor")
-        trainer.fit(Classifier(), train_loader(), val_loader())
-    assert trainer.global_step == 20
 
 
 def test_masked_gradients_are_a_key_and_a_warning_once(tmp_path):
@@ -1081,21 +983,10 @@ def test_masked_gradients_are_a_key_and_a_warning_once(tmp_path):
             return self.net(x) if self.training else self.net((8 * x).round() / 8)
 
     monitor = small_monitor(attacks=("pgd", "square"), eps=0.2, attack_samples=101, attack_every_n_epochs=1)
-    trainer = make_trainer(tmp_path, monitor, max_epochs=2)
     with pytest.warns(UserWarning, match="gradients seem to be masked") as record:
-        trainer.fit(Quantised(), train_loader(), val_loader())
+        fit(tmp_path, monitor, max_epochs=2, module=Quantised())
     assert [entry["masking"] for entry in monitor.history] == [1, 1]
     assert sum("masked" in str(warning.message) for warning in record) == 1
-
-
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
-def test_outputs_that_are_probabilities_get_a_warning(tmp_path):
-    class Softmax(Classifier):
-        def forward(self, x):
-            return self.net(x).softmax(dim=1)
-
-    with pytest.warns(UserWarning, match="The outputs of Softmax look like probabilities"):
-        make_trainer(tmp_path, small_monitor(attacks=())).validate(Softmax(), val_loader(), verbose=False)
 
 
 class Regression(Classifier):
@@ -1131,26 +1022,12 @@ class Undifferentiable(Classifier):
 @pytest.mark.parametrize(
     ("kind", "loader", "kwargs", "message"),
     [
-        (
-            Regression,
-            val_loader,
-            {},
-            "from 0 to 1, for 2 classes, but got values from 0 to 9.*regression cannot",
-        ),
-        (
-            Silent,
-            val_loader,
-            {},
-            r"`Silent\(x\)` to return logits for inputs of shape \(3, 1, 8, 8\) but it failed.*forward_fn",
-        ),
+        (Regression, val_loader, {}, "from 0 to 1, for 2 classes, .* from 0 to 9.*regression cannot"),
+        (Silent, val_loader, {}, r"`Silent\(x\)` to return logits .*\(3, 1, 8, 8\) but it failed.*forward_fn"),
         (Silent, unlabelled, {}, "Expected batches with labels, for attacks, but got none.*`attacks=\\(\\)`"),
         (Classifier, normalized, {}, r"range \[0.0, 1.0\] but observed \[-2, 2\].*InputSpace\(mean"),
-        (
-            Classifier,
-            val_loader,
-            {"num_classes": 7},
-            "Expected 7 classes, as `num_classes`.*the model has 10",
-        ),
+        (Classifier, val_loader, {"num_classes": 7}, "Expected 7 classes, as `num_classes`.*the model has 10"),
+        (Classifier, val_loader, {"dataloader_idx": 3}, "`dataloader_idx` to be below 1, .* but got 3"),
         (Classifier, val_loader, {"head": "net.6"}, "'net.6' is not, because the logits come from 'net.9'"),
         (Classifier, val_loader, {"attacks": [lambda x: x]}, "takes 1 positional argument but 3 were given"),
         (Undifferentiable, val_loader, {}, "Fisher information cannot be computed.*`fim_samples=0`.*blackbox"),
@@ -1163,10 +1040,9 @@ def test_misconfiguration_is_found_on_the_sanity_check(tmp_path, kind, loader, k
         def on_train_batch_start(self, *args):
             pytest.fail("training began")
 
-    trainer = make_trainer(tmp_path, Untrained(), small_monitor(**kwargs))
     module = kind()
     with pytest.raises(MisconfigurationException, match=f"(?s)RobustnessMonitor: .*{message}"):
-        trainer.fit(module, train_loader(), loader())
+        fit(tmp_path, Untrained(), small_monitor(**kwargs), module=module, loader=loader())
     assert count_hooks(module) == 0
 
 
@@ -1177,44 +1053,12 @@ def test_no_validation_loop(tmp_path):
         pytest.warns(UserWarning, match="nothing to watch, since `limit_val_batches` is 0"),
         pytest.warns(UserWarning, match="there was no validation epoch to watch"),
     ):
-        make_trainer(tmp_path, small_monitor(), limit_val_batches=0).fit(Classifier(), train_loader(), val_loader())
-
-
-def test_a_loader_that_is_not_there(tmp_path):
-    monitor = small_monitor(dataloader_idx=3)
-    with pytest.raises(
-        MisconfigurationException, match="`dataloader_idx` to be below 1, the number of loaders, but got 3"
-    ):
-        make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"attack_every_n_epochs": 0}, "`attack_every_n_epochs` to be an integer of at least 1 but got 0"),
-        ({"fim_samples": -1}, "`fim_samples` to be an integer of at least 0"),
-        ({"attack_samples": 1.5}, "`attack_samples` to be an integer of at least 0"),
-        ({"batch_size": 0}, "`batch_size` to be an integer of at least 1"),
-        ({"seed": -1}, "`seed` to be an integer of at least 0"),
-        ({"dataloader_idx": True}, "`dataloader_idx` to be an integer of at least 0"),
-        ({"prefix": ""}, "`prefix` to be a string that is not empty but got"),
-        ({"attacks": "pgd"}, "`attacks` to be a list but got 'pgd'"),
-        ({"attacks": ["pdg"]}, "name of an attack but got 'pdg'"),
-        ({"fim_method": "magic"}, "`fim_method` to be one of"),
-        ({"storage": "magic"}, "`storage` to be one of"),
-        ({"num_classes": 1}, "`num_classes` to be an integer of at least 2"),
-        ({"eps": -0.1}, "`eps` to be a finite number"),
-        *(({"prefix": prefix}, "`prefix` to have names around each slash") for prefix in ("a/", "/a", "a//b", "a/ /b")),
-    ],
-)
-def test_arguments_are_checked(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        RobustnessMonitor(**kwargs)
+        fit(tmp_path, small_monitor(), limit_val_batches=0)
 
 
 def test_each_attack_has_its_own_schedule_and_the_worst_case_takes_all(tmp_path):
     monitor = small_monitor(attacks=("pgd", "fgsm"), attack_every_n_epochs={"fgsm": 3}, fim_samples=0)
-    make_trainer(tmp_path, monitor, max_epochs=6).fit(Classifier(), train_loader(), val_loader())
+    fit(tmp_path, monitor, max_epochs=6)
     epochs = {
         name: [entry["epoch"] for entry in monitor.history if f"adv_acc/{name}" in entry]
         for name in ("pgd", "fgsm", "worst")
@@ -1230,14 +1074,9 @@ def expected_trust(history, name, reference="adv_acc/pgd"):
     return sign * scipy.stats.kendalltau(*columns).statistic
 
 
-def fit_for_trust(path, *callbacks, ckpt_path=None, max_epochs=8, **kwargs):
-    L.seed_everything(1, verbose=False)
+def fit_for_trust(path, *callbacks, **kwargs):
     monitor = small_monitor(attacks=("pgd", "fgsm"), eps=0.03, attack_samples=101)
-    trainer = make_trainer(path, monitor, *callbacks, max_epochs=max_epochs, **kwargs)
-    module = Classifier()
-    module.net[5] = nn.Identity()  # no random numbers in training
-    trainer.fit(module, DataLoader(digits_data(0, 320), batch_size=32), val_loader(), ckpt_path=ckpt_path)
-    return monitor, trainer
+    return monitor, fit_without_noise(path, monitor, *callbacks, **{"max_epochs": 8, **kwargs})
 
 
 def test_trust_is_logged_from_the_fifth_evaluation_on(tmp_path):
@@ -1280,21 +1119,11 @@ def test_trust_after_a_stop_counts_the_last_evaluation_once(tmp_path):
     assert "robustness/adv_acc/worst" in monitor.late_keys
 
 
-def test_nobody_trusts_in_validate_and_test(tmp_path):
-    monitor, trainer = fit_for_trust(tmp_path)
-    history = copy.deepcopy(monitor.history)
-    trainer.validate(Classifier(), val_loader(), verbose=False)
-    trainer.test(Classifier(), val_loader(), verbose=False)
-    assert monitor.history == history
-    assert "test_robustness_trust/rdi" not in trainer.callback_metrics
-
-
 def test_a_stop_on_a_value_that_contradicts_the_attacks_gets_a_warning(tmp_path):
     monitor = small_monitor(attacks=("pgd",), eps=0.03, attack_samples=101)
     stop = EarlyStopping("robustness/fim", mode="min", patience=100)
-    trainer = make_trainer(tmp_path, monitor, stop, max_epochs=8)
     with pytest.warns(UserWarning, match=r"EarlyStopping monitors 'robustness/fim', .* over [678] eval") as record:
-        trainer.fit(Classifier(), train_loader(), val_loader())
+        fit(tmp_path, monitor, stop, max_epochs=8)
     assert sum("EarlyStopping monitors" in str(warning.message) for warning in record) == 1
     assert expected_trust(monitor.history, "fim", "adv_acc/worst") < 0
 
@@ -1302,7 +1131,7 @@ def test_a_stop_on_a_value_that_contradicts_the_attacks_gets_a_warning(tmp_path)
 def test_the_summary_is_logged_at_the_end(tmp_path, caplog):
     monitor = small_monitor()
     with caplog.at_level("INFO"):
-        make_trainer(tmp_path, monitor).fit(Classifier(), train_loader(), val_loader())
+        fit(tmp_path, monitor)
     [entry] = monitor.history
     [message] = [record.getMessage() for record in caplog.records if "verdict" in record.getMessage()]
     assert message == f"RobustnessMonitor:\n{monitor.summary()}"
@@ -1316,3 +1145,9 @@ def test_representation():
         "RobustnessMonitor(attacks=['pgd', 'square'], attack_samples=256, fim_samples=16, "
         "input_space=InputSpace(low=0.0, high=1.0, mean=None, std=None), prefix='mine', 0 evaluations)"
     )
+
+
+@pytest.mark.parametrize("prefix", ["a/", "/a", "a//b", "a/ /b"])
+def test_a_prefix_has_a_name_around_each_slash(prefix):
+    with pytest.raises(ValueError, match="`prefix` to have names around each slash"):
+        RobustnessMonitor(prefix=prefix)
