@@ -83,6 +83,12 @@ class Draws:
         return draws
 
 
+def hash_positions(positions: Tensor, seed: int) -> Tensor:
+    """Hash each position to a pseudo-random 64-bit integer, whatever batch or process it is in."""
+    # Signed integers in the order of unsigned ones, in which SplitMix64 is defined
+    return _scramble((positions + 1) * _GOLDEN + seed) ^ _signed(1 << 63, 64)
+
+
 def _scramble(keys: Tensor) -> Tensor:
     """Map 64-bit integers one to one to others that look random (the output function of SplitMix64)."""
     keys = (keys ^ _shift(keys, 30)) * (0xBF58476D1CE4E5B9 - 2**64)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._measurement.assisted import Assisted, Estimate, are_of_same_samples, assist
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import Assisted, BoundaryCurve, Estimate, are_of_same_samples, assist
 from lightning_robustness._measurement.feature_pass import CONSTANT, Features
 from lightning_robustness._measurement.plan import WORST, Plan
 from lightning_robustness._measurement.rows import Rows

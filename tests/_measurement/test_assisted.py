@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 from sklearn.isotonic import IsotonicRegression
 
-from lightning_robustness._measurement.assisted import Assisted, difference, difference_interval, isotonic, p_value
+from lightning_robustness._measurement.assisted import assist, difference, difference_interval, isotonic, p_value
 from lightning_robustness._measurement.rows import Rows
 
 
@@ -24,8 +24,7 @@ def population(total, generator, accuracy=0.9, robust=0.5, strength=6.0, shift=0
 def assisted(margin, right, robust, chosen, seed=0):
     positions = torch.arange(len(margin))
     margins = Rows(positions, {"margin": torch.tensor(margin).float(), "right": torch.tensor(right)})
-    outcome = Rows(positions[chosen], {"robust": torch.tensor(robust[chosen])})
-    return Assisted.of(outcome, margins, seed)
+    return assist(margins, seed, Rows(positions[chosen], {}), torch.tensor(robust[chosen]))
 
 
 def draw(total, number, generator):
@@ -156,7 +155,7 @@ def test_plain_shares_of_many_samples_are_compared_exactly(only_first, only_seco
     columns = np.zeros((2, 3000), dtype=bool)
     columns[0, :only_first] = True
     columns[1, only_first : only_first + only_second] = True
-    first, second = (Assisted.alone(Rows(torch.arange(3000), {"robust": torch.tensor(row)})) for row in columns)
+    first, second = (assist(None, 0, Rows(torch.arange(3000), {}), torch.tensor(row)) for row in columns)
     gap, low, high = difference_interval(first, second)
     assert gap == pytest.approx((only_first - only_second) / 3000)
     number = only_first + only_second

@@ -243,7 +243,7 @@ def test_labels_are_in_all_batches_or_in_none():
 def test_shares_of_a_stream_are_the_sample_of_the_whole(number):
     whole = stream(FixedSample(7, None, 1), range(50))
     shares = [stream(FixedSample(7, None, 1), range(rank, 50, number), [3]) for rank in range(number)]
-    everywhere = np.concatenate([share.positions for share in shares])
+    everywhere = torch.cat([share.positions for share in shares])
     for share in shares:
         assert share.needs_sharing
         share.share_with(everywhere)

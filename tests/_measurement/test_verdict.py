@@ -96,8 +96,7 @@ def test_correction_removes_the_optimism_of_the_choice():
 
 def test_outcomes_survive_json():
     margins = Rows(torch.arange(500), {"margin": torch.rand(500), "right": torch.ones(500, dtype=torch.bool)})
-    robust = Rows(torch.arange(0, 500, 4), {"robust": torch.rand(125) < margins["margin"][::4]})
-    assisted = Assisted.of(robust, margins, seed=0)
+    assisted = assist(margins, 0, Rows(torch.arange(0, 500, 4), {}), torch.rand(125) < margins["margin"][::4])
     again = Assisted.from_plain(assisted.to_plain())
     assert again.estimate() == assisted.estimate()
     assert assisted.estimate().is_assisted
