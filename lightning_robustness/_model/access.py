@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_robustness._arguments import check_functions, check_head, check_integer, check_model
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._model.batch import Batch, read_batch, read_extras
+from lightning_robustness._model.batch import Batch, read_batch
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.input_space import InputSpace, check_input_space
 
@@ -152,10 +152,9 @@ class Access:
             check_integer("num_classes", self.num_classes, minimum=2)
         object.__setattr__(self, "input_space", check_input_space(given_space, bounded=self.embed_fn is None))
 
-    def read(self, batch: Any) -> Batch:
-        """Read a batch as a loader gives it."""
-        x, y = read_batch(batch, self.batch_fn)
-        return Batch(x, y, *read_extras(batch, self.batch_fn, len(x)))
+    def read(self, batch: Any, soft: bool = False) -> Batch:
+        """Read a batch as a loader gives it; soft labels count as the most probable class if they are wanted."""
+        return read_batch(batch, self.batch_fn, soft)
 
     def takes_bytes(self, x: Tensor) -> bool:
         """Return whether inputs are pixels in bytes, of which float copies are perturbed."""
