@@ -194,13 +194,11 @@ def _without_cudnn(layers: list[nn.RNNBase]) -> Iterator[None]:
         if before:
             torch.backends.cudnn.enabled = before.pop()
 
-    handles = [layer.register_forward_pre_hook(enter) for layer in layers]
-    handles += [layer.register_forward_hook(leave, always_call=True, prepend=True) for layer in layers]  # nested
-    try:
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(layer.register_forward_pre_hook(enter))
+            stack.enter_context(layer.register_forward_hook(leave, always_call=True, prepend=True))  # nested
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Route from inputs to logits: the modules that compute the logits, and the input of the last layer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -133,16 +133,11 @@ def _recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
             Call(name, module, entered, read_embedding(module, args, kwargs), copy_output(output, module), nodes)
         )
 
-    handles = [
-        module.register_forward_hook(partial(record, name), with_kwargs=True)
-        for name, module in model.named_modules()
-        if not isinstance(module, torch.jit.ScriptModule) and "parametrizations" not in name.split(".")
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule) and "parametrizations" not in name.split("."):
+                stack.enter_context(module.register_forward_hook(partial(record, name), with_kwargs=True))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _tensors(output: Any) -> Iterable[Tensor]:
