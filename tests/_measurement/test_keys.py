@@ -181,7 +181,7 @@ def test_details_are_logged_apart(name):
     assert tag("r", name) == f"r_details/{name}"
     assert name_of("r", f"r_details/{name}") == name
     assert name_of("r", f"r/{name}") is None
-    assert new_tag(f"r/{name}") == new_tag(f"r/debug/{name}") == f"r_details/{name}"
+    assert new_tag(f"r/{name}") == f"r_details/{name}"
 
 
 @pytest.mark.parametrize("name", [*HEADLINES, "adv_acc/pgd", "distortion/cw", "masking"])
@@ -198,7 +198,6 @@ def test_trust_has_a_group_of_its_own():
     assert name_of("r", "r/trust/rdi") is None
     assert new_tag("r/trust/rdi") == "r_trust/rdi"
     assert new_tag("r_trust/rdi") is None
-    assert new_tag("robustness/debug/fim_inverse") == "robustness/fim_inverse"
 
 
 def test_tags_are_in_the_table():
