@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -123,7 +124,8 @@ def counted(rows: Rows) -> Rows:
     """Take back successes that are larger than the l2 budget; what was found keeps its size."""
     counts = rows["l2"] <= _ROUNDING * rows["l2_budget"]
     adv_preds = torch.where(counts, rows["adv_preds"], rows["preds"])
-    return rows.with_columns(adv_preds=adv_preds, success=rows["success"] & counts)
+    changed = {"adv_preds": adv_preds, "success": rows["success"] & counts}
+    return replace(rows, columns={**rows.columns, **changed})
 
 
 def worst_case(rows: Mapping[str, Rows], budgets: Mapping[str, Sequence[Budget | None]]) -> Rows:

@@ -36,15 +36,6 @@ def test_the_slowest_process_counts():
     assert Rows.join([]).seconds == 0
 
 
-def test_columns_are_added_or_replaced():
-    rows = part([2, 1], 5.0)
-    more = rows.with_columns(square=torch.zeros(2), new=torch.ones(2))
-    assert (more.columns.keys(), more.seconds) == ({"square", "pair", "new"}, 5.0)
-    assert more["square"].tolist() == [0, 0]
-    assert torch.equal(more.positions, rows.positions)
-    assert rows["square"].tolist() == [4, 1]
-
-
 def test_other_columns_in_another_part():
     with pytest.raises(KeyError):
         Rows.join([[part([0]), Rows(torch.tensor([1]), {"square": torch.ones(1)})]])
