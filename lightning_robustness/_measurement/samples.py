@@ -163,8 +163,10 @@ class FixedSample:
         x: Any = [row.x for row in rows]
         if len({row.shape for row in x}) <= 1:
             x = torch.stack(x) if x else self._nothing
+        labels = [row.y for row in rows if row.y is not None]
         # A process without batches does not know whether there are labels
-        y = None if self._has_labels is False else _stack_labels([row.y for row in rows if row.y is not None])
+        nothing = None if self._has_labels is False else torch.zeros(0, dtype=torch.long)
+        y = torch.stack(labels) if labels else nothing
         positions = torch.tensor([row.position for row in rows], dtype=torch.long)
         return Samples(x, y, positions, [row.extras for row in rows]).only(names)
 
@@ -192,10 +194,6 @@ class _Row(NamedTuple):
 def _copy(tensor: Tensor, rows: Tensor) -> list[Tensor]:
     """Copy rows to the CPU one by one: a view would keep the whole batch in memory."""
     return [row.clone() for row in tensor[rows.to(tensor.device)].detach().cpu()]
-
-
-def _stack_labels(labels: list[Tensor]) -> Tensor:
-    return torch.stack(labels) if labels else torch.zeros(0, dtype=torch.long)
 
 
 class LoaderShare(NamedTuple):

@@ -82,16 +82,6 @@ def test_large_parameters_without_gradient(monkeypatch):
     assert find_leaks(network, torch.rand(2, 4)) == ["state"]
 
 
-def test_the_mode_counts():
-    def change(network, x):
-        if network.training:
-            network.head.weight.data.mul_(0.9)
-
-    network = Stateful(None, change)
-    assert find_leaks(network, torch.rand(2, 4)) == []
-    assert find_leaks(network, torch.rand(2, 4), eval_mode=False) == ["head.weight"]
-
-
 def test_ordinary_networks_have_none():
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3))
     network.cyclic = {"self": network, "list": [network]}
