@@ -13,14 +13,6 @@ def part(positions, seconds=0.0):
     return Rows(positions, columns if len(positions) else {}, seconds)
 
 
-def test_rows_are_put_in_the_order_of_their_positions():
-    joined = Rows.join([[part([4, 7]), part([1])], [part([0, 3])]])
-    assert joined.positions.tolist() == [0, 1, 3, 4, 7]
-    assert joined["square"].tolist() == [0, 1, 9, 16, 49]
-    assert joined["pair"][:, 1].tolist() == [0, -1, -3, -4, -7]
-    assert len(joined) == 5
-
-
 def test_parts_without_samples_need_no_columns():
     joined = Rows.join([[part([])], [part([]), part([2, 1])], []])
     assert joined["square"].tolist() == [1, 4]

@@ -148,12 +148,14 @@ def test_mutable_batches_keep_what_they_carry():
 
 
 def test_batch_function():
-    batch = {"views": [X, NEW], "one_hot": torch.eye(8)[Y]}
+    batch, calls = {"views": [X, NEW], "one_hot": torch.eye(8)[Y]}, []
 
     def batch_fn(batch):
+        calls.append(batch)
         return batch["views"][0], batch["one_hot"].argmax(dim=1)
 
     x, y, *_ = read_batch(batch, batch_fn)
+    assert len(calls) == 1
     assert x is X
     assert torch.equal(y, Y)
     replaced = replace_in_batch(batch, NEW + 1, batch_fn)
