@@ -1,7 +1,7 @@
 """How a model is called on a batch: what it takes, and where its logits are."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
@@ -238,14 +238,20 @@ def mend_gradients(output: Tensor) -> None:
     At 0, the derivative of a square root is infinite; times the derivative 0 of what is under it, it becomes NaN, and
     spreads to everything before it. Zeroed there, it does not affect the other gradients, as with an epsilon.
     """
-    nodes, seen = [output.grad_fn], set[Any]()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen or hasattr(node, "variable"):  # a leaf, whose hooks would stay
-            continue
-        seen.add(node)
-        node.register_hook(_without_nonfinite)
-        nodes += [function for function, _ in node.next_functions]
+    for node in walk_graph(output):
+        if not hasattr(node, "variable"):  # a leaf, whose hooks would stay
+            node.register_hook(_without_nonfinite)
+
+
+def walk_graph(output: Tensor, is_end: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:
+    """Go back from an output through the graph of autograd, to each node once, and not beyond those that are an end."""
+    rest, seen = [output.grad_fn], set[Any]()
+    while rest:
+        node = rest.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            rest += [] if is_end(node) else [following for following, _ in node.next_functions]
 
 
 def _without_nonfinite(gradients: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
