@@ -132,9 +132,9 @@ class Processes:
             yield value
 
     def _conclude(self, error: BaseException | None) -> None:
-        is_failure = isinstance(error, Exception)
-        found = self.gather((error is not None, describe_error(error) if error is not None and is_failure else ""))
-        if error is not None and is_failure:
+        reason = describe_error(error) if isinstance(error, Exception) else ""
+        found = self.gather((error is not None, reason))
+        if isinstance(error, Exception):
             raise error
         failed = [(rank, text) for rank, (_, text) in enumerate(found) if text]
         if failed:
