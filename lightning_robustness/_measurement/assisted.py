@@ -5,10 +5,8 @@ samples an attack breaks. The prediction is fitted on one half of the attacked s
 ways, so that the estimate is unbiased whatever the prediction is worth.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from itertools import accumulate
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +16,6 @@ from torch import Tensor
 from lightning_robustness._isolation.draws import hash_positions
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.statistics import accuracy_interval
-from lightning_robustness.attacks.masking import binomial_tail
 
 # Below these numbers of attacked samples, and of robust ones in a half, the assisted variance may be the larger one
 _MIN_SAMPLES, _MIN_ROBUST = 64, 5
@@ -137,62 +134,6 @@ def are_of_same_samples(rows: Rows, margins: Rows) -> bool:
     places = torch.searchsorted(margins.positions, rows.positions).clamp(max=len(margins) - 1)
     is_known = bool((margins.positions[places] == rows.positions).all())
     return is_known and bool((margins["y"][places] == rows["y"]).all())
-
-
-def difference(first: Assisted, second: Assisted) -> tuple[float, float]:
-    """Return the difference of two estimates on the same samples, and its standard error."""
-    gap = first.estimate().value - second.estimate().value
-    number, total = len(first.robust), first.total
-    changes = (first.robust - second.robust).square().sum().item()
-    remainder = (first.residuals - second.residuals).double().square().sum().item()
-    variance = (1 / number - 1 / total) * (remainder + 2) / (number + 2) + (changes + 1) / ((number + 2) * total)
-    return gap, math.sqrt(variance)
-
-
-def p_value(first: Assisted, second: Assisted) -> float:
-    """Test whether two robust accuracies on the same samples are equal, two-sided.
-
-    By the normal distribution where both are assisted, by McNemar's exact test where one is plain.
-    """
-    if first.means is not None and second.means is not None:
-        gap, error = difference(first, second)
-        return 2 * NormalDist().cdf(-abs(gap) / error)
-    only_first, only_second = _discordant(first, second)
-    number = only_first + only_second
-    least = min(only_first, only_second)
-    return min(1.0, 2 * binomial_tail(number - least, number, 0.5))
-
-
-def difference_interval(first: Assisted, second: Assisted) -> tuple[float, float, float]:
-    """Return the difference of two robust accuracies on the same samples and its 95 % interval, by the same test.
-
-    Where one is plain, the interval is Clopper and Pearson's, on the samples on which the two differ.
-    """
-    if first.means is not None and second.means is not None:
-        gap, error = difference(first, second)
-        reach = NormalDist().inv_cdf(0.975) * error
-        return gap, max(gap - reach, -1.0), min(gap + reach, 1.0)
-    only_first, only_second = _discordant(first, second)
-    number, total = only_first + only_second, len(first.robust)
-    ends = _lower_end(only_first, number), 1 - _lower_end(only_second, number)
-    low, high = (number * (2 * end - 1) / total for end in ends)
-    return (only_first - only_second) / total, low, high
-
-
-def _discordant(first: Assisted, second: Assisted) -> tuple[int, int]:
-    """Count the samples that only the first, and only the second, is right about."""
-    only_first = int(((first.robust > 0) & (second.robust == 0)).sum())
-    return only_first, int(((second.robust > 0) & (first.robust == 0)).sum())
-
-
-def _lower_end(successes: int, number: int) -> float:
-    """Return the lower end of the exact 95 % interval of a share, by bisection."""
-    low = 0.0
-    high = successes / max(number, 1)
-    for _ in range(50):
-        share = (low + high) / 2
-        low, high = (low, share) if binomial_tail(successes, number, share) > 0.025 else (share, high)
-    return (low + high) / 2
 
 
 def isotonic(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
