@@ -105,10 +105,10 @@ def list_settings() -> list[tuple[str, str, str]]:
             rows.append((name, "all", "AutoAttack by its authors, where their package is installed"))
             continue
         texts = {strength: describe_settings(get_attack(name, strength=strength)) for strength in get_args(Strength)}
-        has_one = len(set(texts.values())) == 1
-        rows += [
-            (name, "all" if has_one else strength, texts[strength]) for strength in list(texts)[: 1 if has_one else 3]
-        ]
+        if len(set(texts.values())) == 1:
+            rows.append((name, "all", texts["fast"]))
+        else:
+            rows += [(name, strength, text) for strength, text in texts.items()]
     return rows
 
 

@@ -31,11 +31,39 @@ from tests._model.heads import (
 UNTRACED = "no layer returns the logits themselves, and no graph of autograd leads back to one"
 
 
+class LargerKernel(FullyConvolutional):
+    """Its mean over positions is not what it makes of the mean."""
+
+    def build(self, num_classes):
+        super().build(num_classes)
+        self.head = nn.Conv2d(8, num_classes, 3, padding=1)
+
+
+class CosineClassifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x):
+        return 16 * F.normalize(x) @ F.normalize(self.weight).T
+
+
+class CosineNetwork(Network):
+    def build(self, num_classes):
+        self.body = nn.Linear(6, 8)
+        self.head = CosineClassifier()
+
+
+class CutGraph(Network):
+    def forward(self, x):
+        return self.head(self.embed(x)).detach()
+
+
 @pytest.mark.filterwarnings("ignore:The model returns matrices of widths")
 @pytest.mark.parametrize(
     ("kind", "number", "num_classes", "dtype"),
     [
-        *((kind, 5, 4, torch.float32) for kind in NETWORKS),
+        *((kind, 5, 4, torch.float32) for kind in [*NETWORKS, LargerKernel, CosineNetwork, CutGraph]),
         *((kind, 1, 2, torch.float32) for kind in (Network, PooledTokens, FullyConvolutional, SharedBody)),
         (Network, 5, 4, torch.float64),
     ],
@@ -43,7 +71,8 @@ UNTRACED = "no layer returns the logits themselves, and no graph of autograd lea
 def test_the_head_is_found_and_what_passes_through_it(kind, number, num_classes, dtype):
     network, x = kind(num_classes).to(dtype).eval(), inputs(number, dtype)
     hooks = count_hooks(network)
-    assert find_head(network, x) == network.head_name
+    for head in (None, network.head_name, network.get_submodule(network.head_name)):
+        assert find_head(network, x, head=head) == network.head_name
     expected = expected_call(network, x)
     assert_call(tap_of(network, x).run(network, x), expected)
     with tap_of(network, x) as tap, torch.no_grad():
@@ -152,31 +181,6 @@ def test_compiled_networks(in_place):
     assert count_hooks(network) == hooks
 
 
-class CosineClassifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 8))
-
-    def forward(self, x):
-        return 16 * F.normalize(x) @ F.normalize(self.weight).T
-
-
-class CosineNetwork(Network):
-    def build(self, num_classes):
-        self.body = nn.Linear(6, 8)
-        self.head = CosineClassifier()
-
-
-@pytest.mark.parametrize("given", [None, "name", "module"])
-def test_custom_heads(given):
-    network, x = CosineNetwork(4), inputs()
-    head = {None: None, "name": "head", "module": network.head}[given]
-    assert find_head(network, x, head=head) == "head"
-    embedding = network.embed(x).detach()
-    cosine = torch.stack([F.cosine_similarity(embedding, row[None]) for row in network.head.weight], dim=1)
-    assert_call(HeadTap(network, "head").run(network, x), (embedding, 16 * cosine.detach()))
-
-
 def test_a_head_with_pooling_is_given():
     """As in ConvNeXt: pooled features with positions of size 1 enter the head."""
     head = nn.Sequential(nn.LayerNorm((8, 1, 1)), nn.Flatten(), nn.Linear(8, 4))
@@ -185,20 +189,6 @@ def test_a_head_with_pooling_is_given():
     assert find_head(network, x, head="2") == "2"
     expected = network[:2](x).flatten(1).detach(), network(x).detach()
     assert_call(HeadTap(network, "2").run(network, x), expected)
-
-
-class LargerKernel(FullyConvolutional):
-    def build(self, num_classes):
-        super().build(num_classes)
-        self.head = nn.Conv2d(8, num_classes, 3, padding=1)
-
-
-def test_convolutions_with_larger_kernels():
-    """Their mean over positions is not what they make of the mean."""
-    network, x = LargerKernel(4), inputs()
-    assert find_head(network, x) == find_head(network, x, head="head") == "head"
-    expected = network.pooled(x).detach(), network(x).detach()
-    assert_call(HeadTap(network, "head").run(network, x), expected)
 
 
 def test_a_module_with_two_names_is_found_by_both():
@@ -342,13 +332,7 @@ def test_labels_tell_which_of_two_tasks_is_meant():
     assert (chosen.head, chosen.num_classes) == ("other", 3)
 
 
-class CutGraph(Network):
-    def forward(self, x):
-        return self.head(self.embed(x)).detach()
-
-
 def test_without_a_graph_the_layer_with_the_same_output_is_the_head():
-    assert find_head(CutGraph(4), inputs()) == "head"
     cut = nn.Sequential(CutGraph(4), nn.Sigmoid())
     assert find_route(cut, inputs()).reason == UNTRACED
 
