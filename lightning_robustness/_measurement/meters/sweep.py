@@ -162,13 +162,11 @@ def _follow(
     x_adv, before, is_right = x, None, is_right.clone()
     for attack in attacks:
         start = x if before is None else _stretch(model, attack, x, x_adv)
-        x_adv, broken = start.clone(), is_right.nonzero().squeeze(1)
-        if len(broken):
-            active = broken
+        x_adv, active = start.clone(), is_right.nonzero().squeeze(1)
+        if len(active):
             x_adv[active] = _advance(model, attack, before, x, y, start, active)
             with torch.no_grad():
-                broken = active[model(x_adv[active]).argmax(dim=1) != y[active]]
-            is_right[broken] = False
+                is_right[active] = model(x_adv[active]).argmax(dim=1) == y[active]
         rest = (~is_right).nonzero().squeeze(1)  # which left early, or were not attacked
         if len(rest):
             x_adv[rest] = _advance(model, _at_full_strength(attack), before, x, y, start, rest)
