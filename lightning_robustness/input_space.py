@@ -1,3 +1,4 @@
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,7 @@ class InputSpace:
         is_normalized = self.mean is not None or self.std is not None
         values = self.unnormalize(x.detach()) if is_normalized else x.detach()
         low, high = torch.stack(values.aminmax()).tolist()  # one transfer from the device
-        if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
+        if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError(
                 "Expected inputs to be finite but they hold NaN or infinity. Leave such samples out, or replace these "
                 "values with `x.nan_to_num()`."

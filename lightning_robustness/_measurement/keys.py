@@ -193,7 +193,7 @@ def name_of(prefix: str, text: str) -> str | None:
 
 
 def new_tag(text: str) -> str | None:
-    """Return the tag of a value that is looked for in the group of the headlines; None if it is there, or none is."""
+    """Return the tag of a value whose group was left out of this one; None if none was, or there is no such value."""
     parts = text.split("/")
     for start in range(1, len(parts)):  # prefixes may have several parts
         prefix, name = "/".join(parts[:start]), "/".join(parts[start:])
