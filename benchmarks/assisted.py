@@ -16,7 +16,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from lightning_robustness._measurement.assisted import Assisted
+from lightning_robustness._measurement.assisted import assist
 from lightning_robustness._measurement.feature_pass import _margins
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.statistics import accuracy_interval
@@ -56,7 +56,7 @@ def resample(margins: Rows, robust: Tensor, number: int, draws: int) -> dict[str
     found = []
     for seed in range(draws):
         chosen = torch.from_numpy(np.sort(generator.choice(len(robust), number, replace=False)))
-        share = Assisted.of(Rows(chosen, {"robust": robust[chosen]}), margins, seed).estimate()
+        share = assist(margins, seed, Rows(chosen, {}), robust[chosen]).estimate()
         low, high = accuracy_interval(share.plain, number)
         found.append((share.value, share.plain, share.low <= truth <= share.high, low <= truth <= high))
     value, plain, covered, plain_covered = (np.array(column, dtype=float) for column in zip(*found, strict=True))

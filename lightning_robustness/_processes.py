@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 
-def rank_zero_warn(message: str, category: type[Warning] = UserWarning, stacklevel: int = 2) -> None:
+def rank_zero_warn(message: str, stacklevel: int = 2) -> None:
     """Warn in the first process only; without ``torch.distributed`` that is every process."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
-        warnings.warn(message, category, stacklevel=stacklevel + 1)
+        warnings.warn(message, stacklevel=stacklevel + 1)
 
 
 T = TypeVar("T")
@@ -132,9 +132,9 @@ class Processes:
             yield value
 
     def _conclude(self, error: BaseException | None) -> None:
-        is_failure = isinstance(error, Exception)
-        found = self.gather((error is not None, describe_error(error) if error is not None and is_failure else ""))
-        if error is not None and is_failure:
+        reason = describe_error(error) if isinstance(error, Exception) else ""
+        found = self.gather((error is not None, reason))
+        if isinstance(error, Exception):
             raise error
         failed = [(rank, text) for rank, (_, text) in enumerate(found) if text]
         if failed:

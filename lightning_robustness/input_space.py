@@ -1,3 +1,4 @@
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,8 +102,10 @@ class InputSpace:
                 f"Expected inputs `x` with at least one value per sample but got shape {tuple(x.shape)}. Check what "
                 "the loader returns."
             )
-        low, high = self._observe(x)
-        if low != low or abs(low) == torch.inf or abs(high) == torch.inf:  # NaN is not equal to itself
+        is_normalized = self.mean is not None or self.std is not None
+        values = self.unnormalize(x.detach()) if is_normalized else x.detach()
+        low, high = torch.stack(values.aminmax()).tolist()  # one transfer from the device
+        if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError(
                 "Expected inputs to be finite but they hold NaN or infinity. Leave such samples out, or replace these "
                 "values with `x.nan_to_num()`."
@@ -115,13 +118,6 @@ class InputSpace:
                 f"Expected inputs in the range [{self.low}, {self.high}] but observed [{low:.4g}, {high:.4g}]. "
                 + self._remedy(low, high)
             )
-
-    def _observe(self, x: Tensor) -> tuple[float, float]:
-        """Return the smallest and the largest un-normalised value of a batch, by one transfer from the device."""
-        is_normalized = self.mean is not None or self.std is not None
-        values = self.unnormalize(x.detach()) if is_normalized else x.detach()
-        low, high = torch.stack(values.aminmax()).tolist()
-        return low, high
 
     def _rounding(self, dtype: torch.dtype) -> float:
         bounds = [abs(bound) for bound in (self.low, self.high) if bound is not None]

@@ -16,10 +16,10 @@ def test_only_the_first_process_warns(two_processes):
     assert two_processes(count_warnings) == [1, 0]
 
 
-def test_category_and_place():
+def test_the_place_is_that_of_the_caller():
     def caller():
-        rank_zero_warn("look here", DeprecationWarning)
+        rank_zero_warn("look here")
 
-    with pytest.warns(DeprecationWarning, match="look here") as record:
+    with pytest.warns(UserWarning, match="look here") as record:
         caller()
     assert record[0].filename == __file__

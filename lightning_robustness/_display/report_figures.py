@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lightning_robustness._display.drawing import COLORS, MARKERS, new_figure, plain_figure
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import BoundaryCurve
 from lightning_robustness._measurement.keys import get_key
 from lightning_robustness._numbers import write_budget, write_share
 

@@ -30,7 +30,7 @@ class Draws:
 
     def __init__(self, positions: Tensor, seed: int = 0, index: int = 0) -> None:
         low, high = np.random.SeedSequence([seed, index]).generate_state(2, np.uint32).tolist()
-        self._keys = _scramble(_scramble(positions.long()) + _signed(high << 32 | low, 64))
+        self._keys = _scramble(_scramble(positions.long()) + _signed(high << 32 | low))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -41,11 +41,11 @@ class Draws:
 
     def stream(self, number: int) -> "Draws":
         """Return other random numbers for the same samples, for instance for each of several attacks."""
-        return self._of(_scramble(~self._keys + _signed(number * _GOLDEN, 64)))
+        return self._of(_scramble(~self._keys + _signed(number * _GOLDEN)))
 
     def bits(self, counter: int, shape: tuple[int, ...]) -> Tensor:
         """Draw 32 random bits for each entry of a tensor of shape ``(N, *shape)``, as signed integers."""
-        keys = _scramble(self._keys + _signed((counter + 1) * _GOLDEN, 64)).unsqueeze(1)
+        keys = _scramble(self._keys + _signed((counter + 1) * _GOLDEN)).unsqueeze(1)
         low, high = keys.int(), (keys >> 32).int()
         x = torch.arange(math.prod(shape), dtype=torch.int32, device=keys.device) ^ low
         x ^= (x >> 16) & 0xFFFF
@@ -83,6 +83,12 @@ class Draws:
         return draws
 
 
+def hash_positions(positions: Tensor, seed: int) -> Tensor:
+    """Hash each position to a pseudo-random 64-bit integer, whatever batch or process it is in."""
+    # Signed integers in the order of unsigned ones, in which SplitMix64 is defined
+    return _scramble((positions + 1) * _GOLDEN + seed) ^ -(2**63)
+
+
 def _scramble(keys: Tensor) -> Tensor:
     """Map 64-bit integers one to one to others that look random (the output function of SplitMix64)."""
     keys = (keys ^ _shift(keys, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
@@ -95,7 +101,6 @@ def _shift(keys: Tensor, number: int) -> Tensor:
     return (keys >> number) & ((1 << (64 - number)) - 1)
 
 
-def _signed(value: int, bits: int) -> int:
-    """Return the signed integer with the lowest bits of a value."""
-    value %= 1 << bits
-    return value - (1 << bits) if value >> (bits - 1) else value
+def _signed(value: int) -> int:
+    """Return the signed integer with the lowest 64 bits of a value."""
+    return (value + 2**63) % 2**64 - 2**63

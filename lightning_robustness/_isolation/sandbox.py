@@ -151,13 +151,13 @@ def is_sandboxed() -> bool:
     return _IS_SANDBOXED.get()
 
 
-def find_leaks(model: Callable[..., Any], x: Tensor, eval_mode: bool = True) -> list[str]:
+def find_leaks(model: Callable[..., Any], x: Tensor) -> list[str]:
     """Run a forward pass in the sandbox and name the attributes and variables that the sandbox could not restore.
 
     Tensors of more than four million elements are compared at evenly spaced positions.
     """
     before = Fingerprint(model).entries
-    with sandbox(model, x, eval_mode=eval_mode) as (x,), torch.no_grad():
+    with sandbox(model, x) as (x,), torch.no_grad():
         model(x)
     after = Fingerprint(model).entries
     return sorted({name.split("[")[0] for name in before | after if before.get(name) != after.get(name)})
@@ -194,13 +194,11 @@ def _without_cudnn(layers: list[nn.RNNBase]) -> Iterator[None]:
         if before:
             torch.backends.cudnn.enabled = before.pop()
 
-    handles = [layer.register_forward_pre_hook(enter) for layer in layers]
-    handles += [layer.register_forward_hook(leave, always_call=True, prepend=True) for layer in layers]  # nested
-    try:
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(layer.register_forward_pre_hook(enter))
+            stack.enter_context(layer.register_forward_hook(leave, always_call=True, prepend=True))  # nested
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -212,7 +210,13 @@ def _isolated_random_state(seed: int, index: int) -> Iterator[None]:
         words = np.random.SeedSequence([seed, index]).generate_state(2)
         random.seed(int(words[0]))
         np.random.seed(words[0])
-        _seed_torch(int(words[0]) << 32 | int(words[1]))
+        # `torch.manual_seed` would also seed devices that are initialised later, and format a stack trace to do so
+        torch_seed = int(words[0]) << 32 | int(words[1])
+        torch.default_generator.manual_seed(torch_seed)
+        if cuda_states:
+            torch.cuda.manual_seed_all(torch_seed)
+        if mps_state is not None:
+            torch.mps.manual_seed(torch_seed)
         yield
     finally:
         random.setstate(python_state)
@@ -222,15 +226,6 @@ def _isolated_random_state(seed: int, index: int) -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_states)
         if mps_state is not None:
             torch.mps.set_rng_state(mps_state)
-
-
-def _seed_torch(seed: int) -> None:
-    # `torch.manual_seed` would also seed devices that are initialised later, and format a stack trace to do so
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
-    if torch.backends.mps.is_available():
-        torch.mps.manual_seed(seed)
 
 
 @contextmanager

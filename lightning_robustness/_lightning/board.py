@@ -18,7 +18,7 @@ from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.sinks import Sink, sinks_of
 from lightning_robustness._lightning.trainer import find_class_names
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import BoundaryCurve
 from lightning_robustness._measurement.findings import Findings
 from lightning_robustness._measurement.keys import KEYS, charts, combined_charts, get_key, logged_keys, tag
 from lightning_robustness._measurement.meters.attack import Examples

@@ -5,7 +5,7 @@ from contextlib import nullcontext, suppress
 from time import perf_counter
 from typing import Any
 
-import numpy as np
+import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_robustness._lightning.board import Board
@@ -284,7 +284,7 @@ class Run:
         sample = sample or FixedSample(0, None)
         positions = self._processes.gather((sample.needs_sharing, sample.positions))
         if self._processes.number > 1 and any(needs_sharing for needs_sharing, _ in positions):
-            sample.share_with(np.concatenate([own for _, own in positions]))
+            sample.share_with(torch.cat([own for _, own in positions]))
         self._sample = sample
 
     def _difference(self, sample: FixedSample, features: FeaturePass) -> float:

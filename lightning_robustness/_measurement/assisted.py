@@ -5,24 +5,25 @@ samples an attack breaks. The prediction is fitted on one half of the attacked s
 ways, so that the estimate is unbiased whatever the prediction is worth.
 """
 
-import math
-from collections.abc import Mapping
-from statistics import NormalDist
+from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_robustness._isolation.draws import hash_positions
 from lightning_robustness._measurement.rows import Rows
-from lightning_robustness._measurement.samples import hash_positions
 from lightning_robustness._measurement.statistics import accuracy_interval
-from lightning_robustness.attacks.masking import binomial_tail
 
 # Below these numbers of attacked samples, and of robust ones in a half, the assisted variance may be the larger one
 _MIN_SAMPLES, _MIN_ROBUST = 64, 5
 # Folds depend on other bits than the choice of the sample
 _FOLD_SEED = 0x5EED
+# Points of a curve over budgets, and its largest budget, relative to the one that attacks have
+_NUM_POINTS = 33
+_REACH = 4
 
 
 class Estimate(NamedTuple):
@@ -50,34 +51,6 @@ class Assisted(NamedTuple):
     means: tuple[float, float] | None
     accuracy: float
     total: int
-
-    @classmethod
-    def of(cls, robust: Rows, margins: Rows, seed: int) -> "Assisted":
-        """Fit the margins of all samples to the outcomes, ``robust``, of the attacked ones."""
-        outcome = robust["robust"].float()
-        folds = torch.from_numpy(
-            (hash_positions(robust.positions.numpy(), seed ^ _FOLD_SEED) & np.uint64(1)).astype(bool)
-        )
-        places = torch.searchsorted(margins.positions, robust.positions)
-        accuracy = margins["right"].double().mean().item()
-        nothing = cls(robust.positions.int(), outcome, folds, outcome, None, accuracy, len(margins))
-        # A choice by outcomes would bias: where few are broken, the plain share is the higher one
-        if len(outcome) == len(margins) or len(outcome) < _MIN_SAMPLES or bool(folds.all()) or not bool(folds.any()):
-            return nothing
-        fits = [_fit(margins, places[folds == fold], outcome[folds == fold]) for fold in (0, 1)]
-        predicted = torch.stack(fits)[:, places]  # by the first and the second half
-        residuals = (outcome - torch.where(folds == 0, predicted[1], predicted[0])).float()
-        is_other = torch.ones(len(margins), dtype=torch.bool)
-        is_other[places] = False
-        first, second = (fit[is_other].mean().item() for fit in fits)
-        return nothing._replace(residuals=residuals, means=(first, second))
-
-    @classmethod
-    def alone(cls, robust: Rows) -> "Assisted":
-        """Make it of the outcomes, ``robust``, of attacked samples where nothing is known about others."""
-        outcome = robust["robust"].float()
-        folds = torch.from_numpy((hash_positions(robust.positions.numpy(), _FOLD_SEED) & np.uint64(1)).astype(bool))
-        return cls(robust.positions.int(), outcome, folds, outcome, None, 1.0, len(outcome))
 
     def to_plain(self) -> dict[str, Any]:
         """Return everything as lists and numbers, for JSON."""
@@ -131,9 +104,29 @@ class Assisted(NamedTuple):
 
 
 def assist(margins: Rows | None, seed: int, rows: Rows, robust: Tensor) -> Assisted:
-    """Take what is known about rows together with the margins of all samples, where there are some."""
-    outcome = Rows(rows.positions, {"robust": robust})
-    return Assisted.of(outcome, margins, seed) if margins is not None and len(margins) else Assisted.alone(outcome)
+    """Fit the margins of all samples, where there are some, to the outcomes, ``robust``, of the attacked ones."""
+    positions, robust = rows.positions.int(), robust.float()
+    if margins is None or not len(margins):
+        return Assisted(positions, robust, _folds(rows, 0), robust, None, 1.0, len(robust))
+    folds = _folds(rows, seed)
+    accuracy = margins["right"].double().mean().item()
+    plain = Assisted(positions, robust, folds, robust, None, accuracy, len(margins))
+    # A choice by outcomes would bias: where few are broken, the plain share is the higher one
+    if len(robust) == len(margins) or len(robust) < _MIN_SAMPLES or bool(folds.all()) or not bool(folds.any()):
+        return plain
+    places = torch.searchsorted(margins.positions, rows.positions)
+    fits = [_fit(margins, places[folds == fold], robust[folds == fold]) for fold in (0, 1)]
+    predicted = torch.stack(fits)[:, places]  # by the first and the second half
+    residuals = (robust - torch.where(folds == 0, predicted[1], predicted[0])).float()
+    is_other = torch.ones(len(margins), dtype=torch.bool)
+    is_other[places] = False
+    first, second = (fit[is_other].mean().item() for fit in fits)
+    return plain._replace(residuals=residuals, means=(first, second))
+
+
+def _folds(rows: Rows, seed: int) -> Tensor:
+    """Return which half of the samples each belongs to."""
+    return (hash_positions(rows.positions, seed ^ _FOLD_SEED) & 1).bool()
 
 
 def are_of_same_samples(rows: Rows, margins: Rows) -> bool:
@@ -141,62 +134,6 @@ def are_of_same_samples(rows: Rows, margins: Rows) -> bool:
     places = torch.searchsorted(margins.positions, rows.positions).clamp(max=len(margins) - 1)
     is_known = bool((margins.positions[places] == rows.positions).all())
     return is_known and bool((margins["y"][places] == rows["y"]).all())
-
-
-def difference(first: Assisted, second: Assisted) -> tuple[float, float]:
-    """Return the difference of two estimates on the same samples, and its standard error."""
-    gap = first.estimate().value - second.estimate().value
-    number, total = len(first.robust), first.total
-    changes = (first.robust - second.robust).square().sum().item()
-    remainder = (first.residuals - second.residuals).double().square().sum().item()
-    variance = (1 / number - 1 / total) * (remainder + 2) / (number + 2) + (changes + 1) / ((number + 2) * total)
-    return gap, math.sqrt(variance)
-
-
-def p_value(first: Assisted, second: Assisted) -> float:
-    """Test whether two robust accuracies on the same samples are equal, two-sided.
-
-    By the normal distribution where both are assisted, by McNemar's exact test where one is plain.
-    """
-    if first.means is not None and second.means is not None:
-        gap, error = difference(first, second)
-        return 2 * NormalDist().cdf(-abs(gap) / error)
-    only_first, only_second = _discordant(first, second)
-    number = only_first + only_second
-    least = min(only_first, only_second)
-    return min(1.0, 2 * binomial_tail(number - least, number, 0.5))
-
-
-def difference_interval(first: Assisted, second: Assisted) -> tuple[float, float, float]:
-    """Return the difference of two robust accuracies on the same samples and its 95 % interval, by the same test.
-
-    Where one is plain, the interval is Clopper and Pearson's, on the samples on which the two differ.
-    """
-    if first.means is not None and second.means is not None:
-        gap, error = difference(first, second)
-        reach = NormalDist().inv_cdf(0.975) * error
-        return gap, max(gap - reach, -1.0), min(gap + reach, 1.0)
-    only_first, only_second = _discordant(first, second)
-    number, total = only_first + only_second, len(first.robust)
-    ends = _lower_end(only_first, number), 1 - _lower_end(only_second, number)
-    low, high = (number * (2 * end - 1) / total for end in ends)
-    return (only_first - only_second) / total, low, high
-
-
-def _discordant(first: Assisted, second: Assisted) -> tuple[int, int]:
-    """Count the samples that only the first, and only the second, is right about."""
-    only_first = int(((first.robust > 0) & (second.robust == 0)).sum())
-    return only_first, int(((second.robust > 0) & (first.robust == 0)).sum())
-
-
-def _lower_end(successes: int, number: int) -> float:
-    """Return the lower end of the exact 95 % interval of a share, by bisection."""
-    low = 0.0
-    high = successes / max(number, 1)
-    for _ in range(50):
-        share = (low + high) / 2
-        low, high = (low, share) if binomial_tail(successes, number, share) > 0.025 else (share, high)
-    return (low + high) / 2
 
 
 def isotonic(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,3 +161,42 @@ def _fit(margins: Rows, places: Tensor, outcome: Tensor) -> Tensor:
     points, values = isotonic(margins["margin"][places][own].double(), outcome[own])
     predicted = np.interp(margins["margin"].double().numpy(), points.numpy(), values.numpy())
     return torch.where(right, torch.from_numpy(predicted), 0.0)
+
+
+class BoundaryCurve(NamedTuple):
+    """Robust accuracy to first order over perturbation budgets."""
+
+    norm: str
+    eps: list[float]
+    share: list[float]
+    low: list[float]
+    high: list[float]
+
+    @property
+    def budget(self) -> float:
+        """The budget that the curve was made for."""
+        return self.eps[-1] / _REACH
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Robust accuracy to first order at that budget, with its interval."""
+        place = (_NUM_POINTS - 1) // _REACH
+        names = {"boundary_acc": self.share, "boundary_acc_low": self.low, "boundary_acc_high": self.high}
+        return {name: column[place] for name, column in names.items()}
+
+    @classmethod
+    def of(cls, distances: Tensor, norm: str, eps: float, estimate: Callable[[Tensor], Assisted]) -> "BoundaryCurve":
+        """Make it from distances to the boundary, up to four times a budget; it never rises."""
+        budgets = [_REACH * eps * number / (_NUM_POINTS - 1) for number in range(_NUM_POINTS)]
+        shares = falling([estimate(distances > budget).estimate() for budget in budgets])
+        return cls(norm, budgets, *([getattr(share, end) for share in shares] for end in ("value", "low", "high")))
+
+
+def falling(shares: list[Estimate]) -> list[Estimate]:
+    """Let estimates over increasing budgets never rise: what is robust at one is robust at smaller ones."""
+    return list(accumulate(shares, _lower))
+
+
+def _lower(before: Estimate, own: Estimate) -> Estimate:
+    value, low, high = (min(ends) for ends in zip(before[:3], own[:3], strict=True))
+    return own._replace(value=value, low=low, high=high)

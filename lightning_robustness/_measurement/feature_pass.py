@@ -91,7 +91,9 @@ class FeaturePass:
 
     def compute(self, processes: Processes) -> Features:
         """Compute the values over all batches of all processes, which must all call it."""
-        with self.timed(), _without_update_warning():
+        with self.timed(), warnings.catch_warnings():
+            # A process may have no samples
+            warnings.filterwarnings("ignore", message=".*called before the ``update`` method")
             rdi = self._rdi.compute_components()
             distances = {"rdi": rdi["distances"]}
             values = {"rdi": rdi["rdi"], "rdi_intra": rdi["intra"], "rdi_inter": rdi["inter"]}
@@ -168,11 +170,3 @@ def _margins(logits: Tensor, y: Tensor) -> Tensor:
     p = logits.float().softmax(dim=1)
     own = p.gather(1, y.long().unsqueeze(1)).squeeze(1)
     return own - p.scatter(1, y.long().unsqueeze(1), -1.0).amax(dim=1)
-
-
-@contextmanager
-def _without_update_warning() -> Iterator[None]:
-    """Let metrics compute in a process without samples."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*called before the ``update`` method")
-        yield

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_robustness._measurement.assisted import Assisted, Estimate, are_of_same_samples, assist
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import Assisted, BoundaryCurve, are_of_same_samples, assist
 from lightning_robustness._measurement.feature_pass import CONSTANT, Features
 from lightning_robustness._measurement.plan import WORST, Plan
 from lightning_robustness._measurement.rows import Rows
@@ -94,13 +94,11 @@ def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows], ma
     is_complete = bool(found) and found.keys() == plan.attacks.keys()
     budgets = {name: budgets_of(attack, plan.input_space) for name, attack in plan.attacks.items()}
     worst = worst_case(found, budgets) if is_complete else None
-    rates = {name: _rates(attacks[name], own) for name, own in found.items()}
-    if worst is not None:
-        rates[WORST] = _rates(worst, worst)
-    outcomes = attacks | ({} if worst is None else {WORST: worst})
+    outcomes = attacks if worst is None else attacks | {WORST: worst}
     estimates = {name: estimate(own, own["adv_preds"] == own["y"]) for name, own in outcomes.items()}
-    for name, assisted in estimates.items():
-        rates[name] |= _assisted_rates(assisted, assisted.estimate())
+    rates = {
+        name: _rates(own, found.get(name, own)) | _assisted_rates(estimates[name]) for name, own in outcomes.items()
+    }
     if worst is not None:
         bounded = [name for name in found if None not in budgets[name]] or list(found)
         rates[WORST] |= _lowest(rates[WORST], [rates[name] for name in bounded])
@@ -110,8 +108,8 @@ def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows], ma
         if meter.name in measured and "nonfinite_gradients" in measured[meter.name].columns:
             signs += nonfinite_sign(meter.title, measured[meter.name]["nonfinite_gradients"])
     values |= _attack_values(rates)
-    sizes = [own["l2_budget"] for own in found.values()]
-    limits = [size for size in (torch.cat(sizes).unique().tolist() if sizes else []) if size < math.inf]
+    limits = [own["l2_budget"].max().item() for own in found.values()]
+    limits = [limit for limit in limits if limit < math.inf]
     if limits:
         values["l2_budget"] = max(limits)
     if signs or is_complete:  # some signs take several attacks, so that no sign of a few says nothing
@@ -124,7 +122,8 @@ def counted(rows: Rows) -> Rows:
     """Take back successes that are larger than the l2 budget; what was found keeps its size."""
     counts = rows["l2"] <= _ROUNDING * rows["l2_budget"]
     adv_preds = torch.where(counts, rows["adv_preds"], rows["preds"])
-    return rows.with_columns(adv_preds=adv_preds, success=rows["success"] & counts)
+    changed = {"adv_preds": adv_preds, "success": rows["success"] & counts}
+    return replace(rows, columns={**rows.columns, **changed})
 
 
 def worst_case(rows: Mapping[str, Rows], budgets: Mapping[str, Sequence[Budget | None]]) -> Rows:
@@ -165,8 +164,9 @@ def _rates(rows: Rows, found: Rows) -> dict[str, float]:
     return {name: value.item() for name, value in rates._replace(distortion=size)._asdict().items()}
 
 
-def _assisted_rates(assisted: Assisted, share: Estimate) -> dict[str, float]:
+def _assisted_rates(assisted: Assisted) -> dict[str, float]:
     """Return robust accuracy of all samples and, where margins assist, the success rate that follows from it."""
+    share = assisted.estimate()
     own = {"adv_acc": share.value, "adv_acc_low": share.low, "adv_acc_high": share.high, "adv_acc_plain": share.plain}
     if not share.is_assisted or not assisted.accuracy:
         return own

@@ -185,18 +185,19 @@ def tag(prefix: str, name: str) -> str:
 
 def name_of(prefix: str, text: str) -> str | None:
     """Return the name of the value of the table that is logged under this tag; None if there is none."""
-    names = {text.removeprefix(f"{prefix}{group}/"): start for group, start in GROUPS.items()}
-    found = (f"{start}{name}" for name, start in names.items() if name != text)
-    return next((name for name in found if find_key(name) and tag(prefix, name) == text), None)
+    for group, start in GROUPS.items():
+        name = start + text.removeprefix(f"{prefix}{group}/")
+        if find_key(name) is not None and tag(prefix, name) == text:
+            return name
+    return None
 
 
 def new_tag(text: str) -> str | None:
-    """Return the tag of a value that was once logged under this one; None if there is none, or it still is."""
+    """Return the tag of a value whose group was left out of this one; None if none was, or there is no such value."""
     parts = text.split("/")
     for start in range(1, len(parts)):  # prefixes may have several parts
-        name, prefix = "/".join(parts[start:]).removeprefix("debug/"), "/".join(parts[:start])
-        key = find_key(name)
-        if key is not None and not prefix.endswith(("_details", "_trust")):
+        prefix, name = "/".join(parts[:start]), "/".join(parts[start:])
+        if find_key(name) is not None and not prefix.endswith(("_details", "_trust")):
             return None if tag(prefix, name) == text else tag(prefix, name)
     return None
 

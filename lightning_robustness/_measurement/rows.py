@@ -19,10 +19,6 @@ class Rows:
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
 
-    def with_columns(self, **columns: Tensor) -> "Rows":
-        """Add or replace columns."""
-        return Rows(self.positions, {**self.columns, **columns}, self.seconds)
-
     @classmethod
     def join(cls, ranks: Iterable[Iterable["Rows"]]) -> "Rows":
         """Put the rows of all processes in the order of their positions; the slowest process counts.

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler
 
+from lightning_robustness._isolation.draws import hash_positions
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import rank_zero_warn
+
+# Range of the keys by which samples of streams are chosen
+_KEYS = torch.iinfo(torch.long)
 
 
 class Samples(NamedTuple):
@@ -110,11 +114,11 @@ class FixedSample:
     def __init__(self, size: int, total: int | None, seed: int = 0) -> None:
         self._size = size
         self._seed = seed
-        self._chosen = None if total is None else spread_indices(size, total, seed)
-        self._limit = np.uint64(2**64 - 1)
+        self._chosen = None if total is None else torch.from_numpy(spread_indices(size, total, seed))
+        self._limit = _KEYS.max
         self._rows: list[_Row] = []
         self._has_labels: bool | None = None
-        self._everywhere: np.ndarray | None = None
+        self._everywhere: Tensor | None = None
         self._nothing = torch.zeros(0, 0)
 
     @property
@@ -123,9 +127,9 @@ class FixedSample:
         return self._chosen is None
 
     @property
-    def positions(self) -> np.ndarray:
+    def positions(self) -> Tensor:
         """Positions of the samples kept so far."""
-        return np.array([row.position for row in self._rows], dtype=np.int64)
+        return torch.tensor([row.position for row in self._rows], dtype=torch.long)
 
     def add(self, batch: Batch) -> None:
         """Keep the samples of a batch that belong here, on the CPU; positions must rise from batch to batch."""
@@ -133,23 +137,22 @@ class FixedSample:
             raise ValueError("Expected labels in all batches or in none but only some have them.")
         self._has_labels = batch.y is not None
         self._nothing = batch.x[:0].detach().cpu()
-        positions = batch.positions.numpy()
-        is_wanted = (
-            hash_positions(positions, self._seed) <= self._limit
-            if self._chosen is None
-            else np.isin(positions, self._chosen)
-        )
-        rows = np.flatnonzero(is_wanted)
+        if self._chosen is None:
+            is_wanted = hash_positions(batch.positions, self._seed) <= self._limit
+        else:
+            is_wanted = torch.isin(batch.positions, self._chosen)
+        rows = is_wanted.nonzero().squeeze(1)
+        positions = batch.positions[rows].tolist()
         labels = [None] * len(rows) if batch.y is None else _copy(batch.y, rows)
         extras = {name: _copy(value, rows) for name, value in batch.extras.items()}
         for number, x in enumerate(_copy(batch.x, rows)):
             others = {name: values[number] for name, values in extras.items()}
-            self._rows.append(_Row(int(positions[rows[number]]), x, labels[number], others))
+            self._rows.append(_Row(positions[number], x, labels[number], others))
         if len(self._rows) > 2 * self._size:
             self._keep()
-            self._limit = hash_positions(self.positions, self._seed).max(initial=0)
+            self._limit = max(hash_positions(self.positions, self._seed).tolist(), default=_KEYS.min)
 
-    def share_with(self, positions: np.ndarray) -> None:
+    def share_with(self, positions: Tensor) -> None:
         """Make this the share of a sample over several processes, given the positions that all of them kept."""
         self._everywhere = positions
 
@@ -160,31 +163,25 @@ class FixedSample:
         x: Any = [row.x for row in rows]
         if len({row.shape for row in x}) <= 1:
             x = torch.stack(x) if x else self._nothing
+        labels = [row.y for row in rows if row.y is not None]
         # A process without batches does not know whether there are labels
-        y = None if self._has_labels is False else _stack_labels([row.y for row in rows if row.y is not None])
+        nothing = None if self._has_labels is False else torch.zeros(0, dtype=torch.long)
+        y = torch.stack(labels) if labels else nothing
         positions = torch.tensor([row.position for row in rows], dtype=torch.long)
         return Samples(x, y, positions, [row.extras for row in rows]).only(names)
 
     def _keep(self) -> None:
         self._rows = [self._rows[row] for row in self._indices(self._size)]
 
-    def _indices(self, size: int) -> np.ndarray:
+    def _indices(self, size: int) -> list[int]:
         """Select a smaller sample, as evenly spread, from the rows kept so far."""
         own = self.positions
         if self._chosen is None:
             everywhere = own if self._everywhere is None else self._everywhere
-            smallest = everywhere[np.argsort(hash_positions(everywhere, self._seed), kind="stable")[:size]]
-            return np.flatnonzero(np.isin(own, smallest))
-        chosen = self._chosen[spread_indices(size, len(self._chosen), self._seed)]
-        return np.flatnonzero(np.isin(own, chosen))
-
-
-def hash_positions(positions: np.ndarray, seed: int) -> np.ndarray:
-    """Hash each position to a pseudo-random 64-bit number (SplitMix64), whatever batch or process it is in."""
-    z = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+            kept = everywhere[hash_positions(everywhere, self._seed).argsort(stable=True)[:size]]
+        else:
+            kept = self._chosen[spread_indices(size, len(self._chosen), self._seed)]
+        return torch.isin(own, kept).nonzero().squeeze(1).tolist()
 
 
 class _Row(NamedTuple):
@@ -194,13 +191,9 @@ class _Row(NamedTuple):
     extras: dict[str, Tensor]
 
 
-def _copy(tensor: Tensor, rows: np.ndarray) -> list[Tensor]:
+def _copy(tensor: Tensor, rows: Tensor) -> list[Tensor]:
     """Copy rows to the CPU one by one: a view would keep the whole batch in memory."""
-    return [row.clone() for row in tensor[torch.as_tensor(rows, device=tensor.device)].detach().cpu()]
-
-
-def _stack_labels(labels: list[Tensor]) -> Tensor:
-    return torch.stack(labels) if labels else torch.zeros(0, dtype=torch.long)
+    return [row.clone() for row in tensor[rows.to(tensor.device)].detach().cpu()]
 
 
 class LoaderShare(NamedTuple):

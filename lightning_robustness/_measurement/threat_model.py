@@ -1,4 +1,4 @@
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
@@ -6,7 +6,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lightning_robustness._numbers import write_budget
-from lightning_robustness.attacks import budget_of, get_attack
+from lightning_robustness.attacks import get_attack
 from lightning_robustness.attacks.attack import budgets_of, is_minimum_norm
 from lightning_robustness.attacks.registry import ATTACK_NAMES, Strength, describe_settings
 from lightning_robustness.input_space import InputSpace
@@ -73,11 +73,9 @@ class ThreatModel:
     @property
     def _budgets(self) -> dict[str, float]:
         """Largest budget by norm; where no attack has one, the budget within which they count."""
-        facts, largest = self.attacks.values(), dict[str, float]()
-        for norm, eps in (pair for fact in facts for pair in fact.budgets.items()):
-            largest[norm] = max(eps, largest.get(norm, 0.0))
-        counted = [fact.l2_budget for fact in facts if fact.l2_budget is not None]
-        return largest or ({"l2": max(counted)} if counted else {})
+        facts = self.attacks.values()
+        counted = [("l2", fact.l2_budget) for fact in facts if fact.l2_budget is not None]
+        return _largest([pair for fact in facts for pair in fact.budgets.items()] or counted)
 
     def describe(self, budget: str = "") -> dict[str, str]:
         """Describe it in a few lines, by name."""
@@ -107,10 +105,10 @@ def list_settings() -> list[tuple[str, str, str]]:
             rows.append((name, "all", "AutoAttack by its authors, where their package is installed"))
             continue
         texts = {strength: describe_settings(get_attack(name, strength=strength)) for strength in get_args(Strength)}
-        has_one = len(set(texts.values())) == 1
-        rows += [
-            (name, "all" if has_one else strength, texts[strength]) for strength in list(texts)[: 1 if has_one else 3]
-        ]
+        if len(set(texts.values())) == 1:
+            rows.append((name, "all", texts["fast"]))
+        else:
+            rows += [(name, strength, text) for strength, text in texts.items()]
     return rows
 
 
@@ -120,16 +118,17 @@ def is_image(x: Any) -> bool:
 
 
 def _budgets(attack: Callable[..., Any], input_space: InputSpace) -> dict[str, float]:
-    """Return the largest budget in each norm, as a cascade may have several."""
-    budget = budget_of(attack, input_space)
-    members = [budget] if budget is not None else budgets_of(attack, input_space)
-    found: dict[str, float] = {}
-    for member in members:
-        if member is None:
-            return {}
-        norm = member.norm or "unknown"
-        found[norm] = max(member.eps, found.get(norm, 0.0))
-    return found
+    """Return the largest budget in each norm, as a cascade may have several; none unless all its members have one."""
+    budgets = budgets_of(attack, input_space)
+    known = [(budget.norm or "unknown", budget.eps) for budget in budgets if budget is not None]
+    return _largest(known) if len(known) == len(budgets) else {}
+
+
+def _largest(budgets: Iterable[tuple[str, float]]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for norm, eps in budgets:
+        largest[norm] = max(eps, largest.get(norm, 0.0))
+    return largest
 
 
 def _parenthesis(facts: AttackFacts) -> str:

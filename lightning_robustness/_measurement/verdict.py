@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from statistics import NormalDist
 from typing import NamedTuple, TypeVar
 
-from lightning_robustness._measurement.assisted import Assisted, difference_interval, p_value
+from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.statistics import (
     Evaluation,
     accuracy_interval,
@@ -15,12 +15,14 @@ from lightning_robustness._measurement.statistics import (
     reference_of,
 )
 from lightning_robustness._numbers import write_interval, write_share
+from lightning_robustness.attacks.masking import binomial_tail
 
 Name = TypeVar("Name", bound=Hashable)
 # Outcomes of the attacks of each evaluation, by its step
 Outcomes = Mapping[int, Mapping[str, Assisted]]
 CORRECTED = "corrected for selection (half samples, slightly pessimistic)"
 _LEVEL = 0.05
+_Z = NormalDist().inv_cdf(1 - _LEVEL / 2)
 _MAX_NAMED = 5
 
 
@@ -35,13 +37,53 @@ class Rival(NamedTuple):
 
 def rival(best: Assisted, other: Assisted) -> Rival:
     """Compare a model or an epoch with the best one, by pairs if the samples are the same."""
-    if best.positions.equal(other.positions):
-        return Rival(*difference_interval(other, best), p_value(best, other))
+    if not best.positions.equal(other.positions):
+        return _compare_unpaired(best, other)
+    is_plain = best.means is None or other.means is None
+    return _compare_exactly(best, other) if is_plain else _compare_paired(best, other)
+
+
+def _compare_unpaired(best: Assisted, other: Assisted) -> Rival:
     shares = best.estimate(), other.estimate()
     gap = shares[1].value - shares[0].value
-    z = NormalDist().inv_cdf(0.975)
     reach = math.hypot(*((share.high - share.low) / 2 for share in shares))
-    return Rival(gap, gap - reach, gap + reach, 2 * NormalDist().cdf(-abs(gap) / (reach / z)))
+    return Rival(gap, gap - reach, gap + reach, 2 * NormalDist().cdf(-abs(gap) / (reach / _Z)))
+
+
+def _compare_paired(best: Assisted, other: Assisted) -> Rival:
+    """Compare two assisted accuracies on the same samples by the normal distribution."""
+    gap = other.estimate().value - best.estimate().value
+    number, total = len(best.robust), best.total
+    changes = (best.robust - other.robust).square().sum().item()
+    remainder = (best.residuals - other.residuals).double().square().sum().item()
+    variance = (1 / number - 1 / total) * (remainder + 2) / (number + 2) + (changes + 1) / ((number + 2) * total)
+    error = math.sqrt(variance)
+    reach = _Z * error
+    return Rival(gap, max(gap - reach, -1.0), min(gap + reach, 1.0), 2 * NormalDist().cdf(-abs(gap) / error))
+
+
+def _compare_exactly(best: Assisted, other: Assisted) -> Rival:
+    """Compare two accuracies on the same samples, one of them plain, by McNemar's exact test.
+
+    The interval is Clopper and Pearson's, on the samples on which the two differ.
+    """
+    only_best = int(((best.robust > 0) & (other.robust == 0)).sum())
+    only_other = int(((other.robust > 0) & (best.robust == 0)).sum())
+    number, total = only_best + only_other, len(best.robust)
+    ends = _lower_end(only_other, number), 1 - _lower_end(only_best, number)
+    low, high = (number * (2 * end - 1) / total for end in ends)
+    p_value = min(1.0, 2 * binomial_tail(max(only_best, only_other), number, 0.5))
+    return Rival((only_other - only_best) / total, low, high, p_value)
+
+
+def _lower_end(successes: int, number: int) -> float:
+    """Return the lower end of the exact 95 % interval of a share, by bisection."""
+    low = 0.0
+    high = successes / max(number, 1)
+    for _ in range(50):
+        share = (low + high) / 2
+        low, high = (low, share) if binomial_tail(successes, number, share) > 0.025 else (share, high)
+    return (low + high) / 2
 
 
 def tied(p_values: Mapping[Name, float]) -> list[Name]:
@@ -130,11 +172,9 @@ def kept_epoch(
     is_chosen = not is_attacked or reference == by
     low, high = interval_of(entry, reference)
     kept = Kept(reference, entry, entry[reference], low, high, checkpoint=saved)
-    attack, known = reference.removeprefix("adv_acc/"), dict[int, Assisted]()
-    for own in entries:
-        outcome = (outcomes or {}).get(int(own.get("step", -1)), {}).get(attack)
-        if outcome is not None:
-            known[int(own["step"])] = outcome
+    attack, outcomes = reference.removeprefix("adv_acc/"), outcomes or {}
+    steps = [int(own.get("step", -1)) for own in entries]
+    known = {step: outcomes[step][attack] for step in steps if attack in outcomes.get(step, {})}
     if len(known) < len(entries) or len(entries) < 2:
         return kept
     best = known[int(entry["step"])]
@@ -145,8 +185,8 @@ def kept_epoch(
         return kept
     accuracy = _corrected(entries, reference, known)
     shift = accuracy - kept.accuracy
-    ends = (min(max(end + shift, 0.0), 1.0) for end in (low, high))
-    return kept._replace(accuracy=accuracy, low=next(ends), high=next(ends), is_corrected=True)
+    low, high = (min(max(end + shift, 0.0), 1.0) for end in (low, high))
+    return kept._replace(accuracy=accuracy, low=low, high=high, is_corrected=True)
 
 
 def interval_of(entry: Evaluation, name: str) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """How a model is called on a batch: what it takes, and where its logits are."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_robustness._arguments import check_functions, check_head, check_integer, check_model
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._model.batch import Batch, read_batch, read_extras
+from lightning_robustness._model.batch import Batch, read_batch
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.input_space import InputSpace, check_input_space
 
@@ -152,10 +152,9 @@ class Access:
             check_integer("num_classes", self.num_classes, minimum=2)
         object.__setattr__(self, "input_space", check_input_space(given_space, bounded=self.embed_fn is None))
 
-    def read(self, batch: Any) -> Batch:
-        """Read a batch as a loader gives it."""
-        x, y = read_batch(batch, self.batch_fn)
-        return Batch(x, y, *read_extras(batch, self.batch_fn, len(x)))
+    def read(self, batch: Any, soft: bool = False) -> Batch:
+        """Read a batch as a loader gives it; soft labels count as the most probable class if they are wanted."""
+        return read_batch(batch, self.batch_fn, soft)
 
     def takes_bytes(self, x: Tensor) -> bool:
         """Return whether inputs are pixels in bytes, of which float copies are perturbed."""
@@ -239,14 +238,20 @@ def mend_gradients(output: Tensor) -> None:
     At 0, the derivative of a square root is infinite; times the derivative 0 of what is under it, it becomes NaN, and
     spreads to everything before it. Zeroed there, it does not affect the other gradients, as with an epsilon.
     """
-    nodes, seen = [output.grad_fn], set[Any]()
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen or hasattr(node, "variable"):  # a leaf, whose hooks would stay
-            continue
-        seen.add(node)
-        node.register_hook(_without_nonfinite)
-        nodes += [function for function, _ in node.next_functions]
+    for node in walk_graph(output):
+        if not hasattr(node, "variable"):  # a leaf, whose hooks would stay
+            node.register_hook(_without_nonfinite)
+
+
+def walk_graph(output: Tensor, is_end: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:
+    """Go back from an output through the graph of autograd, to each node once, and not beyond those that are an end."""
+    rest, seen = [output.grad_fn], set[Any]()
+    while rest:
+        node = rest.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            rest += [] if is_end(node) else [following for following, _ in node.next_functions]
 
 
 def _without_nonfinite(gradients: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:

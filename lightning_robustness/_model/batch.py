@@ -63,50 +63,30 @@ class Batch(NamedTuple):
         return self._replace(x=self.x.to(device), y=None if self.y is None else self.y.to(device))
 
 
-def read_batch(
-    batch: Any, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None, soft: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Find the inputs and the labels of a batch."""
-    x, y = _find(batch, batch_fn)
-    return x, None if y is None else _read_labels(x, y, soft)
+def read_batch(batch: Any, batch_fn: Callable[[Any], Any] | None = None, soft: bool = False) -> Batch:
+    """Find the inputs and the labels of a batch and what else it holds, by name, such as an attention mask."""
+    found = _find(batch, batch_fn)
+    labels = None if found.y is None else _read_labels(found.x, found.y, soft)
+    if batch_fn is None:
+        extras = {k: v for k, v in found.extras.items() if isinstance(v, Tensor) and v.shape[:1] == found.x.shape[:1]}
+    else:
+        extras = _check_extras(found.extras, len(found.x))
+    return found._replace(y=labels, extras=extras)
 
 
-def read_extras(
-    batch: Any, batch_fn: Callable[[Any], Any] | None, num_samples: int
-) -> tuple[str | None, dict[str, Tensor]]:
-    """Find what a batch holds besides inputs and labels, by name, such as an attention mask."""
-    if batch_fn is not None:
-        result = batch_fn(batch)
-        extras = result[2] if len(result) == 3 else {}
-        if not isinstance(extras, Mapping) or not all(isinstance(value, Tensor) for value in extras.values()):
-            raise TypeError(
-                "Expected the third value of `batch_fn` to be a dictionary of tensors, which `forward` takes by name, "
-                f"but got {type(extras).__name__}. Leave it out, or return {{'mask': batch[2]}}, for instance."
+def _check_extras(extras: Any, num_samples: int) -> dict[str, Tensor]:
+    if not isinstance(extras, Mapping) or not all(isinstance(value, Tensor) for value in extras.values()):
+        raise TypeError(
+            "Expected the third value of `batch_fn` to be a dictionary of tensors, which `forward` takes by name, "
+            f"but got {type(extras).__name__}. Leave it out, or return {{'mask': batch[2]}}, for instance."
+        )
+    for name, value in extras.items():
+        if value.shape[:1] != (num_samples,):
+            raise ValueError(
+                f"Expected the tensors in the third value of `batch_fn` to have {num_samples} rows, one per "
+                f"sample, but {name!r} has shape {tuple(value.shape)}. Repeat it for each sample, or leave it out."
             )
-        for name, value in extras.items():
-            if value.shape[:1] != (num_samples,):
-                raise ValueError(
-                    f"Expected the tensors in the third value of `batch_fn` to have {num_samples} rows, one per "
-                    f"sample, but {name!r} has shape {tuple(value.shape)}. Repeat it for each sample, or leave it out."
-                )
-        return None, dict(extras)
-    entries = _named_entries(batch)
-    name = next((name for name in _INPUT_NAMES if name in entries), None)
-    if name is None:
-        return None, {}
-    others = {key: value for key, value in entries.items() if key != name and key not in _LABEL_NAMES}
-    return name, {k: v for k, v in others.items() if isinstance(v, Tensor) and v.shape[:1] == (num_samples,)}
-
-
-def read_labelled_batch(
-    batch: Any,
-    batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None,
-    needed_by: str,
-    soft: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Find the inputs and the labels of a batch that must have both."""
-    x, y = read_batch(batch, batch_fn, soft)
-    return x, require_labels(y, needed_by)
+    return dict(extras)
 
 
 def require_labels(y: Tensor | None, needed_by: str, otherwise: str | None = None) -> Tensor:
@@ -123,7 +103,7 @@ def replace_in_batch(
     batch: Any, x: Tensor, batch_fn: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
 ) -> Any:
     """Make a batch of the same type with other inputs, and leave the given one unchanged."""
-    old, _ = _find(batch, batch_fn)
+    old = _find(batch, batch_fn).x
     if len(old) == 0 or len(x) == 0 or len(x) % len(old):
         raise ValueError(f"Expected as many inputs as the batch has, {len(old)}, or a multiple, but got {len(x)}.")
     if not _holds(batch, old):
@@ -134,8 +114,10 @@ def replace_in_batch(
     return _replace(batch, old, x, len(x) // len(old))
 
 
-def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> tuple[Tensor, Any]:
-    x, y = _pick(batch) if batch_fn is None else _call(batch_fn, batch)
+def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> Batch:
+    """Find the parts of a batch, of which only the inputs are checked."""
+    found = _pick(batch) if batch_fn is None else _call(batch_fn, batch)
+    x, y = found.x, found.y
     if not isinstance(x, Tensor) or x.ndim == 0:
         observed = f"one of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(
@@ -148,24 +130,27 @@ def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> tuple[Tensor, An
             "Expected a batch `(x, y, ...)` but the first entry looks like indices and the second like inputs. Pass "
             "`batch_fn=lambda batch: (batch[1], batch[2])`."
         )
-    return x, y
+    return found
 
 
-def _call(batch_fn: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
+def _call(batch_fn: Callable[[Any], Any], batch: Any) -> Batch:
     result = batch_fn(batch)
     if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
         raise TypeError(f"Expected `batch_fn` to return a pair of inputs and labels but got {type(result).__name__}.")
-    return result[0], result[1]
+    return Batch(result[0], result[1], extras=result[2] if len(result) == 3 else {})
 
 
-def _pick(batch: Any) -> tuple[Any, Any]:
+def _pick(batch: Any) -> Batch:
     if isinstance(batch, Tensor):
-        return batch, None
+        return Batch(batch, None)
     entries = _named_entries(batch)
-    if any(name in entries for name in _INPUT_NAMES):
-        return _first(entries, _INPUT_NAMES), _first(entries, _LABEL_NAMES)
+    name = next((name for name in _INPUT_NAMES if name in entries), None)
+    if name is not None:
+        labels = next((entries[name] for name in _LABEL_NAMES if name in entries), None)
+        others = {key: value for key, value in entries.items() if key != name and key not in _LABEL_NAMES}
+        return Batch(entries[name], labels, name, others)
     if isinstance(batch, (tuple, list)) and len(batch) > 0:
-        return batch[0], batch[1] if len(batch) > 1 else None
+        return Batch(batch[0], batch[1] if len(batch) > 1 else None)
     observed = f" with {', '.join(map(repr, entries))}" if entries else ""
     raise TypeError(
         "Expected a batch to be a tensor, a tuple or list `(x, y, ...)`, or a mapping, dataclass or named tuple with "
@@ -180,10 +165,6 @@ def _named_entries(batch: Any) -> dict[Any, Any]:
     if dataclasses.is_dataclass(batch):
         return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     return batch._asdict() if isinstance(batch, tuple) and hasattr(batch, "_asdict") else {}
-
-
-def _first(entries: dict[Any, Any], names: tuple[str, ...]) -> Any:
-    return next((entries[name] for name in names if name in entries), None)
 
 
 def _read_labels(x: Tensor, y: Any, soft: bool) -> Tensor:

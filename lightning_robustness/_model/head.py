@@ -1,6 +1,7 @@
 """Record embeddings and logits during passes that the caller runs."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -94,15 +95,13 @@ class HeadTap:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             embeddings.append(read_embedding(module, args, kwargs))
 
-        handle = None
-        if self.head is not None:
-            handle = self._model.get_submodule(self.head).register_forward_pre_hook(keep, with_kwargs=True)
-        try:
-            with sandbox(partial(forward, self._model), x) as (x,), torch.no_grad():
+        with ExitStack() as stack:
+            if self.head is not None:
+                head = self._model.get_submodule(self.head)
+                stack.enter_context(head.register_forward_pre_hook(keep, with_kwargs=True))
+            (x,) = stack.enter_context(sandbox(partial(forward, self._model), x))
+            with torch.no_grad():
                 logits = compute_logits(forward, x).clone()
-        finally:
-            if handle is not None:
-                handle.remove()
         embedding = embeddings[-1] if embeddings else None
         if self.head is not None and (embedding is None or len(embedding) != len(logits)):
             raise ValueError(

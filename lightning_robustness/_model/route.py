@@ -1,7 +1,7 @@
 """Route from inputs to logits: the modules that compute the logits, and the input of the last layer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_robustness._isolation.module_state import is_lazy
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._model.access import check_finite, compute_logits, pick_entry
+from lightning_robustness._model.access import check_finite, compute_logits, pick_entry, walk_graph
 from lightning_robustness._model.head import TRANSFORMS, HeadCall, HeadTap, pool, read_embedding, read_logits
 
 # Beginnings of the names that autograd gives to operations that do not change values
@@ -133,16 +133,11 @@ def _recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
             Call(name, module, entered, read_embedding(module, args, kwargs), copy_output(output, module), nodes)
         )
 
-    handles = [
-        module.register_forward_hook(partial(record, name), with_kwargs=True)
-        for name, module in model.named_modules()
-        if not isinstance(module, torch.jit.ScriptModule) and "parametrizations" not in name.split(".")
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule) and "parametrizations" not in name.split("."):
+                stack.enter_context(module.register_forward_hook(partial(record, name), with_kwargs=True))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _tensors(output: Any) -> Iterable[Tensor]:
@@ -280,17 +275,11 @@ def _reached(model: nn.Module, layers: list[Call], logits: Tensor) -> tuple[list
     """Go back from the logits to the first layers on all paths, and see whether there is a matrix in between."""
     owners = {node: index for index, call in enumerate(layers) for node in call.nodes}
     matrices = {parameter for parameter in model.parameters() if parameter.ndim > 1}
-    todo, seen, reached, is_function = [logits.grad_fn], set(), set(), False
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    reached, is_function = set[int](), False
+    for node in walk_graph(logits, is_end=owners.__contains__):
         if node in owners:
             reached.add(owners[node])
-            continue
         is_function |= getattr(node, "variable", None) in matrices
-        todo += [following for following, _ in node.next_functions]
     return [layers[index] for index in sorted(reached)], is_function
 
 
@@ -298,14 +287,8 @@ def _is_sigmoid(logits: Tensor) -> bool:
     """Return whether two classes [0, z] are made of the output of a sigmoid."""
     if logits.shape[1] != 2 or not logits.requires_grad or bool(logits[:, 0].any()):
         return False
-    todo = [logits.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is not None and node.name().startswith("Sigmoid"):
-            return True
-        if node is not None and node.name().startswith(_RESHAPES):
-            todo += [following for following, _ in node.next_functions]
-    return False
+    nodes = walk_graph(logits, is_end=lambda node: not node.name().startswith(_RESHAPES))
+    return any(node.name().startswith("Sigmoid") for node in nodes)
 
 
 def name_of(model: nn.Module, head: str | nn.Module) -> str:

@@ -27,7 +27,7 @@ from lightning_robustness._lightning.training_step import (
     step_with_loss,
 )
 from lightning_robustness._model.access import Access, compute_logits
-from lightning_robustness._model.batch import Batch, read_extras, read_labelled_batch, replace_in_batch
+from lightning_robustness._model.batch import Batch, replace_in_batch, require_labels
 from lightning_robustness.attacks import PGD, Attack, budget_of, run_attack
 from lightning_robustness.input_space import InputSpace
 
@@ -213,21 +213,22 @@ class AdversarialTraining(TrainingStepCallback):
         settings = self.settings
         if trainer.current_epoch < settings.warmup_epochs:
             return step(batch, *args)
-        x, y = read_labelled_batch(batch, self.access.batch_fn, needed_by="the attack", soft=settings.loss is None)
-        loaded = self.as_floats(pl_module, Batch(x, y, *read_extras(batch, self.access.batch_fn, len(x))))
+        given = self.access.read(batch, soft=settings.loss is None)
+        require_labels(given.y, "the attack")
+        loaded = self.as_floats(pl_module, given)
         index = (self._num_batches - 1) * trainer.world_size + trainer.global_rank
         clean = loaded._replace(x=self._embed(pl_module, loaded.x))
-        rows = self._choose_rows(x, index)
+        rows = self._choose_rows(given.x, index)
         x_adv = self._attack(pl_module, clean if rows is None else clean.rows(rows), index)
         if settings.loss is None:
             x_adv = self._combine(clean.x, x_adv, rows)
-            output = self._step(lambda new: step(new, *args), batch, x, clean.x, x_adv)
+            output = self._step(lambda new: step(new, *args), batch, given.x, clean.x, x_adv)
             loss = find_loss(output)
         else:
             make_loss = partial(self._compute_loss, pl_module, loaded, clean.x, x_adv)
             output, loss = step_with_loss(trainer, pl_module, partial(step, batch, *args), make_loss)
         if loss is not None:
-            log_mean(pl_module, self._key("loss"), loss, len(x))
+            log_mean(pl_module, self._key("loss"), loss, len(given.x))
         return output
 
     def _embed(self, pl_module: LightningModule, x: Tensor) -> Tensor:

@@ -187,7 +187,7 @@ def pass_over(
     if is_interrupted:
         return passed
     if sample.needs_sharing and processes.number > 1:
-        sample.share_with(np.concatenate(processes.gather(sample.positions)))
+        sample.share_with(torch.cat(processes.gather(sample.positions)))
     if not sum(processes.gather(len(sample.positions))):
         raise ValueError(EMPTY)
     _check_data(passed, under_way.fingerprint, processes, folder)

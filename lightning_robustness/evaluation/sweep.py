@@ -10,8 +10,7 @@ from torch import nn
 
 from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
 from lightning_robustness._display.provenance import describe_data, describe_run
-from lightning_robustness._measurement.assisted import assist
-from lightning_robustness._measurement.boundary_curve import falling
+from lightning_robustness._measurement.assisted import assist, falling
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters.sweep import (
     SWEEP_ATTACKS,

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from lightning_robustness._display import report_figures as figures
-from lightning_robustness._measurement.assisted import assist
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import BoundaryCurve, assist
 from lightning_robustness._measurement.rows import Rows
 
 EPS = [0.1, 0.2, 0.3]

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_robustness._isolation.draws import Draws
+from lightning_robustness._isolation.draws import Draws, hash_positions
 
 KINDS = {
     "bits": lambda draws, counter, shape: draws.bits(counter, shape),
@@ -11,6 +11,9 @@ KINDS = {
     "normal": lambda draws, counter, shape: draws.normal(counter, shape, torch.float64),
     "signs": lambda draws, counter, shape: draws.signs(counter, shape),
 }
+
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def splitmix64(z):
@@ -22,10 +25,9 @@ def splitmix64(z):
 def bits_by_numpy(positions, seed, index, counter, number):
     """The documented generator, in the unsigned arithmetic that it is defined in."""
     words = np.random.SeedSequence([seed, index]).generate_state(2, np.uint32).astype(np.uint64)
-    golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         keys = splitmix64(splitmix64(np.asarray(positions, dtype=np.uint64)) + (words[1] << np.uint64(32) | words[0]))
-        keys = splitmix64(keys + np.uint64(counter + 1) * golden)[:, None]
+        keys = splitmix64(keys + np.uint64(counter + 1) * GOLDEN)[:, None]
         low, high = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32), (keys >> np.uint64(32)).astype(np.uint32)
         x = np.arange(number, dtype=np.uint32) ^ low
         x = ((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)) ^ high
@@ -38,6 +40,16 @@ def test_bits_are_those_of_unsigned_arithmetic(seed, index, counter):
     positions = [0, 1, 2, 1000, 2**40, 2**62]
     bits = Draws(torch.tensor(positions), seed, index).bits(counter, (5, 3))
     assert np.array_equal(bits.flatten(1).numpy(), bits_by_numpy(positions, seed, index, counter, 15))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**62])
+def test_hashes_are_those_of_unsigned_arithmetic_in_the_same_order(seed):
+    positions = np.array([*range(100), 2**40, 2**62])
+    with np.errstate(over="ignore"):
+        expected = splitmix64((positions.astype(np.uint64) + np.uint64(1)) * GOLDEN + np.uint64(seed))
+    hashes = hash_positions(torch.from_numpy(positions), seed).numpy()
+    assert np.array_equal(hashes.view(np.uint64) ^ np.uint64(2**63), expected)
+    assert np.array_equal(hashes.argsort(), expected.argsort())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,5 +1,5 @@
 import random
-from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from contextlib import nullcontext
 
 import numpy as np
@@ -31,7 +31,7 @@ def bits(value):
         return [bits(part) for part in value.get_state()]
     if isinstance(value, random.Random):
         return value.getstate()
-    if isinstance(value, dict):
+    if isinstance(value, (dict, UserDict)):
         return type(value), [(key, bits(element)) for key, element in value.items()]
     if isinstance(value, (list, tuple, deque)):
         return type(value), [bits(element) for element in value]
@@ -79,6 +79,15 @@ def exchange_key(network, x):
     network.state[key + 1] = network.state.pop(key)
 
 
+class Dictionary(UserDict):
+    pass
+
+
+def change_dictionary(network, x):
+    network.state.update(b=1)
+    network.state["a"].add_(1)
+
+
 CHANGES = {
     "moving average, in place": (lambda: frozen(4), lambda n, x: n.state.mul_(0.9).add_(x[0] * 0.1)),
     "moving average, by data": (lambda: frozen(4), lambda n, x: n.state.data.mul_(0.9).add_(x[0] * 0.1)),
@@ -104,6 +113,9 @@ CHANGES = {
     "counter of keys": (lambda: Counter("aab"), lambda n, x: n.state.update("b")),
     "deque": (lambda: deque([torch.zeros(4)], maxlen=2), lambda n, x: n.state.extend([x, x])),
     "set": (lambda: {1}, lambda n, x: n.state.add(2)),
+    "user dictionary": (lambda: UserDict(a=torch.zeros(4)), change_dictionary),
+    "user dictionary of another class": (lambda: Dictionary(a=torch.zeros(4)), change_dictionary),
+    "user list": (lambda: UserList([1]), lambda n, x: n.state.append(2)),
     "array": (lambda: np.zeros(3), lambda n, x: n.state.__iadd__(1)),
     "torch generator": (torch.Generator, lambda n, x: torch.rand(2, generator=n.state)),
     "numpy generator": (np.random.default_rng, lambda n, x: n.state.random()),

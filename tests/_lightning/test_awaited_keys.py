@@ -82,9 +82,8 @@ def test_a_guard_that_is_named_may_be_logged_by_the_module():
     ("old", "new"),
     [
         ("robustness/rdi_intra", "robustness_details/rdi_intra"),
-        ("robustness/debug/seconds/pgd", "robustness_details/seconds/pgd"),
+        ("robustness/seconds/pgd", "robustness_details/seconds/pgd"),
         ("robustness/trust/rdi", "robustness_trust/rdi"),
-        ("robustness/debug/fim_inverse", "robustness/fim_inverse"),
     ],
 )
 def test_a_callback_that_waits_for_a_former_name_is_told_the_new_one(old, new):

@@ -36,8 +36,7 @@ from lightning_robustness._lightning import board as board_module
 from lightning_robustness._lightning.board import Board
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.sinks import _HINT, markdown_list
-from lightning_robustness._measurement.assisted import assist
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import BoundaryCurve, assist
 from lightning_robustness._measurement.findings import Findings
 from lightning_robustness._measurement.keys import logged_keys, tag
 from lightning_robustness._measurement.meters.attack import Examples

@@ -7,6 +7,7 @@ from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.access import Access
 from lightning_robustness._processes import Processes
+from lightning_robustness.attacks import run_attack
 from lightning_robustness.input_space import InputSpace
 
 CPU = torch.device("cpu")
@@ -50,3 +51,20 @@ def findings_of(plan, model, x, y, first=0, **options):
     meters = plan.attack_meters()
     rows = {meter.name: rows_of(meter, model, x, y, plan.input_space, first, **options) for meter in meters}
     return conclude(plan, None, rows)
+
+
+RESULTS = ("preds", "adv_preds", "eligible", "success", "l2", "linf", "queries", "x_adv")
+
+
+def attack_by_hand(model, attack, x, y, batch_size=128, space=None, seed=0):
+    """What ``run_attack`` does to each batch, one array for each thing that it tells."""
+    positions = torch.arange(len(x)).split(batch_size)
+    results = [
+        run_attack(model, attack, x[rows], y[rows], input_space=space, seed=seed, positions=rows) for rows in positions
+    ]
+    return {name: torch.cat([getattr(result, name) for result in results]).numpy() for name in RESULTS}
+
+
+def untouched(model, x, y):
+    """An attack without a budget that changes nothing."""
+    return x

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 from sklearn.isotonic import IsotonicRegression
 
-from lightning_robustness._measurement.assisted import Assisted, difference, difference_interval, isotonic, p_value
+from lightning_robustness._measurement.assisted import assist, isotonic
 from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.verdict import rival
 
 
 def population(total, generator, accuracy=0.9, robust=0.5, strength=6.0, shift=0.0):
@@ -24,8 +25,7 @@ def population(total, generator, accuracy=0.9, robust=0.5, strength=6.0, shift=0
 def assisted(margin, right, robust, chosen, seed=0):
     positions = torch.arange(len(margin))
     margins = Rows(positions, {"margin": torch.tensor(margin).float(), "right": torch.tensor(right)})
-    outcome = Rows(positions[chosen], {"robust": torch.tensor(robust[chosen])})
-    return Assisted.of(outcome, margins, seed)
+    return assist(margins, seed, Rows(positions[chosen], {}), torch.tensor(robust[chosen]))
 
 
 def draw(total, number, generator):
@@ -131,11 +131,10 @@ def test_equal_robustness_is_seldom_told_apart_and_a_gap_often():
         first = assisted(margin, right, robust, chosen)
         again = right & (generator.random(3000) < 1 / (1 + np.exp(-10.0 * (margin - 0.5))))
         worse = right & (generator.random(3000) < 1 / (1 + np.exp(-10.0 * (margin - 0.65))))
-        rejected.append(p_value(first, assisted(margin, right, again, chosen)) < 0.05)
-        found.append(p_value(first, assisted(margin, right, worse, chosen)) < 0.05)
-        gap, error = difference(first, assisted(margin, right, worse, chosen))
-        assert gap > 0
-        assert error > 0
+        rejected.append(rival(first, assisted(margin, right, again, chosen)).p_value < 0.05)
+        other = rival(first, assisted(margin, right, worse, chosen))
+        found.append(other.p_value < 0.05)
+        assert other.low < other.difference < min(0, other.high)
     assert np.mean(rejected) < 0.12
     assert np.mean(found) > 0.8
 
@@ -147,8 +146,8 @@ def test_plain_shares_are_compared_by_mcnemar():
     other[25:27] = True
     margin, right, chosen = np.linspace(0, 1, 40), np.ones(40, dtype=bool), np.arange(40)
     first, second = assisted(margin, right, robust, chosen), assisted(margin, right, other, chosen)
-    assert p_value(first, second) == pytest.approx(binomtest(2, 11).pvalue)
-    assert p_value(first, first) == 1.0
+    assert rival(first, second).p_value == pytest.approx(binomtest(2, 11).pvalue)
+    assert rival(first, first).p_value == 1.0
 
 
 @pytest.mark.parametrize(("only_first", "only_second"), [(0, 0), (0, 7), (9, 2), (1500, 1400), (0, 1200), (2900, 100)])
@@ -156,17 +155,17 @@ def test_plain_shares_of_many_samples_are_compared_exactly(only_first, only_seco
     columns = np.zeros((2, 3000), dtype=bool)
     columns[0, :only_first] = True
     columns[1, only_first : only_first + only_second] = True
-    first, second = (Assisted.alone(Rows(torch.arange(3000), {"robust": torch.tensor(row)})) for row in columns)
-    gap, low, high = difference_interval(first, second)
+    first, second = (assist(None, 0, Rows(torch.arange(3000), {}), torch.tensor(row)) for row in columns)
+    gap, low, high, p_value = rival(second, first)
     assert gap == pytest.approx((only_first - only_second) / 3000)
     number = only_first + only_second
     if not number:
-        assert (low, high, p_value(first, second)) == (0.0, 0.0, 1.0)
+        assert (low, high, p_value) == (0.0, 0.0, 1.0)
         return
     test = binomtest(only_first, number)
     ends = [number * (2 * end - 1) / 3000 for end in test.proportion_ci(method="exact")]
     assert (low, high) == pytest.approx(ends, abs=1e-9)
-    assert p_value(first, second) == pytest.approx(test.pvalue, rel=1e-9, abs=1e-300)
+    assert p_value == pytest.approx(test.pvalue, rel=1e-9, abs=1e-300)
 
 
 def test_a_fold_without_a_sample_that_is_right_predicts_that_none_withstands():

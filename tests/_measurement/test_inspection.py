@@ -86,13 +86,6 @@ def test_inputs_that_cannot_be_perturbed():
         inspect(subject(network()), batch(X + 1), needs_gradients=True)
 
 
-def test_images():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
-    for channels, expected in ((3, True), (12, False)):
-        x = torch.rand(2, channels, 4, 12 // channels)
-        assert inspect(subject(model), batch(x), needs_gradients=True)[1].is_image is expected
-
-
 class Some(Processes):
     """The first of two processes; the other one has found something else."""
 

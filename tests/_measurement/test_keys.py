@@ -57,33 +57,10 @@ def test_every_measured_value_is_in_the_table(digits, digits_network):
     assert {key.part for key in entries.values()} == {"features", "fim", "clever", "attacks", "run"}
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("rdi", True),
-        ("roby", False),
-        ("fsa", True),
-        ("fsd", True),
-        ("fim", False),
-        ("fim_inverse", None),
-        ("fim_geometric", None),
-        ("lipschitz", False),
-        ("boundary", True),
-        ("boundary_acc", True),
-        ("clever", True),
-        ("acc", None),
-        ("asr/pgd", False),
-        ("adv_acc/worst", True),
-        ("distortion/cw", True),
-        ("masking", None),
-        ("trust/rdi", None),
-        ("samples_fim", None),
-    ],
-)
-def test_directions(name, expected):
+@pytest.mark.parametrize(("name", "word"), [("distortion/cw", "higher"), ("lipschitz", "lower"), ("trust/rdi", "")])
+def test_directions(name, word):
+    """The table in the docs has all of them."""
     key = get_key(name)
-    assert key.higher_is_better is expected
-    word = {True: "higher", False: "lower", None: ""}[expected]
     assert key.direction == word
     assert key.axis_label == (f"{key.label} ({word} is more robust)" if word else key.label)
 
@@ -168,37 +145,22 @@ def test_one_attack_has_one_accuracy():
     assert charts([], ["pgd"]) == [success, interval_chart("worst")]
 
 
-DETAILS = (
-    *("rdi_intra", "rdi_inter", "rdi_embedding", "fsa", "fsd", "fim_geometric", "lipschitz", "skipped", "samples"),
-    *("samples_fim", "samples_clever", "samples_attacks", "l2_budget", "seconds/pgd", "seconds/figures"),
-    *("adv_acc_low/pgd", "adv_acc_high/worst", "seconds/<part>"),
-)
-HEADLINES = ("acc", "rdi", "roby", "fim", "fim_inverse", "boundary", "boundary_acc", "clever", "asr/worst")
+@pytest.mark.parametrize("name", [re.sub("<.*>", "pgd", key.name) for key in KEYS])
+def test_a_value_is_found_by_its_tag(name):
+    """The table in the docs says which group each is in."""
+    own, headline = tag("a/b", name), f"a/b/{name}"
+    assert name_of("a/b", own) == name
+    assert name_of("b", own) is None
+    assert name_of("a/b", headline) == (name if own == headline else None)
+    assert new_tag(headline) == (None if own == headline else own)
+    assert new_tag(own) is None
 
 
-@pytest.mark.parametrize("name", DETAILS)
-def test_details_are_logged_apart(name):
-    assert tag("r", name) == f"r_details/{name}"
-    assert name_of("r", f"r_details/{name}") == name
-    assert name_of("r", f"r/{name}") is None
-    assert new_tag(f"r/{name}") == new_tag(f"r/debug/{name}") == f"r_details/{name}"
-
-
-@pytest.mark.parametrize("name", [*HEADLINES, "adv_acc/pgd", "distortion/cw", "masking"])
-def test_what_ranks_or_warns_has_the_prefix_alone(name):
-    assert tag("r", name) == f"r/{name}"
-    assert name_of("r", f"r/{name}") == name
-    assert name_of("r", f"r_details/{name}") is None
-    assert new_tag(f"r/{name}") is None
-
-
-def test_trust_has_a_group_of_its_own():
-    assert tag("a/b", "trust/rdi") == "a/b_trust/rdi"
-    assert name_of("a/b", "a/b_trust/rdi") == "trust/rdi"
-    assert name_of("r", "r/trust/rdi") is None
-    assert new_tag("r/trust/rdi") == "r_trust/rdi"
-    assert new_tag("r_trust/rdi") is None
-    assert new_tag("robustness/debug/fim_inverse") == "robustness/fim_inverse"
+def test_groups():
+    tags = {"rdi": "r/rdi", "rdi_intra": "r_details/rdi_intra", "samples": "r_details/samples", "masking": "r/masking"}
+    tags |= {"adv_acc/pgd": "r/adv_acc/pgd", "trust/rdi": "r_trust/rdi", "seconds/<part>": "r_details/seconds/<part>"}
+    assert {name: tag("r", name) for name in tags} == tags
+    assert name_of("r", "r_details/rdi") is None
 
 
 def test_tags_are_in_the_table():

@@ -13,14 +13,6 @@ def part(positions, seconds=0.0):
     return Rows(positions, columns if len(positions) else {}, seconds)
 
 
-def test_rows_are_put_in_the_order_of_their_positions():
-    joined = Rows.join([[part([4, 7]), part([1])], [part([0, 3])]])
-    assert joined.positions.tolist() == [0, 1, 3, 4, 7]
-    assert joined["square"].tolist() == [0, 1, 9, 16, 49]
-    assert joined["pair"][:, 1].tolist() == [0, -1, -3, -4, -7]
-    assert len(joined) == 5
-
-
 def test_parts_without_samples_need_no_columns():
     joined = Rows.join([[part([])], [part([]), part([2, 1])], []])
     assert joined["square"].tolist() == [1, 4]
@@ -34,15 +26,6 @@ def test_the_slowest_process_counts():
     assert Rows.join(ranks).seconds == 3.5
     assert Rows.join(ranks[1:]).seconds == 3.375
     assert Rows.join([]).seconds == 0
-
-
-def test_columns_are_added_or_replaced():
-    rows = part([2, 1], 5.0)
-    more = rows.with_columns(square=torch.zeros(2), new=torch.ones(2))
-    assert (more.columns.keys(), more.seconds) == ({"square", "pair", "new"}, 5.0)
-    assert more["square"].tolist() == [0, 0]
-    assert torch.equal(more.positions, rows.positions)
-    assert rows["square"].tolist() == [4, 1]
 
 
 def test_other_columns_in_another_part():

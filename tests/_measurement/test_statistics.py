@@ -35,12 +35,6 @@ def test_kendall_is_that_of_scipy_with_ties_and_infinity(seed):
     assert kendall(torch.tensor(x), torch.tensor(y)) == pytest.approx(scipy.stats.kendalltau(x, y).statistic, abs=1e-12)
 
 
-@pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [1.0, math.nan, 2.0]])
-def test_kendall_is_undefined_for_constants_and_nan(values):
-    assert math.isnan(kendall(torch.tensor(values), torch.tensor([1.0, 2.0, 3.0])))
-    assert math.isnan(kendall(torch.tensor([1.0]), torch.tensor([1.0])))
-
-
 def run(number, seed=0, every=1):
     """A run of PGD in each epoch and of all attacks in some."""
     generator = np.random.default_rng(seed)
@@ -121,16 +115,12 @@ series = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, m
 
 @given(series)
 @pytest.mark.parametrize(
-    ("ours", "theirs", "tolerance"),
-    [
-        (pearson, scipy.stats.pearsonr, 1e-12),
-        (spearman, scipy.stats.spearmanr, 1e-12),
-        (kendall, scipy.stats.kendalltau, 1e-6),  # in float32
-    ],
+    ("ours", "theirs"),
+    [(pearson, scipy.stats.pearsonr), (spearman, scipy.stats.spearmanr), (kendall, scipy.stats.kendalltau)],
 )
-def test_equals_scipy_with_ties(ours, theirs, tolerance, pairs):
+def test_equals_scipy_with_ties(ours, theirs, pairs):
     x, y = (torch.tensor(values, dtype=torch.float64) for values in zip(*pairs, strict=True))
-    assert ours(x, y) == pytest.approx(theirs(x.numpy(), y.numpy())[0], abs=tolerance)
+    assert ours(x, y) == pytest.approx(theirs(x.numpy(), y.numpy())[0], abs=1e-12)
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e-120, 0.0), (1e120, 0.0), (1e-6, 1.0)])

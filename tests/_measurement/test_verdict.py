@@ -3,9 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
 
-from lightning_robustness._measurement.assisted import Assisted, assist, difference_interval
+from lightning_robustness._measurement.assisted import Assisted, assist
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.verdict import kept_epoch, rival, tied, ties_of_models
 
@@ -33,15 +32,6 @@ def test_ties_by_holm_step_down_from_the_smallest_p_value():
     assert tied({"a": 0.01, "b": 0.02, "c": 0.04}) == []
     assert tied({"a": 0.01, "b": 0.03, "c": 0.04}) == ["b", "c"]
     assert tied({}) == []
-
-
-def test_plain_difference_has_the_interval_of_the_exact_test():
-    first = outcome([True] * 30 + [False] * 70)
-    second = outcome([True] * 20 + [False] * 10 + [True] * 2 + [False] * 68)
-    ends = binomtest(10, 12).proportion_ci(method="exact")
-    expected = [0.08, *(12 * (2 * end - 1) / 100 for end in (ends.low, ends.high))]
-    assert difference_interval(first, second) == pytest.approx(expected, abs=1e-6)
-    assert rival(second, first).p_value == pytest.approx(binomtest(10, 12).pvalue)
 
 
 def test_a_model_is_not_distinguishable_from_itself_but_from_a_much_weaker_one():
@@ -96,8 +86,7 @@ def test_correction_removes_the_optimism_of_the_choice():
 
 def test_outcomes_survive_json():
     margins = Rows(torch.arange(500), {"margin": torch.rand(500), "right": torch.ones(500, dtype=torch.bool)})
-    robust = Rows(torch.arange(0, 500, 4), {"robust": torch.rand(125) < margins["margin"][::4]})
-    assisted = Assisted.of(robust, margins, seed=0)
+    assisted = assist(margins, 0, Rows(torch.arange(0, 500, 4), {}), torch.rand(125) < margins["margin"][::4])
     again = Assisted.from_plain(assisted.to_plain())
     assert again.estimate() == assisted.estimate()
     assert assisted.estimate().is_assisted

@@ -17,7 +17,7 @@ from lightning_robustness._model.access import (
     pick_entry,
     try_forward,
 )
-from lightning_robustness._model.batch import check_label_range, read_extras
+from lightning_robustness._model.batch import check_label_range, read_batch
 
 X, Z = torch.randn(4, 2), torch.randn(4, 3)
 
@@ -156,7 +156,7 @@ def test_labels_of_minus_one_and_one_keep_both_classes():
 @pytest.mark.parametrize("third", [5, torch.zeros(3), {"mask": "text"}])
 def test_the_third_value_of_batch_fn_is_a_dictionary_of_tensors(third):
     with pytest.raises(TypeError, match="third value of `batch_fn`"):
-        read_extras(None, lambda batch: (torch.zeros(3, 1), None, third), 3)
+        read_batch(None, lambda batch: (torch.zeros(3, 1), None, third))
 
 
 @pytest.mark.parametrize("size", [(), (1,), (2, 4), (4, 4)])
@@ -165,7 +165,7 @@ def test_the_third_value_of_batch_fn_has_a_row_per_sample(size):
         return *batch, {"mask": torch.ones(size)}
 
     with pytest.raises(ValueError, match=r"third value of `batch_fn` .*3 rows.*'mask'"):
-        read_extras((torch.zeros(3, 1), None), batch_fn, 3)
+        read_batch((torch.zeros(3, 1), None), batch_fn)
 
 
 def test_a_child_is_proposed_where_it_may_return_logits():

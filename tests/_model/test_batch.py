@@ -78,12 +78,12 @@ BATCHES = [
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
 def test_inputs_and_labels_are_found_and_replaced(batch):
-    x, y = read_batch(batch)
+    x, y, *_ = read_batch(batch)
     assert x is X
     assert y is Y
     replaced = replace_in_batch(batch, NEW)
     assert type(replaced) is type(batch)
-    x, y = read_batch(replaced)
+    x, y, *_ = read_batch(replaced)
     assert x is NEW
     assert y is Y
     assert read_batch(batch)[0] is X
@@ -91,7 +91,7 @@ def test_inputs_and_labels_are_found_and_replaced(batch):
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
 def test_a_longer_batch_repeats_the_labels(batch):
-    x, y = read_batch(replace_in_batch(batch, torch.cat([X, NEW])))
+    x, y, *_ = read_batch(replace_in_batch(batch, torch.cat([X, NEW])))
     assert torch.equal(x, torch.cat([X, NEW]))
     assert y.tolist() == [4, 0, 7, 4, 0, 7]
     assert read_batch(batch)[1] is Y
@@ -99,7 +99,7 @@ def test_a_longer_batch_repeats_the_labels(batch):
 
 @pytest.mark.parametrize("batch", [X, (X,), [X], {"x": X}, {"image": X, "caption": ["a", "b", "c"]}])
 def test_no_labels(batch):
-    x, y = read_batch(batch)
+    x, y, *_ = read_batch(batch)
     assert x is X
     assert y is None
     assert read_batch(replace_in_batch(batch, NEW))[0] is NEW
@@ -148,12 +148,14 @@ def test_mutable_batches_keep_what_they_carry():
 
 
 def test_batch_function():
-    batch = {"views": [X, NEW], "one_hot": torch.eye(8)[Y]}
+    batch, calls = {"views": [X, NEW], "one_hot": torch.eye(8)[Y]}, []
 
     def batch_fn(batch):
+        calls.append(batch)
         return batch["views"][0], batch["one_hot"].argmax(dim=1)
 
-    x, y = read_batch(batch, batch_fn)
+    x, y, *_ = read_batch(batch, batch_fn)
+    assert len(calls) == 1
     assert x is X
     assert torch.equal(y, Y)
     replaced = replace_in_batch(batch, NEW + 1, batch_fn)
@@ -232,10 +234,10 @@ def test_soft_labels_where_they_are_wanted():
 )
 def test_labels_without_a_class_and_the_remedy(labels, match, batch_fn):
     batch = X, torch.tensor(labels), torch.tensor([2, 0, 1])
-    _, y = read_batch(batch)
+    y = read_batch(batch).y
     with pytest.raises(ValueError, match=match):
         check_label_range(y, 3)
-    x, y = read_batch(batch, batch_fn)
+    x, y, *_ = read_batch(batch, batch_fn)
     check_label_range(y, 3)
     assert len(x) == len(y) > 1
     check_label_range(y[:0], 3)

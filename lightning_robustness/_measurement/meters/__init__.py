@@ -3,8 +3,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from lightning_robustness._measurement.assisted import Assisted
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import Assisted, BoundaryCurve
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch

@@ -1,6 +1,6 @@
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -92,11 +92,9 @@ def attack_again(
 
 def _attack(meter: AttackMeter, subject: Subject, samples: Samples) -> Examples | None:
     examples: list[Examples] = []
-    for batch in samples.batches(subject.batch_size):
-        moved = batch.to(subject.device)
-        moved = moved._replace(x=subject.embedded(moved.x))
-        result = meter._run(subject, moved)
-        parts = moved.x, result.x_adv, moved.labels(), result.preds, result.adv_preds
+    for batch in replace(subject, progress=False).batches(samples, meter.title):
+        result = meter._run(subject, batch)
+        parts = batch.x, result.x_adv, batch.labels(), result.preds, result.adv_preds
         examples.append(Examples(*(part[result.success].cpu() for part in parts)))
     examples = [found for found in examples if len(found.y) and found.x.shape[1:] == examples[0].x.shape[1:]]
     return Examples(*(torch.cat(parts) for parts in zip(*examples, strict=True))) if examples else None

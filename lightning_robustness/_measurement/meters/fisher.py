@@ -5,8 +5,7 @@ from functools import partial
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_robustness._measurement.assisted import Assisted
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import Assisted, BoundaryCurve
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject

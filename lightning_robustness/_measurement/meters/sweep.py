@@ -45,10 +45,10 @@ def plan_sweep(
         raise ValueError(
             f"Expected argument `{prefix}budgets` to hold positive, increasing numbers but got {list(budgets)}."
         )
-    attacks = list_attacks(attacks, f"{prefix}attacks")
-    if len(attacks) == 0:
-        raise ValueError(f"Expected argument `{prefix}attacks` to hold at least one attack but got none.")
     argument = f"{prefix}attacks"
+    attacks = list_attacks(attacks, argument)
+    if len(attacks) == 0:
+        raise ValueError(f"Expected argument `{argument}` to hold at least one attack but got none.")
     plan = [
         _at_budget(name_attacks(attacks, budget, strength, norm, argument, is_sweep=True), budget) for budget in budgets
     ]
@@ -107,20 +107,19 @@ class SweepMeter(Meter):
 
     @override
     def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
-        firsts, rights, qualities, seconds = list[Tensor](), list[Tensor](), list[Tensor](), list[float]()
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        seconds: list[float] = []
         for name in self.plan[0]:
             start = read_clock(subject.device)
             attacks = [attacks[name] for attacks in self.plan]
-            first, right, quality = _attack_batch(subject, attacks, batch, self.warm_starts)
-            firsts.append(first)
-            rights.append(right)
-            qualities.append(quality)
+            found.append(_attack_batch(subject, attacks, batch, self.warm_starts))
             seconds.append((read_clock(subject.device) - start) / len(batch.x))
+        first, right, quality = (torch.stack(columns, dim=1) for columns in zip(*found, strict=True))
         return {
             "y": batch.labels(),
-            "first": torch.stack(firsts, dim=1),
-            "right": torch.stack(rights, dim=1),
-            "quality": torch.stack(qualities, dim=1),
+            "first": first,
+            "right": right,
+            "quality": quality,
             "seconds": torch.tensor(seconds, dtype=torch.float64).expand(len(batch.x), -1),
         }
 
@@ -128,11 +127,8 @@ class SweepMeter(Meter):
 def _attack_batch(
     subject: Subject, attacks: Sequence[Callable[..., Any]], batch: Batch, warm_starts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    input_space = subject.input_space
-    x = batch.x
-    y = batch.labels()
-    positions = batch.positions
-    opened = open_classifier(subject.logits_of(batch), x, y, input_space, subject.seed, positions=positions)
+    forward, input_space = subject.logits_of(batch), subject.input_space
+    opened = open_classifier(forward, batch.x, batch.labels(), input_space, subject.seed, positions=batch.positions)
     with opened as (model, x, y):
         with torch.no_grad():
             logits = model.from_normalized(x)
@@ -166,13 +162,11 @@ def _follow(
     x_adv, before, is_right = x, None, is_right.clone()
     for attack in attacks:
         start = x if before is None else _stretch(model, attack, x, x_adv)
-        x_adv, broken = start.clone(), is_right.nonzero().squeeze(1)
-        if len(broken):
-            active = broken
+        x_adv, active = start.clone(), is_right.nonzero().squeeze(1)
+        if len(active):
             x_adv[active] = _advance(model, attack, before, x, y, start, active)
             with torch.no_grad():
-                broken = active[model(x_adv[active]).argmax(dim=1) != y[active]]
-            is_right[broken] = False
+                is_right[active] = model(x_adv[active]).argmax(dim=1) == y[active]
         rest = (~is_right).nonzero().squeeze(1)  # which left early, or were not attacked
         if len(rest):
             x_adv[rest] = _advance(model, _at_full_strength(attack), before, x, y, start, rest)

@@ -8,7 +8,7 @@ from lightning_robustness._display import report_figures as figures
 from lightning_robustness._display.page import Picture
 from lightning_robustness._display.pictures import AdversarialExample
 from lightning_robustness._display.table import Cell, NumberText, Table
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import BoundaryCurve
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
 from lightning_robustness._measurement.findings import ClassAccuracy
 from lightning_robustness._measurement.keys import attack_free_metrics, get_key

@@ -9,24 +9,9 @@ from torch import nn
 from lightning_robustness._measurement.meters.attack import AttackMeter, attack_again
 from lightning_robustness._measurement.plan import name_attacks
 from lightning_robustness._processes import Processes
-from lightning_robustness.attacks import CW, PGD, Budget, Cascade, Square, run_attack
+from lightning_robustness.attacks import CW, PGD, Budget, Cascade, Square
 from lightning_robustness.input_space import InputSpace
-from tests._measurement.subjects import rows_of, samples, subject
-
-COLUMNS = ("preds", "adv_preds", "eligible", "success", "l2", "linf", "queries")
-
-
-def custom(model, x, y):
-    return x
-
-
-def by_hand(model, attack, x, y, batch_size, space=None, seed=0):
-    """What ``run_attack`` does to each batch, one array for each thing that it tells."""
-    positions = torch.arange(len(x)).split(batch_size)
-    results = [
-        run_attack(model, attack, x[rows], y[rows], input_space=space, seed=seed, positions=rows) for rows in positions
-    ]
-    return {name: torch.cat([getattr(result, name) for result in results]).numpy() for name in (*COLUMNS, "x_adv")}
+from tests._measurement.subjects import RESULTS, attack_by_hand, rows_of, samples, subject, untouched
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -42,8 +27,8 @@ def test_rows_are_those_of_run_attack(digits, digits_network, dtype, batch_size,
     x, y = space.normalize(digits[0][1200 : 1200 + number].to(dtype)), digits[1][1200 : 1200 + number]
     meter = AttackMeter("mine", attack, number)
     rows = rows_of(meter, model, x, y, space, seed=3, batch_size=batch_size)
-    result = by_hand(model, attack, x, y, batch_size, space, seed=3)
-    for name in COLUMNS:
+    result = attack_by_hand(model, attack, x, y, batch_size, space, seed=3)
+    for name in RESULTS[:-1]:
         assert rows[name].numpy() == pytest.approx(result[name], rel=1e-6), name
     assert torch.equal(rows["y"], y)
     assert rows.positions.tolist() == list(range(number))
@@ -55,7 +40,7 @@ def test_rows_are_those_of_run_attack(digits, digits_network, dtype, batch_size,
 
 def test_rows_of_foreign_attacks_tell_nothing_of_gradients(digits, digits_network):
     x, y = digits[0][1200:1210], digits[1][1200:1210]
-    assert not rows_of(AttackMeter("mine", custom, 10), digits_network, x, y)["tells_gradients"].any()
+    assert not rows_of(AttackMeter("mine", untouched, 10), digits_network, x, y)["tells_gradients"].any()
     assert rows_of(AttackMeter("pgd", PGD(steps=1), 10), digits_network, x, y)["tells_gradients"].all()
 
 
@@ -75,7 +60,7 @@ def test_l2_budget_of_minimum_norm_attacks(budget, num_coordinates, size):
     y = model(x).argmax(dim=1)
     rows = rows_of(AttackMeter("cw", CW(steps=1), 3, budget), model, x, y)
     assert rows["l2_budget"].tolist() == pytest.approx([size] * 3)
-    for attack in (PGD(steps=1), Cascade(attacks=(PGD(steps=1), CW(steps=1))), custom):
+    for attack in (PGD(steps=1), Cascade(attacks=(PGD(steps=1), CW(steps=1))), untouched):
         assert (rows_of(AttackMeter("other", attack, 3, budget), model, x, y)["l2_budget"] == math.inf).all()
 
 
@@ -111,7 +96,7 @@ def test_examples_are_successes(digits, digits_network):
         return digits_network(space.unnormalize(x))
 
     inputs = space.normalize(x)
-    result = by_hand(model, attack, inputs, y, 16, space, seed=1)
+    result = attack_by_hand(model, attack, inputs, y, 16, space, seed=1)
     broken = np.flatnonzero(result["success"])
     assert 3 < len(broken) < 40
     examples = examples_of(model, attack, inputs, y, broken[:3], space)
@@ -128,7 +113,7 @@ def test_examples_are_successes(digits, digits_network):
 
 def test_no_examples_without_a_success(digits, digits_network):
     x, y = digits[0][1200:1210], digits[1][1200:1210]
-    assert examples_of(digits_network, custom, x, y, [2, 5]) is None
+    assert examples_of(digits_network, untouched, x, y, [2, 5]) is None
     assert examples_of(digits_network, PGD(eps=0.5), x, y, []) is None
 
 

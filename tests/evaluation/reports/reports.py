@@ -2,7 +2,7 @@
 
 import torch
 
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import BoundaryCurve
 from lightning_robustness._measurement.threat_model import AttackFacts, ThreatModel
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.evaluation import RobustnessReport, SweepReport

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from lightning_robustness._measurement.boundary_curve import BoundaryCurve
+from lightning_robustness._measurement.assisted import BoundaryCurve
 from lightning_robustness._measurement.findings import ClassAccuracy
 from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness.evaluation import RobustnessReport
