@@ -34,10 +34,12 @@ def split_path(path: str) -> tuple[str, str]:
     return module_name, name
 
 
-def split_target(target: Target) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Split a target into its path, the arguments to parse, and the arguments to pass on unparsed."""
+def split_target(
+    target: Target, arguments: Mapping[str, Any] | None = None
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Split a target into its path, the arguments to parse, with others that replace them, and those to pass on."""
     if isinstance(target, str):
-        return target, {}, {}
+        target = {"class_path": target}
     init_args, dict_kwargs = target.get("init_args") or {}, target.get("dict_kwargs") or {}
     is_known = all(key in _KEYS for key in target) and isinstance(target.get("class_path"), str)
     if not is_known or not isinstance(init_args, Mapping) or not isinstance(dict_kwargs, Mapping):
@@ -45,7 +47,7 @@ def split_target(target: Target) -> tuple[str, dict[str, Any], dict[str, Any]]:
             "Expected package.module:Name, or a mapping with `class_path` (a string) and `init_args` (a mapping) as in "
             f"a configuration of LightningCLI, but got {dict(target)!r}."
         )
-    return target["class_path"], dict(init_args), dict(dict_kwargs)
+    return target["class_path"], {**init_args, **(arguments or {})}, dict(dict_kwargs)
 
 
 def read_arguments(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,10 +55,12 @@ def read_arguments(build: Callable[..., Any], arguments: Mapping[str, Any]) -> d
 
     A mapping with ``class_path`` becomes an object, a string a path or a member of an enumeration, a list a tuple.
     """
-    from jsonargparse import ArgumentError, ArgumentParser
-
     hints = _annotations(build)
     typed = {name: value for name, value in arguments.items() if name in hints}
+    if not typed:
+        return dict(arguments)
+    from jsonargparse import ArgumentError, ArgumentParser
+
     parser = ArgumentParser(exit_on_error=False, add_help=False)
     try:
         for name in typed:

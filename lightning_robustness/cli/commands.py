@@ -1,6 +1,6 @@
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,42 +18,39 @@ from lightning_robustness.evaluation.reports.report import Report, read_json
 
 
 def _evaluate(options: Any) -> int:
-    _check_output(options)
-    settings = _settings(evaluate, options)
-    fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
-    with launched(fabric, options, [model]) as is_first:
-        report = evaluate(model, loader, device=options.device, **settings)
-    report.provenance |= _origin(options) | _describe_checkpoint(options.checkpoint)
-    return _finish(report, options, is_first, is_interrupted=report.interrupted is not None)
+    return _measure(evaluate, options)
 
 
 def _sweep(options: Any) -> int:
+    return _measure(sweep, options)
+
+
+def _measure(function: Callable[..., RobustnessReport | SweepReport], options: Any) -> int:
+    """Measure one model."""
     _check_output(options)
-    settings = _settings(sweep, options)
-    fabric, model, loader = make_fabric(options), _load_model(options), _load_data(options)
+    settings = _settings(function, options)
+    fabric = make_fabric(options)
+    model = _load_model(options.model, options.checkpoint, options)
+    loader = load_data(options.data, options.split, options.data_args)
     with launched(fabric, options, [model]) as is_first:
-        report = sweep(model, loader, device=options.device, **settings)
+        report = function(model, loader, device=options.device, **settings)
     report.provenance |= _origin(options) | _describe_checkpoint(options.checkpoint)
-    return _finish(report, options, is_first, is_interrupted=report.interrupted)
+    return _finish(report, options, is_first, is_interrupted=bool(report.interrupted))
 
 
 def _compare(options: Any) -> int:
     _check_output(options)
     settings = _settings(compare, options)
     fabric = make_fabric(options)
-    models: dict[str, nn.Module | RobustnessReport] = {}
-    for entry in options.models:
-        name, model = _named_model(entry, options)
-        if name in models:
-            raise ValueError(f"Expected models with different names but got {name!r} twice.")
-        models[name] = model
-    loader = None if options.data is None else _load_data(options)
+    sources = _split_entries(options.models)
+    models = {name: _load_entry(name, source, options) for name, source in sources.items()}
+    loader = None if options.data is None else load_data(options.data, options.split, options.data_args)
     with launched(fabric, options, models.values()) as is_first:
         report = compare(models, loader, device=options.device, **settings)
     report.provenance |= _origin(options)
-    for name, _, source in (entry.partition("=") for entry in options.models):
-        if name in report.reports and not source.endswith(".json"):
-            report.reports[name].provenance |= _describe_checkpoint(source.partition("@")[2])
+    for name, own in report.reports.items():
+        if isinstance(models[name], nn.Module):
+            own.provenance |= _describe_checkpoint(sources[name].partition("@")[2])
     return _finish(report, options, is_first, is_interrupted=bool(report.missing), is_failed=bool(report.failed))
 
 
@@ -63,33 +60,37 @@ def _report(options: Any) -> int:
     kind = read_json(options.report).get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"Expected one of {', '.join(kinds)} in {options.report} but got {kind!r}.")
-    _write(kinds[kind].from_json(options.report), options)
-    return 0
+    return _finish(kinds[kind].from_json(options.report), options)
 
 
 COMMANDS = {"evaluate": _evaluate, "sweep": _sweep, "compare": _compare, "report": _report}
 
 
-def _load_model(options: Any) -> nn.Module:
-    target = _with_arguments(options.model, options.model_args)
-    return load_model(target, options.checkpoint, trust_checkpoint=options.trust_checkpoint)
+def _split_entries(entries: Iterable[str]) -> dict[str, str]:
+    """Return where each of several models is loaded from, by name."""
+    sources: dict[str, str] = {}
+    for entry in entries:
+        name, _, source = entry.partition("=")
+        if not name or not source:
+            raise ValueError(f"Expected name=package.module:Class@checkpoint or name=report.json but got {entry!r}.")
+        if name in sources:
+            raise ValueError(f"Expected models with different names but got {name!r} twice.")
+        sources[name] = source
+    return sources
 
 
-def _load_data(options: Any) -> Any:
-    return load_data(_with_arguments(options.data, options.data_args), options.split)
-
-
-def _named_model(entry: str, options: Any) -> tuple[str, nn.Module | RobustnessReport]:
-    name, _, source = entry.partition("=")
-    if not name or not source:
-        raise ValueError(f"Expected name=package.module:Class@checkpoint or name=report.json but got {entry!r}.")
+def _load_entry(name: str, source: str, options: Any) -> nn.Module | RobustnessReport:
+    """Load one of several models, or its report."""
     if source.endswith(".json"):
-        return name, RobustnessReport.from_json(source)
+        return RobustnessReport.from_json(source)
     if options.data is None:
         raise ValueError(f"Expected `--data` to evaluate the model {name!r} on but got none.")
     path, _, checkpoint = source.partition("@")
-    target = _with_arguments(path, options.model_args)
-    return name, load_model(target, checkpoint or None, trust_checkpoint=options.trust_checkpoint)
+    return _load_model(path, checkpoint or None, options)
+
+
+def _load_model(target: Target, checkpoint: str | None, options: Any) -> nn.Module:
+    return load_model(target, checkpoint, options.model_args, options.trust_checkpoint)
 
 
 def _origin(options: Any) -> dict[str, str]:
@@ -101,13 +102,6 @@ def _origin(options: Any) -> dict[str, str]:
 
 def _describe_checkpoint(path: str | None) -> dict[str, str]:
     return describe_checkpoint(path) if path else {"checkpoint": "none"}
-
-
-def _with_arguments(target: Target, arguments: Mapping[str, Any]) -> Target:
-    """Add arguments to a target as ``init_args``, so that they are parsed as LightningCLI parses them."""
-    if isinstance(target, str):
-        return {"class_path": target, "init_args": dict(arguments)}
-    return {**target, "init_args": {**(target.get("init_args") or {}), **arguments}} if arguments else target
 
 
 def _settings(function: Callable[..., Any], options: Any) -> dict[str, Any]:
@@ -150,17 +144,15 @@ def _check_output(options: Any) -> None:
         new_figure(1, 1)  # fails without matplotlib
 
 
-def _finish(report: Report, options: Any, is_first: bool, is_interrupted: bool = False, is_failed: bool = False) -> int:
+def _finish(
+    report: Report, options: Any, is_first: bool = True, is_interrupted: bool = False, is_failed: bool = False
+) -> int:
     """Write a report and return the exit code; processes other than the first have nothing to say."""
     if not is_first:
         return 0
-    _write(report, options)
-    return 130 if is_interrupted else int(is_failed)
-
-
-def _write(report: Report, options: Any) -> None:
     sys.stdout.write(f"{report}\n")
     if options.json is not None:
         report.to_json(options.json)
     if options.html is not None:
         report.to_html(options.html)
+    return 130 if is_interrupted else int(is_failed)

@@ -26,7 +26,7 @@ def load_model(
     The checkpoint is read with ``weights_only=True`` and cannot run code. A LightningModule is built with its
     hyper-parameters, and its hooks ``configure_model`` and ``on_load_checkpoint`` are called.
     """
-    name, init_args, given = split_target(path)
+    name, init_args, given = split_target(path, arguments)
     content = {} if checkpoint is None else read_checkpoint(checkpoint, name, trust_checkpoint)
     build = load_object(name)
     if not callable(build):
@@ -37,7 +37,7 @@ def load_model(
             f"command line, pass `--checkpoint FILE`, or {name}@FILE to `compare`. If they come from elsewhere, pass "
             "a function that returns the trained model."
         )
-    given |= {**(read_arguments(build, init_args) if init_args else {}), **dict(arguments or {})}
+    given |= read_arguments(build, init_args)
     is_lightning = "pytorch-lightning_version" in content and hasattr(build, "load_from_checkpoint")
     if checkpoint is not None and trust_checkpoint and is_lightning:
         return _load_by_lightning(build, checkpoint, given, name)
@@ -56,11 +56,11 @@ def load_model(
 
 def load_data(path: Target, split: Split = "test", arguments: Mapping[str, Any] | None = None) -> Any:
     """Build a loader."""
-    name, init_args, given = split_target(path)
+    name, init_args, given = split_target(path, arguments)
     build = load_object(name)
     if not callable(build):
         raise TypeError(f"Expected {name!r} to be a data module or function that makes a loader but got {build!r}.")
-    given |= {**(read_arguments(build, init_args) if init_args else {}), **dict(arguments or {})}
+    given |= read_arguments(build, init_args)
     data = _build(build, given, name, "data")
     method = f"{split}_dataloader"
     splits = [key for key in ("val", "test") if _has_loader(data, key)]

@@ -51,10 +51,10 @@ def make_parser(arguments: Sequence[str]) -> Any:
     parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
     parser.add_argument("--list_attacks", action=_ListAttacks, help="List attacks and settings.")
     commands = parser.add_subcommands(dest="command")
-    for name, (add_options, usage, summary, description) in _COMMANDS.items():
+    for name, (usage, summary, description) in _COMMANDS.items():
         one = ArgumentParser(usage=f"lightning-robustness {name} {usage}", description=description)
         if name in arguments:
-            add_options(one)
+            _add_options(one, name)
         commands.add_subcommand(name, one, help=summary)
     return parser
 
@@ -74,40 +74,31 @@ class _ListAttacks(argparse.Action):
         parser.exit()
 
 
-def _add_evaluate(parser: Any) -> None:
-    from lightning_robustness.evaluation.evaluate import evaluate
+def _add_options(parser: Any, command: str) -> None:
+    if command == "report":
+        parser.add_argument("report", type=str, help="File that `--json` wrote.")
+    else:
+        from lightning_robustness import evaluation
 
-    _add_model(parser)
-    _add_data(parser, required=True)
-    _add_settings(parser, evaluate)
+        if command == "compare":
+            _add_models(parser)
+            _add_loading(parser, needs_data=False)
+            _add_settings(parser, evaluation.compare, evaluation.evaluate)
+        else:
+            _add_model(parser)
+            _add_loading(parser, needs_data=True)
+            _add_settings(parser, getattr(evaluation, command))
+    parser.add_argument("--json", type=str | None, default=None, help="File to write all results to.")
+    parser.add_argument("--html", type=str | None, default=None, help="File to write a page with figures to.")
 
 
-def _add_sweep(parser: Any) -> None:
-    from lightning_robustness.evaluation.sweep import sweep
-
-    _add_model(parser)
-    _add_data(parser, required=True)
-    _add_settings(parser, sweep)
-
-
-def _add_compare(parser: Any) -> None:
-    from lightning_robustness.evaluation.compare import compare
-    from lightning_robustness.evaluation.evaluate import evaluate
-
+def _add_models(parser: Any) -> None:
     parser.add_argument(
         "--models",
         required=True,
         nargs="+",
         help="name=package.module:Class@checkpoint, or name=report.json as written by `evaluate --sweep_budgets`.",
     )
-    _add_model_arguments(parser)
-    _add_data(parser, required=False)
-    _add_settings(parser, compare, evaluate)
-
-
-def _add_report(parser: Any) -> None:
-    parser.add_argument("report", type=str, help="File that `--json` wrote.")
-    _add_output(parser)
 
 
 def _add_model(parser: Any) -> None:
@@ -123,10 +114,11 @@ def _add_model(parser: Any) -> None:
         default=None,
         help="Weights: a checkpoint of Lightning, or a state dict. Required if the model is a class.",
     )
-    _add_model_arguments(parser)
 
 
-def _add_model_arguments(parser: Any) -> None:
+def _add_loading(parser: Any, needs_data: bool) -> None:
+    from jsonargparse import ActionConfigFile
+
     parser.add_argument("--model_args", type=dict[str, Any], default={}, help="Arguments of the class: {width: 32}.")
     parser.add_argument(
         "--trust_checkpoint",
@@ -136,18 +128,13 @@ def _add_model_arguments(parser: Any) -> None:
         default=False,
         help="Load pickled objects, which can run code, from checkpoints. Only for files that you made or trust.",
     )
-
-
-def _add_data(parser: Any, required: bool) -> None:
-    from jsonargparse import ActionConfigFile
-
     parser.add_argument(
         "--config", action=ActionConfigFile, help="YAML file with these options, or one of LightningCLI."
     )
     parser.add_argument(
         "--data",
-        required=required,
-        type=_TARGET if required else _TARGET | None,
+        required=needs_data,
+        type=_TARGET if needs_data else _TARGET | None,
         help="Data module, package.module:Class, a function that returns a loader, or a class_path.",
     )
     parser.add_argument("--data_args", type=dict[str, Any], default={}, help="Arguments of the data module.")
@@ -174,36 +161,26 @@ def _add_settings(parser: Any, function: Callable[..., Any], *passed_on: Callabl
         names = inspect.signature(source).parameters.keys()
         parser.add_function_arguments(source, skip=added | (names - parameters.keys()))
         added |= names
-    _add_output(parser)
 
 
-def _add_output(parser: Any) -> None:
-    parser.add_argument("--json", type=str | None, default=None, help="File to write all results to.")
-    parser.add_argument("--html", type=str | None, default=None, help="File to write a page with figures to.")
-
-
-# For each command: the function that adds its options, the usage, a summary and a description
-_COMMANDS: dict[str, tuple[Callable[[Any], None], str, str, str]] = {
+# For each command: the usage, a summary and a description
+_COMMANDS: dict[str, tuple[str, str, str]] = {
     "evaluate": (
-        _add_evaluate,
         "--model MODULE:CLASS --checkpoint FILE --data MODULE:CLASS [options]",
         "measure one model",
         "Measure one model: RDI, ROBY, Fisher information, and success rates of attacks.",
     ),
     "sweep": (
-        _add_sweep,
         "--model MODULE:CLASS --checkpoint FILE --data MODULE:CLASS [options]",
         "attack one model with increasing budgets",
         "Measure accuracy and image quality of one model over attacks and budgets.",
     ),
     "compare": (
-        _add_compare,
         "--models NAME=MODULE:CLASS@FILE ... --data MODULE:CLASS [options]",
         "compare several models",
         "Compare models by CMMR, adversarial accuracy and attack-free metrics.",
     ),
     "report": (
-        _add_report,
         "FILE [--html FILE]",
         "show a saved report, or write it as a page",
         "Show a report that was saved as JSON, and write it as a page.",

@@ -1,13 +1,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from lightning_robustness._arguments import read_budgets
-from lightning_robustness._display.provenance import describe_data, describe_run
+from lightning_robustness._display.provenance import describe_run
 from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS, plan_sweep
 from lightning_robustness._measurement.plan import AttackLike, list_attacks
 from lightning_robustness._processes import Processes, ProcessesLostError, describe_error, rank_zero_warn
@@ -28,15 +28,6 @@ from lightning_robustness.evaluation.resume import check_folder, subfolder
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics._base import Storage
-
-
-class _Outcome(NamedTuple):
-    """Outcome for one model: a report, or why there is none."""
-
-    report: RobustnessReport | None = None
-    error: Exception | None = None
-    is_left_out: bool = False
-    is_interrupted: bool = False
 
 
 def compare(
@@ -160,59 +151,68 @@ def compare(
         names, sizes = (list(plan[0]), budgets) if modules else (None, None)
         check_reports(reports, names, sizes, num_classes)
     processes = Processes()
-    outcomes: dict[str, _Outcome] = {}
+    errors: dict[str, Exception] = {}
+    left_out: list[str] = []
+    evaluate_one = partial(
+        evaluate,
+        attacks=(),
+        eps=budgets[len(budgets) // 2],
+        norm=norm,
+        strength=strength,
+        sweep_attacks=attacks,
+        sweep_budgets=budgets,
+        warm_starts=warm_starts,
+        attack_samples=attack_samples,
+        fim_samples=fim_samples,
+        fim_method=fim_method,
+        clever_samples=clever_samples,
+        clever_radius=clever_radius,
+        decision_space=decision_space,
+        input_space=input_space,
+        head=head,
+        forward_fn=forward_fn,
+        embed_fn=embed_fn,
+        batch_fn=batch_fn,
+        storage=storage,
+        roby_p=roby_p,
+        batch_size=batch_size,
+        device=device,
+        seed=seed,
+        per_sample=per_sample,
+        num_examples=num_examples,
+        progress=progress,
+    )
     for name, model in modules.items():
+        # A mismatch must surface before the next sweep
         known = next(iter(reports.values())).num_classes if reports else num_classes
-        evaluate_one = partial(
-            evaluate,
-            model,
-            cast(Iterable[Any], dataloader),
-            (),
-            budgets[len(budgets) // 2],
-            norm=norm,
-            strength=strength,
-            sweep_attacks=attacks,
-            sweep_budgets=budgets,
-            warm_starts=warm_starts,
-            attack_samples=attack_samples,
-            fim_samples=fim_samples,
-            fim_method=fim_method,
-            clever_samples=clever_samples,
-            clever_radius=clever_radius,
-            decision_space=decision_space,
-            input_space=input_space,
-            num_classes=known,  # a mismatch must surface before the next sweep
-            head=head,
-            forward_fn=forward_fn,
-            embed_fn=embed_fn,
-            batch_fn=batch_fn,
-            storage=storage,
-            roby_p=roby_p,
-            batch_size=batch_size,
-            device=device,
-            seed=seed,
-            per_sample=per_sample,
-            num_examples=num_examples,
-            progress=progress,
-            resume=subfolder(resume, name),
-        )
-        outcome = outcomes[name] = _evaluate(name, evaluate_one, reports, processes, is_alone=len(models) == 1)
-        if outcome.is_interrupted:
-            break
-        if outcome.report is not None:
-            reports[name] = outcome.report
-    errors = {name: outcome.error for name, outcome in outcomes.items() if outcome.error is not None}
-    left_out = [name for name, outcome in outcomes.items() if outcome.is_left_out]
+        try:
+            with processes.step():  # so that a model fails in all processes or in none
+                report = evaluate_one(
+                    model, cast(Iterable[Any], dataloader), num_classes=known, resume=subfolder(resume, name)
+                )
+            if report.interrupted is not None or report.sweep is None:
+                break
+            if report.sweep.clean_accuracy > 0:
+                check_reports({**reports, name: report})
+                reports[name] = report
+            else:
+                rank_zero_warn(f"{UNCLASSIFIED.format(repr(name))} It is left out.")
+                left_out.append(name)
+        except ProcessesLostError:
+            raise
+        except Exception as error:  # what was measured of the others is not lost
+            if len(models) > 1:
+                rank_zero_warn(f"{name!r} could not be measured and is left out. {describe_error(error)}")
+            errors[name] = error
     missing = [name for name in modules if name not in {*reports, *left_out, *errors}]
     if not reports:
         _raise(errors, missing, left_out)
     # In the words of the first process, so that reports are the same in all processes
     failed = processes.gather({name: describe_error(error) for name, error in errors.items()})[0]
     ordered = {name: reports[name] for name in models if name in reports}
-    origin = describe_run(device or "cpu")
-    if dataloader is not None:
-        origin |= describe_data(dataloader) | {"seed": str(seed)}
-    origin = processes.gather(origin)[0]
+    origin = processes.gather(describe_run())[0]
+    for name in modules:
+        origin |= ordered[name].provenance if name in ordered else {}  # which knows the device of the model
     return ComparisonReport(
         ordered,
         prior=dict(prior or {}),
@@ -224,32 +224,6 @@ def compare(
         budget=rank_budget,
         provenance=origin,
     )
-
-
-def _evaluate(
-    name: str,
-    evaluate_one: Callable[[], RobustnessReport],
-    others: Mapping[str, RobustnessReport],
-    processes: Processes,
-    is_alone: bool,
-) -> _Outcome:
-    """Evaluate one model; what was measured of the others is not lost if it fails."""
-    try:
-        with processes.step():  # so that a model fails in all processes or in none
-            report = evaluate_one()
-        if report.interrupted is not None or report.sweep is None:
-            return _Outcome(is_interrupted=True)
-        if not report.sweep.clean_accuracy > 0:
-            rank_zero_warn(f"{UNCLASSIFIED.format(repr(name))} It is left out.")
-            return _Outcome(is_left_out=True)
-        check_reports({**others, name: report})
-    except ProcessesLostError:
-        raise
-    except Exception as error:
-        if not is_alone:
-            rank_zero_warn(f"{name!r} could not be measured and is left out. {describe_error(error)}")
-        return _Outcome(error=error)
-    return _Outcome(report)
 
 
 def _raise(errors: Mapping[str, Exception], missing: Sequence[str], left_out: Sequence[str]) -> None:

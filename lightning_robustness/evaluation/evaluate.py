@@ -1,18 +1,16 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
+from lightning_robustness._arguments import check_integer, read_budgets
 from lightning_robustness._display.pictures import AdversarialExample, make_examples
-from lightning_robustness._display.provenance import describe_data, describe_run
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
 from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude, per_sample_columns, seconds
 from lightning_robustness._measurement.inspection import Found, inspect, warn_of_unused_layers
-from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import attack_again
 from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS, SweepMeter, plan_sweep
@@ -24,18 +22,17 @@ from lightning_robustness._measurement.plan import (
     list_attacks,
     name_attacks,
 )
-from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel
 from lightning_robustness._model.access import Access
 from lightning_robustness._model.batch import Batch, require_labels
-from lightning_robustness._processes import Processes, rank_zero_warn
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks.attack import Norm, check_budgets
 from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.decision_space import DecisionSpaceMeter, Projection, get_projection, project
-from lightning_robustness.evaluation.loading import Passed, check_loader, on_device, pass_over
+from lightning_robustness.evaluation.loading import Measured, Passed, pass_over
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.resume import ResumeFolder, check_folder, open_folder, unwrap
+from lightning_robustness.evaluation.session import check_arguments, open_session
 from lightning_robustness.evaluation.sweep import sweep_report
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
@@ -144,13 +141,9 @@ def evaluate(
         (0.75, 0.333, 0.5)
 
     """
-    check_module(model, "in which the head can be found")
-    check_loader(dataloader)
-    check_folder(resume)
-    check_device(device)
+    flags = {"per_sample": per_sample, "warm_starts": warm_starts, "progress": progress}
+    check_arguments(model, dataloader, device, resume, flags)
     check_integer("num_examples", num_examples, minimum=0)
-    for name, flag in {"per_sample": per_sample, "warm_starts": warm_starts, "progress": progress}.items():
-        check_flag(name, flag)
     access = Access(input_space, head, num_classes, forward_fn, embed_fn, batch_fn)
     budgets = read_budgets("sweep_budgets", sweep_budgets)
     # Everything is made before the data is touched, so that a wrong argument is found here
@@ -172,24 +165,20 @@ def evaluate(
         seed=seed,
     )
     extra = _extra_meters(plan, budgets, sweep_attacks, warm_starts, decision_space, eps, strength, norm)
-    processes, model = Processes(), unwrap(model)
     settings = plan.describe() | {"torch": torch.__version__}
     facts = {"function": "evaluate", "attack_samples": attack_samples, "sweep_budgets": budgets, **access.describe()}
     facts |= {"budget of minimum-norm attacks": plan.minimum_norm_budget, "other meters": extra}
-    folder = open_folder(resume, model, processes, settings | facts)
-    with processes.together(on_device(model, device)) as place:
-        shown = progress and processes.rank == 0
-        subject = Subject(model, access, access.forward(model), place, batch_size, seed, shown)
+    with open_session(model, access, settings | facts, device, batch_size, seed, progress, resume) as session:
         meters = [*plan.meters(), *plan.attack_meters(), *extra]
         look = partial(_look, bool(plan.attacks or extra), bool(meters))
         size = max([1, *(meter.size for meter in meters)])
-        passed = pass_over(dataloader, subject, size, look, processes, folder, storage, roby_p)
-        measured = _measure(meters, passed, processes, folder)
+        passed = pass_over(dataloader, session, size, look, storage, roby_p)
+        measured = _measure(meters, passed)
         findings = conclude(plan, passed.features, measured.rows)
         pictures, interrupted = list[AdversarialExample](), measured.interrupted
         if interrupted is None:
             try:
-                pictures = _draw_pictures(findings, plan, passed, processes, num_examples)
+                pictures = _draw_pictures(findings, plan, passed, num_examples)
             except KeyboardInterrupt:
                 interrupted = "the adversarial examples"
         if interrupted is not None:
@@ -197,24 +186,17 @@ def evaluate(
                 f"The evaluation was interrupted while it measured {interrupted}: its report has what was finished."
             )
         if passed.features is not None and passed.features.outputs in OUTPUT_WARNINGS:
-            rank_zero_warn(f"{type(model).__name__}: {OUTPUT_WARNINGS[passed.features.outputs]}")
-        origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
+            name = type(session.subject.model).__name__
+            rank_zero_warn(f"{name}: {OUTPUT_WARNINGS[passed.features.outputs]}")
         report = _report(findings, plan, passed, settings)
         report.interrupted, report.adversarial_examples = interrupted, pictures
-        report.metrics |= seconds(findings, _add_extra(report, extra, measured, budgets, passed, processes))
-        report.provenance |= processes.gather(origin)[0]
+        report.metrics |= seconds(findings, _add_extra(report, extra, measured, budgets, passed))
+        report.provenance |= session.origin(dataloader)
         if per_sample:
             report.per_sample = per_sample_columns(plan, findings)
         elif report.sweep is not None:
             report.sweep = report.sweep._without_samples()
         return report
-
-
-class _Measured(NamedTuple):
-    """Rows of the meters, and what was being measured when the user interrupted."""
-
-    rows: dict[str, Rows]
-    interrupted: str | None = None
 
 
 def _look(needs_labels: bool, needs_gradients: bool, subject: Subject, batch: Batch) -> tuple[Subject, Found]:
@@ -259,29 +241,21 @@ def _extra_meters(
     return meters
 
 
-def _measure(meters: Iterable[Meter], passed: Passed, processes: Processes, folder: ResumeFolder) -> _Measured:
-    """Measure one part after the other, until the user interrupts."""
-    rows: dict[str, Rows] = {}
+def _measure(meters: Iterable[Meter], passed: Passed) -> Measured:
+    """Measure what the model and its inputs allow; warnings have said what they do not."""
     if passed.is_interrupted:
-        return _Measured(rows, "the features")
+        return Measured({}, "the features")
     if passed.found is None or passed.found.is_discrete:
-        return _Measured(rows)
-    for meter in meters:
-        if isinstance(meter, DecisionSpaceMeter) and passed.found.route.head is None:
-            continue  # a warning has said that there are no embeddings
-        try:
-            rows[meter.name] = measure(meter, passed.subject, passed.take(meter.size), processes, folder)
-        except Interrupted as stop:
-            return _Measured(rows if stop.rows is None else rows | {meter.name: stop.rows}, stop.label)
-    return _Measured(rows)
+        return Measured({})
+    has_head = passed.found.route.head is not None
+    return passed.measure([meter for meter in meters if has_head or not isinstance(meter, DecisionSpaceMeter)])
 
 
-def _draw_pictures(
-    findings: Findings, plan: Plan, passed: Passed, processes: Processes, number: int
-) -> list[AdversarialExample]:
+def _draw_pictures(findings: Findings, plan: Plan, passed: Passed, number: int) -> list[AdversarialExample]:
     """Draw samples that the first attack with a budget broke or, without such an attack, the first one."""
     if not number or passed.found is None or not passed.found.is_image:
         return []
+    subject, processes, _ = passed.session
     threat = _threat_model(findings, plan, passed)
     successful = [name for name, rows in findings.attacks.items() if rows["success"].any()]
     bounded = [name for name in successful if threat.attacks[name].budgets]
@@ -289,7 +263,7 @@ def _draw_pictures(
         rows = findings.attacks[name]
         positions = rows.positions[rows["success"]][:number]
         (meter,) = plan.attack_meters([name])
-        examples = attack_again(meter, passed.subject, passed.take(meter.size), positions, processes)
+        examples = attack_again(meter, subject, passed.take(meter.size), positions, processes)
         return [] if examples is None else make_examples(name, examples, plan.input_space)
     return []
 
@@ -308,7 +282,7 @@ def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[st
     head = {} if found is None else {"head": found.route.head or "none"}
     head |= {} if passed.features is None else {"outputs": passed.features.outputs}
     return RobustnessReport(
-        model=type(passed.subject.model).__name__,
+        model=type(passed.session.subject.model).__name__,
         num_classes=0 if found is None else found.route.num_classes,
         metrics={name: value for name, value in findings.values.items() if not name.startswith("seconds/")},
         rates=findings.rates,
@@ -322,24 +296,19 @@ def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[st
 
 
 def _add_extra(
-    report: RobustnessReport,
-    meters: Iterable[Meter],
-    measured: _Measured,
-    budgets: Sequence[float],
-    passed: Passed,
-    processes: Processes,
+    report: RobustnessReport, meters: Iterable[Meter], measured: Measured, budgets: Sequence[float], passed: Passed
 ) -> dict[str, float]:
     """Add the sweep and the decision space to a report; return the seconds that they took."""
     times: dict[str, float] = {}
     for meter in meters:
         rows = measured.rows.get(meter.name)
-        if isinstance(meter, SweepMeter) and rows is not None:
-            is_interrupted = measured.interrupted == meter.label
-            sweep = sweep_report(meter, budgets, rows, is_interrupted, passed, processes)
-            report.sweep = sweep if sweep.samples else None
-            times["sweep"] = sum(sweep.seconds.values())
-        elif isinstance(meter, DecisionSpaceMeter) and rows is not None:
-            with processes.step():
-                report.decision_space = project(meter, rows, passed.subject)
+        if rows is None or not len(rows):
+            continue
+        if isinstance(meter, SweepMeter):
+            report.sweep = sweep_report(meter, budgets, measured, passed)
+            times["sweep"] = sum(report.sweep.seconds.values())
+        elif isinstance(meter, DecisionSpaceMeter):
+            with passed.session.processes.step():
+                report.decision_space = project(meter, rows, passed.session.subject)
             times["decision_space"] = rows.seconds
     return times

@@ -1,22 +1,24 @@
 """The share of a loader that each process takes, and the pass over it."""
 
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from tqdm import tqdm  # type: ignore[import-untyped]  # `tqdm.auto` begins an iterator of its own
 
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement.feature_pass import OUTPUT, FeaturePass, Features
 from lightning_robustness._measurement.inspection import Found, agree, outputs_of
+from lightning_robustness._measurement.measure import Interrupted, measure
+from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import (
     FixedSample,
@@ -30,7 +32,8 @@ from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
-from lightning_robustness.evaluation.resume import DataFingerprint, ResumeFolder, hash_tensor
+from lightning_robustness.evaluation.resume import describe_fingerprint, fingerprint_data, hash_tensor
+from lightning_robustness.evaluation.session import Session
 from lightning_robustness.metrics._base import Storage
 
 _SETTINGS = (
@@ -106,38 +109,17 @@ def _draw_batches(model: nn.Module, loader: DataLoader, seed: int) -> list[list[
         return [list(batch) for batch in loader.batch_sampler]  # type: ignore[union-attr]
 
 
-EMPTY = "Expected `dataloader` to hold at least one sample but it is empty."
+class Measured(NamedTuple):
+    """Rows of meters by name, and what was being measured when the user interrupted."""
 
-
-def check_loader(dataloader: Any) -> None:
-    """Check that there is a loader."""
-    if hasattr(dataloader, "test_dataloader"):
-        found = f"the data module {type(dataloader).__name__}. Pass one of its loaders, such as `test_dataloader()`."
-    elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
-        found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
-    elif isinstance(dataloader, tuple | list) and len(dataloader) == 2 and _are_columns(*dataloader):
-        x, y = ("{}" if isinstance(own, Tensor) else "torch.as_tensor({})" for own in dataloader)
-        x, y = x.format("x"), y.format("y") + (".long()" if "float" in str(dataloader[1].dtype) else "")
-        found = f"inputs and labels. Pass `DataLoader(TensorDataset({x}, {y}), batch_size=128)`."
-    elif isinstance(dataloader, str | Mapping) or not (
-        hasattr(dataloader, "__iter__") or hasattr(dataloader, "__getitem__")
-    ):
-        found = f"{type(dataloader).__name__}."
-    else:
-        return
-    raise TypeError(f"Expected `dataloader` to be an iterable of batches but got {found}")
-
-
-def _are_columns(x: Any, y: Any) -> bool:
-    """Return whether two entries are inputs and labels, not two batches of inputs."""
-    are_arrays = all(isinstance(own, Tensor | np.ndarray) for own in (x, y))
-    return are_arrays and x.ndim > 1 and tuple(y.shape) == tuple(x.shape[:1])
+    rows: dict[str, Rows]
+    interrupted: str | None = None
 
 
 class Passed(NamedTuple):
     """A pass over a loader: what was found out about the model, the features of all samples, and the sample."""
 
-    subject: Subject
+    session: Session
     found: Found | None
     features: Features | None
     sample: FixedSample
@@ -145,16 +127,26 @@ class Passed(NamedTuple):
 
     def take(self, size: int) -> Samples:
         """Return a part of the sample."""
-        return self.sample.take(size, self.subject.extra_names)
+        return self.sample.take(size, self.session.subject.extra_names)
+
+    def measure(self, meters: Iterable[Meter]) -> Measured:
+        """Measure the sample with one meter after the other, until the user interrupts."""
+        subject, processes, folder = self.session
+        rows: dict[str, Rows] = {}
+        for meter in meters:
+            try:
+                rows[meter.name] = measure(meter, subject, self.take(meter.size), processes, folder)
+            except Interrupted as stop:
+                finished = {} if stop.rows is None else {meter.name: stop.rows}
+                return Measured(rows | finished, stop.label)
+        return Measured(rows)
 
 
 def pass_over(
     dataloader: Iterable[Any],
-    subject: Subject,
+    session: Session,
     size: int | None,
     look: Callable[[Subject, Batch], tuple[Subject, Found | None]],
-    processes: Processes,
-    folder: ResumeFolder,
     storage: Storage = "auto",
     roby_p: float = 2.0,
 ) -> Passed:
@@ -163,6 +155,7 @@ def pass_over(
     ``look`` finds out about the model on the first batch, and may find a route for the features of all samples.
     """
     start = perf_counter()
+    subject, processes, folder = session
     own = take_share(subject.model, dataloader, processes, subject.seed)
     saved = folder.features()
     sample = FixedSample(2**62 if size is None else size, own.share.total, subject.seed)
@@ -183,14 +176,14 @@ def pass_over(
         # Loading and forward passes count too; the slowest process has the say
         features = features._replace(seconds=max(processes.gather(perf_counter() - start)))
     subject = under_way.subject if found is None else replace(under_way.subject, route=found.route)
-    passed = Passed(subject, found, features, sample, is_interrupted)
+    passed = Passed(session._replace(subject=subject), found, features, sample, is_interrupted)
     if is_interrupted:
         return passed
     if sample.needs_sharing and processes.number > 1:
         sample.share_with(torch.cat(processes.gather(sample.positions)))
     if not sum(processes.gather(len(sample.positions))):
-        raise ValueError(EMPTY)
-    _check_data(passed, under_way.fingerprint, processes, folder)
+        raise ValueError("Expected `dataloader` to hold at least one sample but it is empty.")
+    _check_data(passed, under_way.fingerprint)
     if features is not None and saved is None:
         folder.save_features(features)
     return passed
@@ -208,7 +201,7 @@ class _Pass:
     ) -> None:
         self.subject = subject
         self.found: Found | None = None
-        self.fingerprint = DataFingerprint()
+        self.fingerprint = Counter[str]()
         self.checksum: int | None = None
         self.has_samples = False
         self._look = look
@@ -221,22 +214,20 @@ class _Pass:
         if self.checksum is None:
             self.checksum = hash_tensor(batch.x)
             self.subject, self.found = self._look(self.subject, batch.to(self.subject.device))
+            if self.found is not None and not is_measured:
+                self._features = self._open(self.found.route)
+                self._tap = self.found.route.tap(self.subject.model)
         self._sample.add(batch)
         if is_hashed:
-            self.fingerprint.add(batch)
-        if self.found is not None and not is_measured:
-            self._measure(batch.to(self.subject.device), self.found.route)
+            self.fingerprint.update(fingerprint_data(batch))
+        if self._features is not None:
+            moved = batch.to(self.subject.device)
+            self._features.add(moved, self._tap.run(self.subject.logits_of_loaded(moved), moved.x))
         self.has_samples = True
 
     def compute(self, found: Found, processes: Processes) -> Features:
         """Compute the features of all processes; one without samples takes part with none."""
         return (self._features or self._open(found.route)).compute(processes)
-
-    def _measure(self, batch: Batch, route: Route) -> None:
-        if self._features is None:
-            self._features = self._open(route)
-            self._tap = route.tap(self.subject.model)
-        self._features.add(batch, self._tap.run(self.subject.logits_of_loaded(batch), batch.x))
 
     def _open(self, route: Route) -> FeaturePass:
         has_head = route.head is not None
@@ -259,15 +250,16 @@ def _batches(own: OwnShare, subject: Subject) -> Generator[Batch, None, None]:
                 yield batch.first(len(positions))._replace(positions=positions)
 
 
-def _check_data(passed: Passed, fingerprint: DataFingerprint, processes: Processes, folder: ResumeFolder) -> None:
+def _check_data(passed: Passed, fingerprint: Counter[str]) -> None:
     """Check that earlier results in a folder are of the same data, and of a model that computes the same."""
+    subject, processes, folder = passed.session
     if not folder.is_kept:
         return
-    facts = DataFingerprint.describe(processes.gather(fingerprint))
+    facts = describe_fingerprint(processes.gather(fingerprint))
     # Weights do not say which activation there is, or what a closure holds
     samples = passed.take(2**62)
     with processes.step():
-        own = outputs_of(passed.subject, samples.select(samples.positions.argsort()[:_NUM_OUTPUTS]), _NUM_OUTPUTS)
+        own = outputs_of(subject, samples.select(samples.positions.argsort()[:_NUM_OUTPUTS]), _NUM_OUTPUTS)
     outputs = Rows.join(processes.gather([own]))[OUTPUT][:_NUM_OUTPUTS].flatten()
     facts["outputs of the first samples"] = " ".join(f"{value:.6g}" for value in outputs.tolist())
     folder.check(facts)
@@ -282,17 +274,3 @@ def _check_shares(own: OwnShare, checksums: Iterable[int | None]) -> None:
             "over a map-style data set, of which each process takes its share, or an iterable that gives each process "
             "its own."
         )
-
-
-@contextmanager
-def on_device(model: nn.Module, device: str | torch.device | None) -> Iterator[torch.device]:
-    """Move a model to a device and back afterwards; with None it stays where it is."""
-    own = next((p.device for p in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    if device is None or torch.device(device) == own:
-        yield own
-        return
-    try:
-        model.to(device)
-        yield torch.device(device)
-    finally:
-        model.to(own)

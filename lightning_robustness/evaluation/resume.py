@@ -5,6 +5,7 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from lightning_robustness._measurement.feature_pass import Features
 from lightning_robustness._measurement.rows import Rows
@@ -35,33 +35,22 @@ def fingerprint_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-class DataFingerprint:
-    """Hashes of the inputs and labels of all samples, added up, so that their order does not matter."""
+def fingerprint_data(batch: Batch) -> Counter[str]:
+    """Return hashes of the inputs and labels of a batch; those of a data set are their sums, in any order."""
+    found = Counter(samples=len(batch.positions))
+    for position, x in zip(batch.positions.tolist(), batch.x, strict=True):
+        found["inputs"] += _hash(position.to_bytes(_SIZE, "little") + _bytes(x))
+    if batch.y is not None:
+        pairs = torch.stack([batch.positions, batch.y.cpu().long()], dim=1).numpy()
+        found["labels"] = sum(_hash(pair.tobytes()) for pair in pairs)
+    return found
 
-    def __init__(self) -> None:
-        self.count = self.labels = self.inputs = 0
 
-    def add(self, batch: Batch) -> None:
-        """Add the inputs and labels of a batch."""
-        self.count += len(batch.positions)
-        for position, x in zip(batch.positions.tolist(), batch.x, strict=True):
-            self.inputs += _hash(position.to_bytes(_SIZE, "little") + _bytes(x))
-        if batch.y is not None:
-            pairs = torch.stack([batch.positions, batch.y.cpu().long()], dim=1).numpy()
-            self.labels += sum(_hash(pair.tobytes()) for pair in pairs)
-
-    @staticmethod
-    def describe(parts: "Iterable[DataFingerprint]") -> dict[str, str]:
-        """Describe the data, given the fingerprints of its shares."""
-        parts = list(parts)
-        labels, inputs = (
-            sum(getattr(part, name) for part in parts) % 2 ** (8 * _SIZE) for name in ("labels", "inputs")
-        )
-        return {
-            "number of samples": str(sum(part.count for part in parts)),
-            "labels": f"{labels:016x}",
-            "inputs": f"{inputs:016x}",
-        }
+def describe_fingerprint(parts: Iterable[Counter[str]]) -> dict[str, str]:
+    """Describe the data, given the fingerprints of its shares."""
+    total = sum(parts, Counter[str]())
+    hashes = {name: f"{total[name] % 2 ** (8 * _SIZE):016x}" for name in ("labels", "inputs")}
+    return {"number of samples": str(total["samples"]), **hashes}
 
 
 def hash_tensor(tensor: Tensor) -> int:
@@ -77,8 +66,8 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-_VALUES = ".values.json"
-_FEATURES, _MARGINS = "features", "margins"
+_FEATURES = "features.values.json"
+_MARGINS = "margins"
 # Layout of the files, which changes with what rows hold
 _FORMAT = "3"
 
@@ -95,7 +84,7 @@ class ResumeFolder:
         self._processes = processes
         self._rows: dict[str, list[Rows]] = {}
         self._positions: dict[str, Tensor] = {}
-        self._values: dict[str, Any] = {}
+        self._features: dict[str, Any] = {}
 
     @property
     def is_kept(self) -> bool:
@@ -114,7 +103,7 @@ class ResumeFolder:
                 _compare(self._folder, "settings", facts)
                 self._read(self._folder)
         found = {name: torch.cat([part.positions for part in parts]) for name, parts in self._rows.items()}
-        self._positions, self._values = self._processes.gather((found, self._values))[0]
+        self._positions, self._features = self._processes.gather((found, self._features))[0]
 
     def check(self, facts: Mapping[str, str]) -> None:
         """Check that the results are of the same data; all processes must call it."""
@@ -124,11 +113,10 @@ class ResumeFolder:
 
     def features(self) -> Features | None:
         """Return the features of all samples, if they are finished; all processes must call it."""
-        saved = self._values.get(_FEATURES)
-        if saved is None:
+        if not self._features:
             return None
         margins = Rows.join(self._processes.gather(self.rows(_MARGINS)))
-        return Features(saved["values"], {}, margins, saved["seconds"], saved["outputs"])
+        return Features(distances={}, margins=margins, **self._features)
 
     def save_features(self, features: Features) -> None:
         """Keep the features of all samples, which every process has; all of them must call it."""
@@ -137,7 +125,7 @@ class ResumeFolder:
                 if len(features.margins):
                     self.save(_MARGINS, features.margins)
                 text = json.dumps({name: getattr(features, name) for name in ("values", "seconds", "outputs")})
-                write_file(self._folder / f"{_FEATURES}{_VALUES}", _seal(text.encode()))
+                write_file(self._folder / _FEATURES, _seal(text.encode()))
 
     def positions(self, name: str) -> Tensor:
         """Return the positions of the samples that a meter has finished."""
@@ -156,14 +144,14 @@ class ResumeFolder:
             write_file(path, _seal(content.getvalue()))
 
     def _read(self, folder: Path) -> None:
-        for path in sorted(folder.glob(f"*{_VALUES}")) + sorted(folder.glob("*.pt")):
+        for path in [*folder.glob(_FEATURES), *sorted(folder.glob("*.pt"))]:
             try:
-                if path.suffix == ".pt":
-                    self._add(
-                        path.name.rsplit(".", 2)[0], Rows(**torch.load(io.BytesIO(_unseal(path)), weights_only=True))
-                    )
+                content = _unseal(path)
+                if path.name == _FEATURES:
+                    self._features = json.loads(content)
                 else:
-                    self._values[path.name.removesuffix(_VALUES)] = json.loads(_unseal(path))
+                    rows = Rows(**torch.load(io.BytesIO(content), weights_only=True))
+                    self._add(path.name.rsplit(".", 2)[0], rows)
             except Exception as error:  # a damaged file can fail in any way
                 rank_zero_warn(f"{path} cannot be read, so its results are computed again: {error}")
 
@@ -243,11 +231,6 @@ def _unseal(path: Path) -> bytes:
 
 # By name: importing them takes long
 _WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside DistributedDataParallel, which each process can use by itself."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def open_folder(

@@ -3,15 +3,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import check_device, check_flag, check_integer, check_module, read_budgets
-from lightning_robustness._display.provenance import describe_data, describe_run
+from lightning_robustness._arguments import check_integer, read_budgets
 from lightning_robustness._measurement.assisted import assist, falling
-from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters.sweep import (
     SWEEP_ATTACKS,
     SWEEP_BUDGETS,
@@ -25,13 +23,12 @@ from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel, is_image
 from lightning_robustness._model.access import Access
 from lightning_robustness._model.batch import Batch
-from lightning_robustness._processes import Processes, rank_zero_warn
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks.attack import Norm
 from lightning_robustness.attacks.registry import Strength
-from lightning_robustness.evaluation.loading import Passed, check_loader, on_device, pass_over
+from lightning_robustness.evaluation.loading import Measured, Passed, pass_over
 from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
-from lightning_robustness.evaluation.resume import check_folder, open_folder, unwrap
-from lightning_robustness.functional._image_quality import ImageQuality
+from lightning_robustness.evaluation.session import check_arguments, open_session
 from lightning_robustness.input_space import InputSpace
 
 
@@ -99,6 +96,7 @@ def sweep(
         The curves; of the samples that were finished if the run is interrupted.
 
     Raises:
+        KeyboardInterrupt: If the run is interrupted before any samples are finished.
         RuntimeError: If another process failed.
         TypeError: If the model is not a module, or the loader something else.
         ValueError: If budgets are not positive and increasing, an attack has no budget that can be set, the loader has
@@ -116,62 +114,43 @@ def sweep(
         [0.667, 0.333, 0.0]
 
     """
-    check_module(model, "which can be moved to a device")
-    check_loader(dataloader)
-    check_folder(resume)
-    check_device(device)
+    flags = {"per_sample": per_sample, "warm_starts": warm_starts, "progress": progress}
+    check_arguments(model, dataloader, device, resume, flags)
     check_integer("seed", seed, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
-    check_flag("warm_starts", warm_starts)
-    check_flag("per_sample", per_sample)
-    check_flag("progress", progress)
     if attack_samples is not None:
         check_integer("attack_samples", attack_samples, minimum=1)
     access = Access(input_space, forward_fn=forward_fn, embed_fn=embed_fn, batch_fn=batch_fn)
     budgets = read_budgets("budgets", budgets)
     plan = plan_sweep(attacks, budgets, access.input_space, strength=strength, norm=norm)
-    processes, model = Processes(), unwrap(model)
-    facts: dict[str, Any] = {
-        "function": "sweep",
-        "attacks": plan[0],
-        "budgets": budgets,
-        "warm_starts": warm_starts,
-        "attack_samples": attack_samples,
-        "seed": seed,
-    }
+    facts = {"function": "sweep", "attacks": plan[0], "budgets": budgets, "warm_starts": warm_starts}
+    facts |= {"attack_samples": attack_samples, "seed": seed}
     facts |= {"input space": access.input_space, **access.describe()}
-    folder = open_folder(resume, model, processes, facts)
-    shown = progress and processes.rank == 0
-    with processes.together(on_device(model, device)) as place:
-        subject = Subject(model, access, access.forward(model), place, batch_size, seed, shown)
-        passed = pass_over(dataloader, subject, attack_samples, _look, processes, folder)
+    with open_session(model, access, facts, device, batch_size, seed, progress, resume) as session:
+        passed = pass_over(dataloader, session, attack_samples, _look)
         if passed.is_interrupted:
             raise KeyboardInterrupt
         meter = SweepMeter(sys.maxsize if attack_samples is None else attack_samples, plan, warm_starts)
-        announce(plan[0], sum(processes.gather(len(passed.take(meter.size).positions))), len(budgets))
-        is_interrupted = False
-        try:
-            rows = measure(meter, passed.subject, passed.take(meter.size), processes, folder)
-        except Interrupted as stop:
-            rows, is_interrupted = cast(Rows, stop.rows), True
-        report = sweep_report(meter, budgets, rows, is_interrupted, passed, processes)
-        origin = describe_run(place) | describe_data(dataloader) | {"seed": str(seed)}
-        report.provenance |= processes.gather(origin)[0]
+        announce(plan[0], _count(passed, meter), len(budgets))
+        measured = passed.measure([meter])
+        if not len(measured.rows[meter.name]):
+            raise KeyboardInterrupt
+        report = sweep_report(meter, budgets, measured, passed)
+        report.provenance |= session.origin(dataloader)
     return report if per_sample else report._without_samples()
 
 
-def sweep_report(
-    meter: SweepMeter, budgets: Sequence[float], rows: Rows, is_interrupted: bool, passed: Passed, processes: Processes
-) -> SweepReport:
+def sweep_report(meter: SweepMeter, budgets: Sequence[float], measured: Measured, passed: Passed) -> SweepReport:
     """Report a sweep of the sample of a pass, as far as it was finished."""
-    subject = passed.subject
+    subject, processes, _ = passed.session
+    rows = measured.rows[meter.name]
+    is_interrupted = measured.interrupted == meter.label
     samples = passed.take(meter.size)
     if is_interrupted:
-        total = sum(processes.gather(len(samples.positions)))
+        total = _count(passed, meter)
         rank_zero_warn(f"The sweep was interrupted: its report covers {len(rows)} of {total} samples.")
     has_images = len(samples.positions) > 0 and is_image(samples.x[:1]) and subject.access.embed_fn is None
     are_images = any(processes.gather(has_images))
-    rows = rows if len(rows) else _no_rows(len(meter.plan[0]), len(budgets))
     margins = None if passed.features is None else passed.features.margins
     report = _report(meter, rows, budgets, is_interrupted, margins, subject.seed)
     settings = describe_sweep(meter.plan, budgets, rows["y"], subject.input_space, subject.seed)
@@ -180,55 +159,44 @@ def sweep_report(
     return replace(report, settings=settings, threat_model=threat)
 
 
+def _count(passed: Passed, meter: SweepMeter) -> int:
+    """Count the samples of all processes."""
+    return sum(passed.session.processes.gather(len(passed.take(meter.size).positions)))
+
+
 def _look(subject: Subject, batch: Batch) -> tuple[Subject, None]:
     """Find out what the model takes from a batch; the attacks find out the rest."""
     batch.labels()
     return replace(subject, extra=subject.access.find_extras(subject.model, batch)), None
 
 
-def _no_rows(num_attacks: int, num_budgets: int) -> Rows:
-    columns = {
-        "y": torch.zeros(0, dtype=torch.long),
-        "first": torch.zeros(0, num_attacks, dtype=torch.long),
-        "right": torch.zeros(0, num_attacks, num_budgets, dtype=torch.bool),
-        "quality": torch.zeros(0, num_attacks, num_budgets, len(ImageQuality._fields), dtype=torch.float64),
-        "seconds": torch.zeros(0, num_attacks, dtype=torch.float64),
-    }
-    return Rows(torch.zeros(0, dtype=torch.long), columns)
-
-
 def _report(
     meter: SweepMeter, rows: Rows, budgets: Sequence[float], is_interrupted: bool, margins: Rows | None, seed: int
 ) -> SweepReport:
     names, first, right, quality = list(meter.plan[0]), rows["first"], rows["right"], rows["quality"]
-    clean = (first[:, 0] >= 0).double().mean().item()
-    if margins is not None and len(margins):
-        clean = margins["right"].double().mean().item()
+    is_right = first[:, 0] >= 0 if margins is None or not len(margins) else margins["right"]
     rights = dict(zip([*names, WORST], [*right.unbind(dim=1), right.all(dim=1)], strict=True))
-    known = {
-        name: [assist(margins, seed, rows, column) for column in own.T]
-        for name, own in (rights if len(first) else {}).items()
-    }
+    known = {name: [assist(margins, seed, rows, column) for column in own.T] for name, own in rights.items()}
     order = falling if meter.warm_starts else list
     shares = {name: order([own.estimate() for own in row]) for name, row in known.items()}
-    if shares:  # the worst case is never above an attack
-        shares[WORST] = [falling(list(column))[-1] for column in zip(*shares.values(), strict=True)]
+    # The worst case is never above an attack
+    shares[WORST] = [falling(list(column))[-1] for column in zip(*shares.values(), strict=True)]
     # Shape: attacks, budgets, metrics
     values = torch.cat([right.double().mean(dim=0).unsqueeze(2), quality.mean(dim=0)], dim=2)
     ends = torch.tensor([0.0, *budgets, math.inf], dtype=torch.float64)
     seconds = rows["seconds"].sum(dim=0)
-    share = rows.seconds / seconds.sum().item() if len(first) else 1.0  # of the slowest process
+    share = rows.seconds / seconds.sum().item()  # of the slowest process
     return SweepReport(
         attacks=names,
         budgets=list(budgets),
         values={name: values[..., number].tolist() for number, name in enumerate(SWEEP_METRICS)},
-        worst=[share.value for share in shares.get(WORST, ())] or [math.nan] * len(budgets),
-        clean_accuracy=clean,
+        worst=[share.value for share in shares[WORST]],
+        clean_accuracy=is_right.double().mean().item(),
         samples=len(first),
         seconds=dict(zip(names, (share * seconds).tolist(), strict=True)),
         interrupted=is_interrupted,
         breaking_eps={name: ends[column + 1].tolist() for name, column in zip(names, first.T, strict=True)},
         index=rows.positions.tolist(),
         shares=shares,
-        outcomes=[own.to_plain() for own in known.get(WORST, ())],
+        outcomes=[own.to_plain() for own in known[WORST]],
     )

@@ -3,18 +3,13 @@ import sys
 import matplotlib.pyplot as plt
 import pytest
 
-from lightning_robustness._display.drawing import COLORS, MARKERS, new_figure
+from lightning_robustness._display.drawing import new_figure
 
 
 def test_figure_has_the_size_and_is_unknown_to_pyplot():
     plt.close("all")
     assert new_figure(3.0, 2.0).get_size_inches().tolist() == [3.0, 2.0]
     assert plt.get_fignums() == []
-
-
-def test_colors_and_markers_repeat_together_late():
-    looks = {(COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]) for index in range(42)}
-    assert len(looks) == 42
 
 
 @pytest.mark.parametrize("module", ["matplotlib.figure", "matplotlib.backends.backend_agg"])

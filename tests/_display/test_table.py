@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from lightning_robustness._display.table import NumberText, Table, cell_text
+from lightning_robustness._display.table import NumberText, Table, cell_text, glossary
+from lightning_robustness._measurement.keys import KEYS
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_html_is_escaped():
 def test_written_numbers_are_aligned_as_numbers():
     table = Table("Title", ["name", "distance"], [["a", NumberText("3.1/255")], ["b", 0.25]], note="In <pixels>.")
     assert table.to_text().splitlines() == [
-        *("Title", "name  distance", "a      3.1/255", "b       0.2500", "In <pixels>."),
+        *("Title", "name  distance", "a      3.1/255", "b       0.2500", "In <pixels>.")
     ]
     assert '<td class="number">3.1/255</td>' in table.to_html()
     assert "<p>In &lt;pixels&gt;.</p>" in table.to_html()
@@ -59,3 +60,11 @@ def test_long_tables_are_folded(rows, folded, tag):
 
 def test_empty_table_has_its_header():
     assert Table("Title", ["a", "bc"], []).to_text() == "Title\na  bc"
+
+
+def test_each_family_is_explained_once():
+    table = glossary(["epoch", "asr/pgd", "asr/cw", "rdi", "seconds/pgd", "samples"])
+    assert [row[0] for row in table.rows] == ["rdi", "asr/<attack>"]
+    assert table.rows[0][1:] == [next(key.glossary for key in KEYS if key.name == "rdi"), "", "higher"]
+    assert glossary([]).rows == []
+    assert glossary(iter(["rdi", "acc"])).rows == glossary(["acc", "rdi"]).rows

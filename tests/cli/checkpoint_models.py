@@ -32,11 +32,6 @@ class Interrupted(Net):
         return super().forward(x)
 
 
-class Unusable(Net):
-    def forward(self, x):
-        raise RuntimeError("out of order")
-
-
 class Fragile(Net):
     def forward(self, x):
         if x.requires_grad:
@@ -88,10 +83,6 @@ def make_net():
 
 def make_interrupted():
     return Interrupted()
-
-
-def make_unusable():
-    return Unusable()
 
 
 def make_fragile():

@@ -17,18 +17,8 @@ from tests.cli.checkpoint_models import Net
 HERE = "tests.cli.checkpoint_models"
 ROOT = Path(__file__).parents[2]
 DATA = ["--data", f"{HERE}:Data", "--progress", "false"]
-EVALUATE = [
-    "evaluate",
-    "--model",
-    f"{HERE}:Net",
-    "--checkpoint",
-    "net.pt",
-    *DATA,
-    "--eps",
-    "0.1",
-    "--attack_samples",
-    "20",
-]
+EVALUATE = ["evaluate", "--model", f"{HERE}:Net", "--checkpoint", "net.pt", *DATA, "--eps", "0.1"]
+EVALUATE += ["--attack_samples", "20"]
 ATTACKS = ["--attacks", "fgsm", "pgd", "--sweep_budgets", "0.05", "0.1", "--per_sample", "true"]
 
 
@@ -99,7 +89,7 @@ def test_one_device_by_fabric():
 
 @pytest.mark.filterwarnings("ignore:'second' could not be measured")
 def test_a_model_that_fails_is_named_and_the_code_says_so(capsys):
-    models = ["--models", f"first={HERE}:Net@net.pt", f"second={HERE}:make_unusable"]
+    models = ["--models", f"first={HERE}:Net@net.pt", f"second={HERE}:make_fragile"]
     options = ["--attacks", "fgsm", "--budgets", "0.05", "0.1", "--json", "x.json"]
     assert cli.main(["compare", *models, *DATA, *options, "--resume", "folder"]) == 1
     report = ComparisonReport.from_json("x.json")
@@ -112,14 +102,8 @@ def test_a_model_that_fails_is_named_and_the_code_says_so(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--device", "cpu", "--devices", "2"],
-            "Leave out --device.",
-        ),
-        (
-            ["--accelerator", "abacus"],
-            "Expected --accelerator",
-        ),
+        (["--device", "cpu", "--devices", "2"], "Leave out --device."),
+        (["--accelerator", "abacus"], "Expected --accelerator"),
         (["--strategy", "luck", "--devices", "2"], "Expected --strategy, --devices"),
     ],
 )

@@ -8,6 +8,7 @@ from tests.cli import checkpoint_models
 from tests.cli.checkpoint_models import Net
 
 HERE = "tests.cli.checkpoint_models"
+OWN = "tests.cli.test_loading"
 
 
 class Module(L.LightningModule):
@@ -50,31 +51,22 @@ class Renaming(Configured):
         checkpoint["state_dict"] = {name.removeprefix("old."): value for name, value in state.items()}
 
 
-def save_checkpoint(module, path):
+def save_checkpoint(module, path, weights_only=False):
     trainer = L.Trainer(accelerator="cpu", max_epochs=0, logger=False, enable_checkpointing=False)
     trainer.strategy.connect(module)
     module.trainer = trainer
     module.configure_model()
-    trainer.save_checkpoint(path, weights_only=False)
+    trainer.save_checkpoint(path, weights_only=weights_only)
 
 
 def same_weights(model, other):
     return all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
 
 
-def test_state_dict(tmp_path):
-    net = Net()
-    torch.save(net.state_dict(), tmp_path / "net.pt")
-    assert same_weights(load_model(f"{HERE}:Net", tmp_path / "net.pt"), net)
-
-
-def test_checkpoint_of_lightning_brings_its_arguments(tmp_path, monkeypatch):
+def test_checkpoint_of_lightning_brings_its_arguments(tmp_path):
     module = Module(width=7)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=0, logger=False, enable_checkpointing=False)
-    trainer.strategy.connect(module)
-    trainer.save_checkpoint(tmp_path / "module.ckpt", weights_only=True)
-    monkeypatch.setattr(checkpoint_models, "Module", Module, raising=False)
-    loaded = load_model(f"{HERE}:Module", tmp_path / "module.ckpt")
+    save_checkpoint(module, tmp_path / "module.ckpt", weights_only=True)
+    loaded = load_model(f"{OWN}:Module", tmp_path / "module.ckpt")
     assert same_weights(loaded, module)
     assert loaded.hparams.width == 7
     # The network that was an attribute of the module; of the hyper-parameters it takes those that it knows
@@ -82,18 +74,15 @@ def test_checkpoint_of_lightning_brings_its_arguments(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [Configured, Late, Renaming])
-def test_class_of_lightning_loads_itself(tmp_path, monkeypatch, kind):
+def test_class_of_lightning_loads_itself(tmp_path, kind):
     module = kind({"width": 7})
     save_checkpoint(module, tmp_path / "module.ckpt")
-    monkeypatch.setattr(checkpoint_models, "Kind", kind, raising=False)
-    loaded = load_model(f"{HERE}:Kind", tmp_path / "module.ckpt")
+    path = f"{OWN}:{kind.__name__}"
+    loaded = load_model(path, tmp_path / "module.ckpt")
     assert same_weights(loaded, module)
     assert same_weights(module, loaded)
-    with pytest.raises(
-        ValueError,
-        match=r"(?s)module.ckpt to hold the weights of .*`model_args`.*size mismatch for network.body.0.weight",
-    ):
-        load_model(f"{HERE}:Kind", tmp_path / "module.ckpt", {"config": {"width": 8}})
+    with pytest.raises(ValueError, match=r"(?s)module.ckpt .*`model_args`.*size mismatch for network.body.0.weight"):
+        load_model(path, tmp_path / "module.ckpt", {"config": {"width": 8}})
 
 
 class Partial(Configured):
@@ -104,24 +93,19 @@ class Partial(Configured):
         self.strict_loading = False
 
     def on_save_checkpoint(self, checkpoint):
-        checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if config_part in k}
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {name: value for name, value in state.items() if self.hparams["part"] in name}
 
 
-config_part = "head"
-
-
-def test_loading_that_is_not_strict(tmp_path, monkeypatch):
-    module = Partial({"width": 7})
+def test_loading_that_is_not_strict(tmp_path):
+    module = Partial({"width": 7, "part": "head"})
     save_checkpoint(module, tmp_path / "module.ckpt")
-    monkeypatch.setattr(checkpoint_models, "Partial", Partial, raising=False)
-    expected = r"lacks weights of Partial, which keep their initial values: network.body.0.weight, network.body.0.bias"
-    with pytest.warns(UserWarning, match=expected):
-        loaded = load_model(f"{HERE}:Partial", tmp_path / "module.ckpt")
+    with pytest.warns(UserWarning, match=r"initial values: network.body.0.weight, network.body.0.bias"):
+        loaded = load_model(f"{OWN}:Partial", tmp_path / "module.ckpt")
     assert torch.equal(loaded.network.head.weight, module.network.head.weight)
-    monkeypatch.setattr("tests.cli.test_loading.config_part", "nothing")
-    save_checkpoint(module, tmp_path / "module.ckpt")
+    save_checkpoint(Partial({"width": 7, "part": "nothing"}), tmp_path / "module.ckpt")
     with pytest.raises(ValueError, match=r"(?s)to hold the weights of Partial .*Missing key.*network.body"):
-        load_model(f"{HERE}:Partial", tmp_path / "module.ckpt")
+        load_model(f"{OWN}:Partial", tmp_path / "module.ckpt")
 
 
 class Failing(Configured):
@@ -129,11 +113,10 @@ class Failing(Configured):
         raise KeyError("ema")
 
 
-def test_hook_that_fails(tmp_path, monkeypatch):
+def test_hook_that_fails(tmp_path):
     save_checkpoint(Failing({"width": 7}), tmp_path / "module.ckpt")
-    monkeypatch.setattr(checkpoint_models, "Failing", Failing, raising=False)
     with pytest.raises(ValueError, match=r":Failing' .*module.ckpt .*KeyError: 'ema'"):
-        load_model(f"{HERE}:Failing", tmp_path / "module.ckpt")
+        load_model(f"{OWN}:Failing", tmp_path / "module.ckpt")
 
 
 def test_network_that_is_not_the_only_one(tmp_path):
@@ -168,9 +151,7 @@ def test_arguments_take_precedence(tmp_path):
 
 def test_only_functions_make_a_model_without_a_checkpoint():
     assert load_model(f"{HERE}:make_net").head.in_features == 5
-    with pytest.raises(
-        ValueError, match=r"`checkpoint` with the weights of .*:Net.*a function that returns the trained"
-    ):
+    with pytest.raises(ValueError, match=r"`checkpoint` .*:Net.*a function that returns the trained"):
         load_model(f"{HERE}:Net")  # an untrained network
 
 

@@ -63,18 +63,8 @@ def evaluate_all(**options):
     """Everything that a report can hold, from a loader that shuffles."""
     loader = DataLoader(make_data(), batch_size=8, shuffle=True)
     arguments = {"sweep_budgets": [0.01, EPS], "sweep_attacks": ["fgsm", "pgd"], "decision_space": "pca"}
-    return evaluate(
-        make_network(),
-        loader,
-        attacks(),
-        attack_samples=23,
-        fim_samples=11,
-        clever_samples=2,
-        batch_size=5,
-        per_sample=True,
-        progress=False,
-        **arguments | options,
-    )
+    arguments |= {"attack_samples": 23, "fim_samples": 11, "clever_samples": 2, "batch_size": 5, "per_sample": True}
+    return evaluate(make_network(), loader, attacks(), progress=False, **arguments | options)
 
 
 def sweep_divided(**options):
@@ -82,30 +72,25 @@ def sweep_divided(**options):
     data = make_data()
     sampler = DistributedSampler(data, shuffle=False) if dist.is_initialized() else None
     loader = DataLoader(data, batch_size=8, sampler=sampler)
-    options = {"per_sample": True, **options}
-    return sweep(
-        make_network(), loader, ["pgd"], [0.01, EPS], attack_samples=None, batch_size=6, progress=False, **options
-    )
+    options = {"per_sample": True, "attack_samples": None, "batch_size": 6, "progress": False, **options}
+    return sweep(make_network(), loader, ["pgd"], [0.01, EPS], **options)
+
+
+def _evaluate_by_sample(loader, **options):
+    options |= {"sweep_budgets": [EPS], "sweep_attacks": ["fgsm"], "per_sample": True, "progress": False}
+    return evaluate(make_network(), loader, {"pgd": PGD(eps=EPS)}, **options)
 
 
 def evaluate_stream():
     """A stream that each process reads its part of; the number of samples is unknown."""
     loader = DataLoader(Interleaved(make_data()), batch_size=4)
-    options = {
-        "fim_samples": 9,
-        "attack_samples": 9,
-        "sweep_budgets": [EPS],
-        "sweep_attacks": ["fgsm"],
-        "per_sample": True,
-    }
-    return evaluate(make_network(), loader, {"pgd": PGD(eps=EPS)}, progress=False, **options)
+    return _evaluate_by_sample(loader, fim_samples=9, attack_samples=9)
 
 
 def evaluate_few():
     """Fewer samples than three processes."""
     loader = DataLoader(make_data(2), batch_size=4)
-    options = {"sweep_budgets": [EPS], "sweep_attacks": ["fgsm"], "decision_space": "pca", "per_sample": True}
-    return evaluate(make_network(), loader, {"pgd": PGD(eps=EPS)}, progress=False, **options)
+    return _evaluate_by_sample(loader, decision_space="pca")
 
 
 def compare_some():
@@ -139,17 +124,6 @@ def make_reports():
     return {name: without_times(make()) for name, make in REPORTS.items()}
 
 
-def fail_on(rank, error=ValueError):
-    """An attack that fails in one process."""
-
-    def attack(model, x, y):
-        if dist.get_rank() == rank:
-            raise error("the third cable is loose")
-        return x
-
-    return attack
-
-
 def _text_of(function):
     try:
         function()
@@ -175,20 +149,17 @@ def make_errors():
             raise OSError("the disk is full")
         return batch
 
-    def interrupted():
-        report = evaluate(make_network(), loader, {"stop": fail_on(last, KeyboardInterrupt)}, **options)
-        return {"interrupted": report.interrupted, "acc": report.metrics["acc"], "rates": report.rates}
-
     calls = []
 
     def slow_or_broken(model, x, y):
         calls.append(len(x))
         time.sleep(0.2)
-        return fail_on(last)(model, x, y)
+        if rank == last:
+            raise ValueError("the third cable is loose")
+        return x
 
     cases = {
         "slow attack": lambda: evaluate(make_network(), loader, {"bad": slow_or_broken}, batch_size=1, **options),
-        "attack": lambda: evaluate(make_network(), loader, {"bad": fail_on(last)}, **options),
         "batch": lambda: evaluate(make_network(), loader, (), batch_fn=broken_batch, **options),
         "sweep": lambda: sweep(make_network(), loader, ["pgd"], [0.1], batch_fn=broken_batch, progress=False),
         "weights": lambda: evaluate(make_network(rank), loader, (), **options),
@@ -202,7 +173,7 @@ def make_errors():
     }
     errors = {name: _text_of(function) for name, function in cases.items()}
     ddp = evaluate(nn.parallel.DistributedDataParallel(make_network()), loader, (), **options)
-    return {"errors": errors, "interrupted": interrupted(), "ddp": ddp.metrics["rdi"], "calls": len(calls)}
+    return {"errors": errors, "ddp": ddp.metrics["rdi"], "calls": len(calls)}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 import torch
 from sklearn.decomposition import PCA
@@ -67,12 +65,6 @@ def test_tsne_keeps_neighbours_together():
     points = torch.tensor(space.clean)
     distances = torch.cdist(points, points) + 1e9 * torch.eye(20)
     assert (y[distances.argmin(dim=1)] == y).all()
-
-
-def test_scikit_learn_is_optional(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    with pytest.raises(ModuleNotFoundError, match="scikit-learn"):
-        embed_and_project(embedding_model(), torch.rand(2, 5), torch.arange(2), still, "none", method="tsne")
 
 
 def test_models_without_a_head_have_their_logits_embedded():

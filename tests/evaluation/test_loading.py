@@ -12,12 +12,13 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from lightning_robustness._measurement.samples import kept_generators, loader_share
+from lightning_robustness._measurement.samples import kept_generators
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.access import Access
 from lightning_robustness._processes import Processes
-from lightning_robustness.evaluation.loading import check_loader, on_device, pass_over, take_share
+from lightning_robustness.evaluation.loading import pass_over, take_share
 from lightning_robustness.evaluation.resume import ResumeFolder
+from lightning_robustness.evaluation.session import Session
 
 MODEL = nn.Linear(1, 2)
 
@@ -26,12 +27,19 @@ def look_at_nothing(subject, batch):
     return subject, None
 
 
-def collect(loader, size, seed=0, batch_fn=None):
-    """Collect a sample of a loader, all of it without a size."""
-    subject = Subject(MODEL, Access(batch_fn=batch_fn), MODEL, torch.device("cpu"), seed=seed)
+def pass_through(loader, size, seed=0):
+    subject = Subject(MODEL, Access(), MODEL, torch.device("cpu"), seed=seed)
     processes = Processes()
-    passed = pass_over(loader, subject, size, look_at_nothing, processes, ResumeFolder(None, processes))
-    assert (passed.subject, passed.found, passed.features, passed.is_interrupted) == (subject, None, None, False)
+    session = Session(subject, processes, ResumeFolder(None, processes))
+    passed = pass_over(loader, session, size, look_at_nothing)
+    assert (passed.session, passed.found, passed.features) == (session, None, None)
+    return passed
+
+
+def collect(loader, size, **options):
+    """Collect a sample of a loader, all of it without a size."""
+    passed = pass_through(loader, size, **options)
+    assert not passed.is_interrupted
     return passed.take(2**62)
 
 
@@ -42,20 +50,6 @@ class Stream(IterableDataset):
 
 def dataset(number=23):
     return TensorDataset(torch.arange(float(number)).unsqueeze(1), torch.arange(number) % 7)
-
-
-@pytest.mark.parametrize(
-    ("loader", "expected"),
-    [
-        (DataLoader(dataset(50), batch_size=8), 50),
-        (DataLoader(dataset(50), batch_size=8, drop_last=True), 48),
-        (DataLoader(dataset(50), batch_sampler=[[0, 1], [2, 3]]), None),
-        (DataLoader(Stream(), batch_size=8), None),
-        ([(torch.rand(3, 1), torch.zeros(3))], None),
-    ],
-)
-def test_number_of_samples(loader, expected):
-    assert loader_share(loader).total == expected
 
 
 @pytest.mark.parametrize(
@@ -87,13 +81,6 @@ def test_shuffled_loader_gives_the_same_samples_and_leaves_the_random_state(own)
     assert torch.equal(collect(loader, 10).x, first)
 
 
-def test_batches_of_other_forms():
-    batch = {"picture": torch.rand(4, 1), "kind": torch.arange(4)}
-    x, y, *_ = collect([batch], 4, batch_fn=lambda batch: (batch["picture"], batch["kind"]))
-    assert torch.equal(x, batch["picture"])
-    assert y.tolist() == [0, 1, 2, 3]
-
-
 def test_an_empty_loader():
     with pytest.raises(ValueError, match=r"`dataloader`.* empty"):
         collect([], 4)
@@ -108,79 +95,9 @@ class Interrupting:
 
 
 def test_an_interrupt_keeps_what_was_collected():
-    processes, subject = Processes(), Subject(MODEL, Access(), MODEL, torch.device("cpu"))
-    passed = pass_over(Interrupting(), subject, 8, look_at_nothing, processes, ResumeFolder(None, processes))
+    passed = pass_through(Interrupting(), 8)
     assert passed.is_interrupted
     assert passed.take(8).positions.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
-def test_model_that_is_there_stays(device):
-    model = nn.Linear(1, 2)
-    weight = model.weight
-    with on_device(model, device) as place:
-        assert place == torch.device("cpu")
-    assert model.weight is weight
-
-
-class Mover(nn.Linear):
-    """Tells where it is moved instead of going there."""
-
-    def __init__(self):
-        super().__init__(1, 2)
-        self.moves = []
-
-    def to(self, device):
-        self.moves.append(str(device))
-
-
-def fail_on(model, device):
-    with on_device(model, device) as place:
-        raise RuntimeError(f"{place} is out of memory")
-
-
-def test_model_is_moved_and_comes_back():
-    model = Mover()
-    with pytest.raises(RuntimeError, match="cuda:1 is out of memory"):
-        fail_on(model, "cuda:1")
-    assert model.moves == ["cuda:1", "cpu"]
-
-
-class Heavy(Mover):
-    def to(self, device):
-        super().to(device)
-        if device == "cuda:1":
-            raise RuntimeError("no room for it")
-
-
-def test_model_that_cannot_be_moved_comes_back():
-    model = Heavy()
-    with pytest.raises(RuntimeError, match="no room for it"):
-        fail_on(model, "cuda:1")
-    assert model.moves == ["cuda:1", "cpu"]
-
-
-class DataModule:
-    def test_dataloader(self):
-        return []
-
-
-@pytest.mark.parametrize(
-    ("loader", "message"),
-    [
-        (DataModule(), "the data module DataModule. Pass"),
-        (dataset(3), r"TensorDataset. Pass `DataLoader\("),
-        (3, "`dataloader`.* int"),
-    ],
-)
-def test_what_is_no_loader(loader, message):
-    with pytest.raises(TypeError, match=message):
-        check_loader(loader)
-
-
-@pytest.mark.parametrize("loader", [[], iter([]), Stream(), DataLoader(dataset(3))])
-def test_what_is_a_loader(loader):
-    assert check_loader(loader) is None
 
 
 class OneOf:

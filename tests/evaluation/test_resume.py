@@ -1,6 +1,6 @@
 import math
 import shutil
-import signal
+from collections import Counter
 
 import pytest
 import torch
@@ -12,32 +12,13 @@ from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import Processes, write_file
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import compare, evaluate, sweep
-from lightning_robustness.evaluation.resume import DataFingerprint, ResumeFolder, fingerprint_weights
-from tests.evaluation.distributed_evaluation import EPS, evaluate_all, make_data, make_network, without_times
-from tests.evaluation.killed_evaluation import evaluate_and_die
-from tests.evaluation.test_several_processes import assert_same
-from tests.processes import run_in_a_process
-
-
-def evaluate_again(rank, folder):
-    return without_times(evaluate_all(resume=folder))
-
-
-def test_killed_in_the_middle_of_a_sweep(tmp_path, two_processes):
-    folder, copy = tmp_path / "results", tmp_path / "copy"
-    assert run_in_a_process(evaluate_and_die, folder) == -signal.SIGKILL
-    assert [path.suffix for path in folder.glob("*.unfinished")] == [".unfinished"]
-    written = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.suffix != ".unfinished"}
-    assert sum(path.name.startswith("sweep") for path in written) == 2
-    shutil.copytree(folder, copy)
-    expected = without_times(evaluate_all())
-    assert without_times(evaluate_all(resume=folder)) == expected
-    assert all(path.stat().st_mtime_ns == time for path, time in written.items())  # nothing was measured twice
-    assert sum(path.name.startswith("sweep") for path in folder.iterdir()) == 5
-    assert not list(folder.glob("*.unfinished"))
-    first, second = two_processes(evaluate_again, copy)  # each takes its share of what is left
-    assert first == second
-    assert_same(first, expected)
+from lightning_robustness.evaluation.resume import (
+    ResumeFolder,
+    describe_fingerprint,
+    fingerprint_data,
+    fingerprint_weights,
+)
+from tests.evaluation.distributed_evaluation import EPS, make_data, make_network, without_times
 
 
 class Passes:
@@ -84,13 +65,10 @@ def evaluate_some(folder, model=None, data=None, **options):
     return evaluate(model, DataLoader(data, batch_size=8), progress=False, resume=folder, **options)
 
 
-def changed_data(**changes):
+def changed_data(label=0, shift=0.0):
     x, y = (tensor.clone() for tensor in make_data()[:])
-    if "label" in changes:
-        y[20] = changes["label"] + y[20]
-    if "shift" in changes:
-        x += changes["shift"]
-    return TensorDataset(x, y % 4)
+    y[20] = (y[20] + label) % 4
+    return TensorDataset(x + shift, y)
 
 
 def test_the_budget_that_c_and_w_counts_within_has_to_be_the_same(tmp_path):
@@ -105,10 +83,7 @@ def test_the_budget_that_c_and_w_counts_within_has_to_be_the_same(tmp_path):
     ("changes", "message"),
     [
         ({"model": make_network(1)}, "weights: [0-9a-f]{16} there, [0-9a-f]{16} here"),
-        (
-            {"attacks": {"pgd": PGD(eps=EPS, steps=3)}},
-            "steps=2.* there, .*steps=3.* here",
-        ),
+        ({"attacks": {"pgd": PGD(eps=EPS, steps=3)}}, "steps=2.* there, .*steps=3.* here"),
         ({"seed": 3}, "seed: 0 there, 3 here"),
         ({"forward_fn": lambda model, x: model(x)}, "forward_fn: None there, .*<lambda> here"),
         ({"data": changed_data(label=1)}, "labels: [0-9a-f]{16} there, [0-9a-f]{16} here"),
@@ -118,8 +93,7 @@ def test_the_budget_that_c_and_w_counts_within_has_to_be_the_same(tmp_path):
 )
 def test_results_of_something_else_are_refused(tmp_path, changes, message):
     evaluate_some(tmp_path)
-    expected = "Expected results of the same model, data and settings in .* but they differ. "
-    with pytest.raises(ValueError, match=expected + f".*{message}" if "differ" not in message else message):
+    with pytest.raises(ValueError, match=f"same model, data and settings in .*{message}"):
         evaluate_some(tmp_path, **changes)
 
 
@@ -204,8 +178,6 @@ def test_what_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"`resume`.*file is a file. Pass another"):
         evaluate_some(tmp_path / "file")
-    with pytest.raises(TypeError, match="`resume`"):
-        evaluate_some(3)
 
 
 def test_comparison_goes_on_with_the_model_that_failed(tmp_path, monkeypatch):
@@ -255,12 +227,10 @@ def describe(shares, x, y):
     """The description of data that comes in shares, each a list of batches of positions."""
     parts = []
     for batches in shares:
-        part = DataFingerprint()
-        for rows in batches:
-            positions = torch.tensor(rows, dtype=torch.long)
-            part.add(Batch(x[rows], None if y is None else y[rows], positions=positions))
-        parts.append(part)
-    return DataFingerprint.describe(parts)
+        rows = [(own, torch.tensor(own, dtype=torch.long)) for own in batches]
+        batches = [Batch(x[own], None if y is None else y[own], positions=positions) for own, positions in rows]
+        parts.append(sum(map(fingerprint_data, batches), Counter()))
+    return describe_fingerprint(parts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.long])

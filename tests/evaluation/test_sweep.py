@@ -58,21 +58,6 @@ def test_accuracy_falls_and_the_worst_is_below_all(request, loader, network):
         assert (breaking.amin(dim=0) > eps).double().mean().item() == pytest.approx(report.worst[number])
 
 
-def test_fgsm_is_that_of_every_budget(digits, robust_digits_network):
-    x, y = digits[0][1200:1300], digits[1][1200:1300]
-    report = sweep(robust_digits_network, [(x, y)], ["fgsm"], COARSE, per_sample=True, progress=False)
-    results = [run_attack(robust_digits_network, get_attack("fgsm", eps=eps, all_steps=True), x, y) for eps in COARSE]
-    right = results[0].preds == y
-    broken = torch.stack([~right, *(result.adv_preds != y for result in results)])
-    first = torch.cat([broken, torch.ones(1, 100, dtype=torch.bool)]).int().argmax(dim=0)
-    budgets = torch.tensor([0.0, *COARSE, math.inf], dtype=torch.float64)
-    assert report.breaking_eps["fgsm"] == budgets[first].tolist()
-    for number, result in enumerate(results):
-        expected = image_quality(result.x_adv, x)
-        for name, value in zip(("ssim", "psnr", "mse", "ald2"), expected, strict=True):
-            assert report.values[name][0][number] == pytest.approx(value.mean().item(), rel=1e-4)
-
-
 @settings(max_examples=8)
 @given(size=st.integers(1, 40))
 def test_does_not_depend_on_the_batch_size(size):
@@ -99,9 +84,7 @@ def test_quality_is_that_of_images_of_full_strength(loader, robust_digits_networ
 def test_quality_counts_all_samples():
     x, y = torch.tensor([[0.75, 0.5], [1.0, 0.5], [0.25, 0.5]]), torch.tensor([0, 0, 0])
     report = sweep(linear(), [(x, y)], ["fgsm"], [0.125, 0.25, 0.375], progress=False)
-    assert report.values["accuracy"][0] == pytest.approx(
-        [2 / 3, 1 / 3, 0]
-    )  # 0.125 is a tie, which the first class wins
+    assert report.values["accuracy"][0] == pytest.approx([2 / 3, 1 / 3, 0])  # the first class wins the tie at 0.125
     # All move by eps in both coordinates, also where they are broken or wrong; the third meets the end of the range
     last = (2 * 0.375 * 2**0.5 + math.hypot(0.25, 0.375)) / 3
     assert report.values["ald2"][0] == pytest.approx([0.125 * 2**0.5, 0.25 * 2**0.5, last])
@@ -127,17 +110,6 @@ def test_normalisation_changes_nothing(digits, robust_digits_network):
     torch.testing.assert_close(torch.tensor(seen.values["psnr"]), torch.tensor(plain.values["psnr"]), atol=0.2, rtol=0)
 
 
-def test_leaves_no_trace(digits):
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(), nn.BatchNorm1d(10)).train()
-    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
-    data = torch.utils.data.TensorDataset(digits[0][:64], digits[1][:64])
-    sweep(model, torch.utils.data.DataLoader(data, shuffle=True, batch_size=32), ["pgd"], COARSE, progress=False)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(module.training for module in model.modules())
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
-
-
 def test_attack_objects_and_names_of_ones_own(digits, robust_digits_network):
     loader = [(digits[0][1200:1250], digits[1][1200:1250])]
     attacks = {"few": PGD(steps=1, alpha=0.02), "many": PGD(steps=10), "black_box": Square(num_queries=20)}
@@ -154,15 +126,9 @@ def test_cascade_by_name(digits, digits_network):
     assert report.values["ald2"][0][1] > report.values["ald2"][0][0] > 0.25
 
 
-@pytest.mark.parametrize("eps", [[], [0.1, 0.1], [0.2, 0.1], [0.0, 0.1], [-0.1], [math.nan]])
+@pytest.mark.parametrize("eps", [[0.1, 0.1], [0.0, 0.1]])
 def test_budgets_must_increase(eps):
     with pytest.raises(ValueError, match="`budgets`"):
-        sweep(linear(), [], budgets=eps)
-
-
-@pytest.mark.parametrize("eps", [0.1, None, torch.tensor(0.1)])
-def test_budgets_must_be_a_sequence(eps):
-    with pytest.raises(TypeError, match=r"`budgets`.*Pass a list"):
         sweep(linear(), [], budgets=eps)
 
 
@@ -170,12 +136,6 @@ def test_budgets_must_be_a_sequence(eps):
 def test_budgets_may_be_arrays(eps):
     report = sweep(linear(), [(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))], ["fgsm"], eps, progress=False)
     assert json.loads(report.to_json())["budgets"] == [0.125, 0.25]
-
-
-@pytest.mark.parametrize("name", ["attack_samples", "batch_size"])
-def test_numbers_must_be_positive(name):
-    with pytest.raises(ValueError, match=f"`{name}`.* 1 .* 0"):
-        sweep(linear(), [], **{name: 0})
 
 
 def test_settings_say_what_was_run():
@@ -194,32 +154,17 @@ def test_settings_say_what_was_run():
     }
 
 
-def test_samples_have_their_position_in_the_loader(digits, digits_network):
-    x, y = digits[0][1200:1300], digits[1][1200:1300]
-    options = {"attacks": ["fgsm"], "budgets": [0.1], "attack_samples": 10, "progress": False}
-    report = sweep(digits_network, list(zip(x.split(30), y.split(30), strict=True)), per_sample=True, **options)
-    assert len(set(report.index)) == 10
-    adv_preds = run_attack(digits_network, get_attack("fgsm", eps=0.1), x, y).adv_preds
-    for index, eps in zip(report.index, report.breaking_eps["fgsm"], strict=True):
-        assert (eps <= 0.1) == (adv_preds[index] != y[index])
-    assert sweep(digits_network, [(x, y)], **options).index is None
-
-
 @pytest.mark.parametrize("attack", ["cw", CW(), lambda model, x, y: x])
 def test_attacks_must_have_a_budget(attack):
     with pytest.raises(ValueError, match=r"`eps`.* Leave it out"):
         sweep(linear(), [(torch.rand(2, 2), torch.zeros(2, dtype=torch.long))], [attack])
 
 
-def test_attacks_may_come_from_an_iterator_but_there_must_be_one():
+def test_attacks_may_come_from_an_iterator():
     data = [(torch.tensor([[0.75, 0.5]]), torch.tensor([0]))]
     report = sweep(linear(), data, iter(["fgsm"]), [0.1, 0.2], progress=False)
     assert report.values["accuracy"] == [[1.0, 0.0]]
     assert report.settings["attacked samples"] == "1"
-    with pytest.raises(ValueError, match="`attacks`"):
-        sweep(linear(), data, [])
-    with pytest.raises(ValueError, match=r"`attacks`.*'fgsm'"):
-        sweep(linear(), data, "fgsm")
 
 
 def test_inputs_must_have_labels_and_be_in_the_range_and_logits_finite():
@@ -277,15 +222,6 @@ def test_without_warm_starts_accuracy_is_that_of_each_budget_alone():
     assert expected[-1] > expected[1]
     warm = sweep(Band(), loader, ["fgsm"], budgets, progress=False).values["accuracy"][0]
     assert warm == sorted(warm, reverse=True)
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "psnr", "ald2"])
-def test_plot_draws_any_metric(loader, digits_network, metric):
-    report = sweep(digits_network, loader, ["fgsm"], COARSE, attack_samples=20, progress=False)
-    line = report.plot(metric).axes[0].lines[0]
-    assert line.get_ydata().tolist()[-4:] == report.values[metric][0]
-    with pytest.raises(ValueError, match=r"ald2.*'lpips'"):
-        report.plot("lpips")
 
 
 @pytest.mark.parametrize("run", ["sweep", "compare"])

@@ -26,6 +26,7 @@ from lightning_robustness.evaluation.reports.comparison_checks import (
 from lightning_robustness.evaluation.reports.comparison_tables import (
     agreement_table,
     checkpoint_table,
+    comparison_verdict,
     correlate,
     correlation_table,
     explain_weights,
@@ -36,10 +37,9 @@ from lightning_robustness.evaluation.reports.comparison_tables import (
     value_table,
     weight_table,
 )
-from lightning_robustness.evaluation.reports.report import Report
+from lightning_robustness.evaluation.reports.report import Report, Share
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS
-from lightning_robustness.evaluation.reports.verdict import Share, comparison_verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Tables of a comparison of models."""
+"""Tables of a comparison of models, and its result in one sentence."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -8,11 +8,12 @@ import torch
 from lightning_robustness._display.table import Cell, Table
 from lightning_robustness._measurement.keys import get_key
 from lightning_robustness._measurement.statistics import kendall, pearson, spearman
-from lightning_robustness._numbers import write_budget
+from lightning_robustness._measurement.verdict import list_names
+from lightning_robustness._numbers import write_budget, write_share
 from lightning_robustness.evaluation.reports.comparison_checks import compared_settings
+from lightning_robustness.evaluation.reports.report import Share
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.reports.sweep_report import SweepReport
-from lightning_robustness.evaluation.reports.verdict import Share
 
 # Values with a smaller relative difference are equal
 _ROUNDING = 1e-12
@@ -49,6 +50,24 @@ def unweighted(weights: Mapping[str, float], sweeps: Collection[SweepReport]) ->
         reason = "is not defined for these inputs" if values.isnan().any() else "is constant"
         notes.append(f"{METRIC_LABELS[metric]} {reason}: it carries no information and has weight 0 in CMMR.")
     return notes
+
+
+def comparison_verdict(shares: Mapping[str, Share], ties: Sequence[str], budget: str, clean: float) -> str:
+    """Say which of several models is the most robust, or that the best ones cannot be told apart."""
+    first, *others = shares
+    share = shares[first]
+    number = f"{write_share(share.value)} robust accuracy {share}, {write_share(clean)} clean"
+    if ties:
+        return (
+            f"{first} and {list_names(ties)} are not distinguishable at n = {share.samples}, of {len(shares)} models "
+            f"at {budget}: {first} has {number}, {ties[0]} {write_share(shares[ties[0]].value)} {shares[ties[0]]}"
+        )
+    place = f"the most robust of {len(shares)} models" if others else "the only model"
+    text = f"{first} is {place} at {budget}: {number}"
+    if others:
+        second = shares[others[0]]
+        text += f"; {others[0]} is next with {write_share(second.value)} {second}"
+    return text
 
 
 def model_table(

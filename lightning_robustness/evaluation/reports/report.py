@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from typing_extensions import Self
 
 from lightning_robustness._display.page import Page, Picture
 from lightning_robustness._display.table import Table, glossary
+from lightning_robustness._measurement.statistics import accuracy_interval
+from lightning_robustness._numbers import write_interval
 from lightning_robustness._processes import write_file
 
 if TYPE_CHECKING:
@@ -72,6 +74,28 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+class Share(NamedTuple):
+    """A share of samples with its 95 % interval, and the number of samples it is estimated from."""
+
+    value: float
+    low: float
+    high: float
+    samples: int
+
+    @classmethod
+    def of(cls, value: float, samples: float) -> Self:
+        """Compute the interval of a share of this many samples."""
+        return cls(value, *accuracy_interval(value, samples), int(samples))
+
+    @classmethod
+    def of_rates(cls, rates: Mapping[str, float]) -> Self:
+        """Return the accuracy under an attack."""
+        return cls(rates["adv_acc"], rates["adv_acc_low"], rates["adv_acc_high"], int(rates["count"]))
+
+    def __str__(self) -> str:
+        return f"({write_interval(self.low, self.high)}, n = {self.samples})"
 
 
 class Report:

@@ -13,12 +13,11 @@ from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
 from lightning_robustness._measurement.findings import ClassAccuracy
 from lightning_robustness._measurement.keys import attack_free_metrics, get_key
 from lightning_robustness._measurement.threat_model import ThreatModel
-from lightning_robustness._numbers import write_budget, write_distance
+from lightning_robustness._numbers import write_budget, write_distance, write_share
 from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.evaluation.decision_space import DecisionSpace
-from lightning_robustness.evaluation.reports.report import Report
+from lightning_robustness.evaluation.reports.report import Report, Share
 from lightning_robustness.evaluation.reports.sweep_report import SweepReport
-from lightning_robustness.evaluation.reports.verdict import Share, model_verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +87,54 @@ class RobustnessReport(Report):
     @property
     @override
     def verdict(self) -> str:
-        return model_verdict(self)
+        parts = [self._robustness]
+        if self.signs:
+            names = ", ".join(sign.name for sign in self.signs)
+            parts.append(f"signs of masked gradients ({names}), so the true value is lower")
+        elif self.metrics.get("masking") == 0:
+            parts.append("no signs of masked gradients")
+        elif self.rates or self.sweep is not None:
+            parts.append("masked gradients were not checked")
+        if self.interrupted is not None:
+            parts.append(f"interrupted while measuring {self.interrupted}")
+        return f"{'; '.join(parts)}."
+
+    @property
+    def _robustness(self) -> str:
+        """Robust accuracy of the model, or what there is instead."""
+        clean = self.metrics.get("acc", math.nan)
+        if self.rates:
+            return self._robustness_under_attack(clean)
+        if self.sweep is not None:
+            return self.sweep._robustness
+        if not self.metrics:
+            return "Nothing was measured"
+        if math.isnan(clean):
+            return "Accuracy is unknown, as there are no labels: only attack-free metrics were measured"
+        if self.boundary is None:
+            return f"Robust accuracy is unknown, as no attack ran; {write_share(clean)} clean"
+        value, low, high = (self.metrics[f"boundary_acc{end}"] for end in ("", "_low", "_high"))
+        share = Share(value, low, high, int(self.metrics["samples_fim"]))
+        budget = write_budget(self.boundary.budget, self.boundary.norm)
+        return (
+            f"{write_share(value)} robust accuracy to first order at {budget} {share}, an estimate without attacks, "
+            f"{write_share(clean)} clean"
+        )
+
+    def _robustness_under_attack(self, clean: float) -> str:
+        name = "worst" if "worst" in self.rates else min(self.rates, key=lambda key: self.rates[key]["adv_acc"])
+        rate = self.rates[name]
+        share = Share.of_rates(rate)
+        budget = self.threat_model.budget
+        clean = rate["correct"] / rate["count"] if math.isnan(clean) and rate["count"] else clean
+        if not budget:
+            attacks = ", ".join(other for other in self.rates if other != "worst")
+            what = f"accuracy under {attacks}, without a budget"
+        elif name == "worst":
+            what = f"robust accuracy at {budget}"
+        else:
+            what = f"accuracy under {name} at {budget}"
+        return f"{write_share(share.value)} {what} {share}, {write_share(clean)} clean"
 
     @property
     @override
@@ -102,11 +148,6 @@ class RobustnessReport(Report):
     def _has_pixels(self) -> bool:
         """Return whether distances to the boundary are in steps of 8-bit pixels."""
         return self.threat_model.has_pixels and self.boundary is not None and self.boundary.norm == "linf"
-
-    @property
-    def _boundary_budget(self) -> str:
-        """Budget of robust accuracy to first order as text; empty if it is unknown."""
-        return "" if self.boundary is None else write_budget(self.boundary.budget, self.boundary.norm)
 
     def _cell(self, name: str) -> Cell:
         """Return a value for a table: the distance to the boundary of images in steps of 8-bit pixels."""

@@ -8,9 +8,8 @@ from lightning_robustness._display import report_figures as figures
 from lightning_robustness._display.table import Cell, Table
 from lightning_robustness._measurement.assisted import Assisted, Estimate
 from lightning_robustness._measurement.threat_model import ThreatModel
-from lightning_robustness._numbers import write_budget
-from lightning_robustness.evaluation.reports.report import Report
-from lightning_robustness.evaluation.reports.verdict import Share, sweep_verdict
+from lightning_robustness._numbers import write_budget, write_share
+from lightning_robustness.evaluation.reports.report import Report, Share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +78,14 @@ class SweepReport(Report):
     @property
     @override
     def verdict(self) -> str:
-        return sweep_verdict(self)
+        interrupted = "; interrupted before all samples were attacked" if self.interrupted else ""
+        return f"{self._robustness}{interrupted}."
+
+    @property
+    def _robustness(self) -> str:
+        """Robust accuracy at the middle budget."""
+        share, clean = self.robust_accuracy(), write_share(self.clean_accuracy)
+        return f"{write_share(share.value)} robust accuracy at {self._budget_text} {share}, {clean} clean"
 
     @property
     @override
@@ -122,8 +128,16 @@ class SweepReport(Report):
         return write_budget(self._middle, self._norm)
 
     def robust_accuracy(self, eps: float | None = None) -> Share:
-        """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none."""
+        """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none.
+
+        Raises:
+            ValueError: If the budget is not one of the sweep.
+
+        """
         eps = self._middle if eps is None else eps
+        if eps not in (0, *self.budgets):
+            listed = ", ".join(map(write_budget, self.budgets))
+            raise ValueError(f"Expected argument `eps` to be one of the sweep, {listed}, or 0 but got {eps!r}.")
         if eps in self.budgets and "worst" in self.shares:
             return Share(*self.shares["worst"][self.budgets.index(eps)][:3], self.samples)
         accuracies = dict(zip([0.0, *self.budgets], [self.clean_accuracy, *self.worst], strict=True))

@@ -29,15 +29,17 @@ def table(reports):
     )
 
 
-def test_scores_are_those_of_the_table(reports):
-    report = ComparisonReport(reports, prior={"accuracy": 3.0}, balance=0.08)
-    expected = composite_scores(torch.tensor(table(reports)), BENEFIT, (3.0, 1.0, 1.0, 1.0, 1.0), 0.08)
+@pytest.mark.parametrize("weighting", ["entropy", "printed", "correlation"])
+def test_scores_are_those_of_the_table(reports, weighting):
+    report = ComparisonReport(reports, prior={"accuracy": 3.0}, balance=0.08, weighting=weighting)
+    expected = composite_scores(torch.tensor(table(reports)), BENEFIT, (3.0, 1.0, 1.0, 1.0, 1.0), 0.08, weighting)
     assert list(report.scores.values()) == pytest.approx(expected.scores.tolist())
     assert list(report.weights) == list(METRICS)
     assert list(report.weights.values()) == pytest.approx(expected.weights.tolist())
     assert list(report.entropy_weights.values()) == pytest.approx(expected.entropy_weights.tolist())
     assert report.curves["c"] == pytest.approx(expected.curves[2].tolist())
     assert report.composite["b"]["pgd"] == pytest.approx(expected.composite[1, 1].tolist())
+    assert ("correlation" in report.tables()[0].note) == (weighting == "correlation")
     # CMMR is the mean of M over the attacks, the score its mean over the budgets
     for name in reports:
         assert report.curves[name] == pytest.approx(np.mean(list(report.composite[name].values()), axis=0))
@@ -149,15 +151,15 @@ def test_notes_on_few_models_and_interruption(reports):
 
 
 def test_settings_are_shown(reports):
-    rows = dict(ComparisonReport(reports, balance=0.08).tables()[-1].rows)
-    assert rows["attacks"] == "fgsm, pgd"
-    assert rows["budgets"] == "0.1, 0.2, 0.3"
-    assert rows["attacked samples"] == "100"
-    assert rows["balancing weight"] == "0.08"
     for report in reports.values():
-        report.sweep.settings = {"pgd at eps = 0.1": "PGD(steps=10)", "seed": "3"}
-    rows = dict(ComparisonReport(reports).tables()[-1].rows)
-    assert (rows["pgd at eps = 0.1"], rows["seed"]) == ("PGD(steps=10)", "3")
+        report.sweep.settings = {"seed": "3"}
+    assert dict(ComparisonReport(reports, balance=0.08).tables()[-1].rows) == {
+        "attacks": "fgsm, pgd",
+        "budgets": "0.1, 0.2, 0.3",
+        "attacked samples": "100",
+        "balancing weight": "0.08",
+        "seed": "3",
+    }
 
 
 def test_settings_that_differ_are_noted(reports):
@@ -166,19 +168,12 @@ def test_settings_that_differ_are_noted(reports):
     assert ComparisonReport(reports).notes == []
     reports["b"].sweep.settings["pgd at eps = 0.1"] = "PGD(steps=1)"
     (note,) = ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes
-    assert note == (
-        "Models were attacked with different settings, so ranks mean little. pgd at eps = 0.1: "
-        "PGD(steps=10) (a); PGD(steps=1) (b); PGD(steps=10) (c)."
-    )
-
-
-def test_distances_that_were_not_measured_alike_are_noted(reports):
+    assert "pgd at eps = 0.1: PGD(steps=10) (a); PGD(steps=1) (b); PGD(steps=10) (c)." in note
+    reports["b"].sweep.settings["pgd at eps = 0.1"] = "PGD(steps=10)"
     for name, report in reports.items():
-        report.settings["Fisher information"] = f"boundary in linf, eps {0.2 if name == 'b' else 0.1}"
-    assert ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes == [
-        "Fisher information and distance to the boundary were measured with different settings: boundary in linf, "
-        "eps 0.1 (a); boundary in linf, eps 0.2 (b); boundary in linf, eps 0.1 (c)."
-    ]
+        report.settings["Fisher information"] = f"eps {0.2 if name == 'b' else 0.1}"
+    (note,) = ComparisonReport({name: reports[name] for name in ("a", "b", "c")}).notes
+    assert "different settings: eps 0.1 (a); eps 0.2 (b); eps 0.1 (c)." in note
 
 
 def test_one_model_has_curves_but_no_correlation(reports):
@@ -195,26 +190,13 @@ def test_one_model_has_curves_but_no_correlation(reports):
         ({"num_classes": 5}, r"classes .* 10 \(a\), 5 \(b\)"),
         ({"sweep": make_sweep(attacks=["fgsm", "bim"])}, r"fgsm, pgd \(a\), fgsm, bim \(b\)"),
         ({"sweep": make_sweep(budgets=[0.1, 0.2, 0.4])}, r"0.2, 0.3 \(a\), 0.1, 0.2, 0.4 \(b\)"),
-        (
-            {"sweep": make_sweep(samples=7)},
-            r"samples .* 100 \(a\), 7 \(b\)",
-        ),
-        (
-            {"sweep": make_sweep(clean_accuracy=0.0)},
-            "no correct prediction from 'b'",
-        ),
+        ({"sweep": make_sweep(samples=7)}, r"samples .* 100 \(a\), 7 \(b\)"),
+        ({"sweep": make_sweep(clean_accuracy=0.0)}, "no correct prediction from 'b'"),
     ],
 )
 def test_reports_that_cannot_be_compared(change, message):
     with pytest.raises(ValueError, match=message):
         ComparisonReport({"a": make_report(), "b": make_report(**change)})
-
-
-def test_errors():
-    with pytest.raises(ValueError, match="at least one model"):
-        ComparisonReport({})
-    with pytest.raises(ValueError, match=r"`prior`.*'lpips'"):
-        ComparisonReport({"a": make_report()}, prior={"lpips": 1.0})
 
 
 def test_comparison_draws_every_kind():
@@ -223,16 +205,9 @@ def test_comparison_draws_every_kind():
     assert len(drawn) == 5
     assert next(iter(drawn)) == "Robust accuracy under the worst of all attacks"
     assert drawn["CMMR against the budget"].axes[0].get_ylabel() == "CMMR (higher is more robust)"
-    axes = drawn[SCATTER].axes
-    assert [axis.get_title() for axis in axes] == [
-        f"r = {r['pearson']:.2f}, n = 3" for r in report.correlations.values()
-    ]
-    assert [axis.get_xlabel() for axis in axes] == [
-        "RDI (higher is more robust)",
-        "ROBY (lower is more robust)",
-        "Fisher information (lower is more robust)",
-        "Lipschitz constant (lower is more robust)",
-    ]
+    titles = {axis.get_xlabel().partition(" (")[0]: axis.get_title() for axis in drawn[SCATTER].axes}
+    assert list(titles) == ["RDI", "ROBY", "Fisher information", "Lipschitz constant"]
+    assert list(titles.values()) == [f"r = {row['pearson']:.2f}, n = 3" for row in report.correlations.values()]
 
 
 def test_every_attack_has_a_panel(reports):
@@ -263,3 +238,41 @@ def test_any_name_of_a_model_can_be_drawn():
     page = ComparisonReport({name: make_report(seed) for seed, name in enumerate(["_a", "res$net$", "x$y^"])}).to_html()
     assert page.count("<figcaption>") == 5 + 4
     assert ">res$net$</text>" in page
+
+
+def compared(**options):
+    worst = {"a": [0.6, 0.5, 0.3], "b": [0.8, 0.7, 0.2], "c": [0.9, 0.1, 0.0]}
+    reports = {name: make_report(seed, sweep=make_sweep(seed, worst=worst[name])) for seed, name in enumerate(worst)}
+    return ComparisonReport(reports, **options)
+
+
+def test_models_are_sorted_by_robust_accuracy_at_a_budget():
+    report = compared()
+    assert report.budget == 0.2
+    assert report.robust_accuracy == {"a": 0.5, "b": 0.7, "c": 0.1}
+    assert [row[0] for row in report.tables()[0].rows] == ["b", "a", "c"]
+    assert report.verdict == (
+        "b is the most robust of 3 models at 0.2: 70.0 % robust accuracy (60-78 %, n = 100), 90.0 % clean; a is next "
+        "with 50.0 % (40-60 %, n = 100)."
+    )
+    assert report.facts["models sorted by"] == "robust accuracy at 0.2, under the worst attack"
+    other = compared(budget=0.1, missing=["d"])
+    assert [row[0] for row in other.tables()[0].rows] == ["c", "b", "a"]
+    assert other.tables()[0].header[1] == "robust at 0.1"
+    assert other.verdict.endswith("; interrupted, without d.")
+    assert ComparisonReport.from_dict(other.to_dict()).budget == 0.1
+    with pytest.raises(ValueError, match=r"`rank_budget`.* 0.1, 0.2, 0.3, .* 0.15"):
+        compared(budget=0.15)
+
+
+def test_one_model_is_the_only_one():
+    report = ComparisonReport({"a": make_report(0, sweep=make_sweep(worst=[0.9, 0.5, 0.1]))})
+    expected = "a is the only model at 0.2: 50.0 % robust accuracy (40-60 %, n = 100), 90.0 % clean."
+    assert report.verdict == expected
+
+
+def test_weights_of_cmmr_are_explained():
+    report = compared()
+    note = report.tables()[0].note
+    assert note.startswith("CMMR weighs metrics by how much they vary (entropy method), not by how much they matter: ")
+    assert all(f" {weight:.2f}" in note for weight in report.weights.values())

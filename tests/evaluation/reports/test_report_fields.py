@@ -60,27 +60,22 @@ def test_order_of_fields_is_that_of_the_class():
     ("path", "value", "message"),
     [
         (["model"], 3, r"`model` to be str but got 3"),
-        (["num_classes"], 2.5, r"`num_classes` to be int but got 2.5"),
         (["num_classes"], True, r"`num_classes` to be int but got True"),
         (["metrics"], [1], r"`metrics` to be dict\[str, float\] but got \[1\]"),
         (["metrics", "acc"], "0.5", r"`metrics\['acc'\]` to be float but got '0.5'"),
-        (["rates", "pgd"], 1, r"`rates\['pgd'\]` to be dict\[str, float\] but got 1"),
         (["rates", "pgd", "asr"], None, r"KeyError: 'asr'"),
         (["rates", "pgd", "asr"], "x" * 99, r"to be float but got 'x{59}\.\.\."),
         (["signs"], 3, r"`signs` to be list\[.*MaskingSign\] but got 3"),
         (["signs", 0, "name"], 3, r"`signs\[0\].name` to be str but got 3"),
         (["signs", 0, "name"], None, r"`signs\[0\].name` is missing"),
         (["signs", 0, "other"], 3, r"`signs\[0\].other` is unknown"),
-        (["settings"], {"seed": 0}, r"`settings\['seed'\]` to be str but got 0"),
         (["per_sample", "y"], 3, r"`per_sample\['y'\]` to be list\[.*Any\] but got 3"),
         (["sweep"], [], r"`sweep` to be SweepReport but got \[\]"),
         (["sweep", "budgets", 0], "small", r"`sweep.budgets\[0\]` to be float but got 'small'"),
         (["sweep", "values", "accuracy", 0], [0.5], r"IndexError: list index out of range"),
         (["sweep", "values", "accuracy"], None, r"KeyError: 'accuracy'"),
-        (["decision_space", "labels", 1], "a", r"`decision_space.labels\[1\]` to be int but"),
         (["threat_model", "attacks", "pgd"], {}, r"`threat_model.attacks\['pgd'\].budgets` is missing"),
         (["unknown"], 3, r"`unknown` is unknown"),
-        (["metrics"], None, r"`metrics` is missing"),
         (["boundary"], None, r"`boundary` is missing"),
     ],
 )
@@ -98,13 +93,6 @@ def test_fields_of_other_reports():
     changed(ComparisonReport({"a": make_report()}), ["reports", "a", "metrics", "rdi"], [])
     with pytest.raises(ValueError, match=r"`reports\['a'\].metrics\['rdi'\]` to be float but got \[\]"):
         ComparisonReport.from_json("x.json")
-
-
-@pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
-def test_deep_nesting(nested):
-    Path("x.json").write_text(nested)
-    with pytest.raises(ValueError, match=r"x.json .*cannot be read"):
-        RobustnessReport.from_json("x.json")
 
 
 def test_deep_nesting_in_a_field():

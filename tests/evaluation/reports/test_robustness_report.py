@@ -1,12 +1,31 @@
 import math
 
 import pytest
+import scipy.stats
 
 from lightning_robustness._measurement.assisted import BoundaryCurve
 from lightning_robustness._measurement.findings import ClassAccuracy
-from lightning_robustness._measurement.threat_model import ThreatModel
+from lightning_robustness._measurement.threat_model import AttackFacts, ThreatModel
+from lightning_robustness.attacks import MaskingSign
 from lightning_robustness.evaluation import RobustnessReport
 from tests.evaluation.reports.reports import make_full_report, make_report, make_sweep
+
+PGD, CW = AttackFacts({"linf": 8 / 255}, "10 steps"), AttackFacts({}, "50 steps")
+SIGN = MaskingSign("zero_gradients", "evidence", "explanation", "remedy")
+
+
+def rate(accuracy, count=512, correct=480):
+    parts = dict.fromkeys(("asr", "asr_low", "asr_high", "error_rate", "distortion"), 0.5)
+    ends = scipy.stats.binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
+    parts |= {"adv_acc_low": ends.low, "adv_acc_high": ends.high}
+    return parts | {"adv_acc": accuracy, "count": count, "correct": correct}
+
+
+def make(attacks=("pgd",), facts=None, metrics=None, **fields):
+    rates = {name: rate(314 / 512) for name in attacks}
+    facts = {name: PGD for name in attacks if name != "worst"} if facts is None else facts
+    metrics = {"acc": 0.9412, "masking": 0.0} if metrics is None else metrics
+    return RobustnessReport("Net", 10, metrics, rates, threat_model=ThreatModel(facts, 512), **fields)
 
 
 def test_text_has_all_values():
@@ -36,11 +55,9 @@ def test_summary_has_labels_and_directions():
 
 def test_attacks_have_a_mean_without_the_worst_case():
     rate = make_report().rates["pgd"]
-    rates = {
-        name: rate | {"asr": asr, "adv_acc": adv_acc} for name, asr, adv_acc in [("a", 0.25, 0.5), ("b", 0.75, 0.0)]
-    }
-    tables = make_report(rates=rates | {"worst": rate | {"asr": 1.0, "adv_acc": 0.0}}).tables()
-    (table,) = [table for table in tables if table.title == "Attacks"]
+    values = {"a": (0.25, 0.5), "b": (0.75, 0.0), "worst": (1.0, 0.0)}
+    rates = {name: rate | {"asr": asr, "adv_acc": adv_acc} for name, (asr, adv_acc) in values.items()}
+    (table,) = [table for table in make_report(rates=rates).tables() if table.title == "Attacks"]
     assert table.rows[-1] == ["mean of the attacks", 0.5, "", "", 0.25, "", "", ""]
 
 
@@ -95,3 +112,60 @@ def test_table_has_the_least_robust_classes():
     (table,) = [table for table in make_report(classes=classes).tables() if table.title.startswith("Classes")]
     assert table.title == "Classes, the least robust first (20 of 30)"
     assert table.rows == [[label, 1.0, label / 100, 3] for label in range(20)]
+
+
+ROBUST = "61.3 % robust accuracy at 8/255 (57-65 %, n = 512), 94.1 % clean"
+INTERRUPTED = "interrupted while measuring the sweep"
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (make(("pgd", "worst")), f"{ROBUST}; no signs of masked gradients."),
+        (
+            make(("pgd", "worst"), signs=[SIGN]),
+            f"{ROBUST}; signs of masked gradients (zero_gradients), so the true value is lower.",
+        ),
+        (make(("pgd", "worst"), interrupted="the sweep"), f"{ROBUST}; no signs of masked gradients; {INTERRUPTED}."),
+        (
+            make(("pgd",), metrics={"acc": 0.9412}, interrupted="the attack cw"),
+            "61.3 % accuracy under pgd at 8/255 (57-65 %, n = 512), 94.1 % clean; masked gradients were not checked; "
+            "interrupted while measuring the attack cw.",
+        ),
+        (
+            make(("pgd", "pgd_l2", "worst"), {"pgd": PGD, "pgd_l2": AttackFacts({"l2": 0.5}, "10 steps")}),
+            "61.3 % robust accuracy at 8/255 and 0.5 in l2 (57-65 %, n = 512), 94.1 % clean; no signs of masked "
+            "gradients.",
+        ),
+        (
+            make(("cw", "worst"), {"cw": CW}),
+            "61.3 % accuracy under cw, without a budget (57-65 %, n = 512), 94.1 % clean; no signs of masked "
+            "gradients.",
+        ),
+        (make((), metrics={"acc": 0.9412}), "Robust accuracy is unknown, as no attack ran; 94.1 % clean."),
+        (
+            make(
+                (),
+                metrics={"acc": 0.9412, "samples_fim": 100.0}
+                | {"boundary_acc": 0.5, "boundary_acc_low": 0.4, "boundary_acc_high": 0.6},
+                boundary=BoundaryCurve("l2", [0.0, 0.5, 1.0, 1.5, 2.0], *[[0.5] * 5] * 3),
+            ),
+            "50.0 % robust accuracy to first order at 0.5 in l2 (40-60 %, n = 100), an estimate without attacks, "
+            "94.1 % clean.",
+        ),
+        (
+            make((), metrics={"rdi": 0.5}),
+            "Accuracy is unknown, as there are no labels: only attack-free metrics were measured.",
+        ),
+        (
+            make((), metrics={}, interrupted="the features"),
+            "Nothing was measured; interrupted while measuring the features.",
+        ),
+        (
+            make((), metrics={"acc": 0.9412}, sweep=make_sweep(worst=[0.9, 0.5, 0.1])),
+            "50.0 % robust accuracy at 0.2 (40-60 %, n = 100), 90.0 % clean; masked gradients were not checked.",
+        ),
+    ],
+)
+def test_verdict_on_one_model(report, expected):
+    assert report.verdict == expected

@@ -1,3 +1,5 @@
+import pytest
+
 from lightning_robustness._measurement.threat_model import AttackFacts, ThreatModel
 from tests.evaluation.reports.reports import ATTACKS, EPS, make_sweep
 
@@ -28,7 +30,34 @@ def test_curves_start_at_clean_accuracy():
     assert axis.lines[0].get_xdata().tolist() == [0.0, *EPS]
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "psnr", "ald2"])
+def test_plot_draws_any_metric(metric):
+    sweep = make_sweep()
+    line = sweep.plot(metric).axes[0].lines[0]
+    assert line.get_ydata().tolist()[-3:] == sweep.values[metric][0]
+    with pytest.raises(ValueError, match=r"ald2.*'lpips'"):
+        sweep.plot("lpips")
+
+
 def test_budgets_of_images_are_in_steps_of_pixels():
     threat = ThreatModel({"pgd": AttackFacts({"linf": 2 / 255}, "10 steps")}, 100, is_image=True)
     sweep = make_sweep(budgets=[2 / 255, 4 / 255, 8 / 255], threat_model=threat)
     assert sweep.plot().axes[0].get_xlabel() == "perturbation budget (pixels from 0 to 1, linf)"
+
+
+def test_verdict_on_a_sweep():
+    sweep = make_sweep(worst=[0.9, 0.5, 0.1])
+    assert sweep.verdict == "50.0 % robust accuracy at 0.2 (40-60 %, n = 100), 90.0 % clean."
+    threat = ThreatModel({"pgd": AttackFacts({"l2": 0.1}, "10 steps")}, 100)
+    sweep = make_sweep(worst=[0.9, 0.5, 0.1], threat_model=threat, interrupted=True)
+    assert sweep.verdict == (
+        "50.0 % robust accuracy at 0.2 in l2 (40-60 %, n = 100), 90.0 % clean; interrupted before all samples were "
+        "attacked."
+    )
+
+
+def test_robust_accuracy_is_known_at_the_budgets():
+    sweep = make_sweep(worst=[0.9, 0.5, 0.1])
+    assert [sweep.robust_accuracy(eps).value for eps in (None, 0, 0.1, 0.3)] == [0.5, 0.9, 0.9, 0.1]
+    with pytest.raises(ValueError, match=r"`eps` .* 0.1, 0.2, 0.3, or 0 .*0.15"):
+        sweep.robust_accuracy(0.15)

@@ -1,0 +1,68 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import ChainDataset, DataLoader, TensorDataset
+
+from lightning_robustness.evaluation.session import check_loader, on_device
+
+DATA = TensorDataset(torch.zeros(3, 1), torch.arange(3))
+STREAM = ChainDataset([])
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_model_that_is_there_stays(device):
+    model = nn.Linear(1, 2)
+    weight = model.weight
+    with on_device(model, device) as place:
+        assert place == torch.device("cpu")
+    assert model.weight is weight
+
+
+class Mover(nn.Linear):
+    """Tells where it is moved instead of going there, if it can."""
+
+    def __init__(self, reason=None):
+        super().__init__(1, 2)
+        self.reason = reason
+        self.moves = []
+
+    def to(self, device):
+        self.moves.append(str(device))
+        if device == "cuda:1" and self.reason is not None:
+            raise RuntimeError(self.reason)
+
+
+def fail_on(model, device):
+    with on_device(model, device) as place:
+        raise RuntimeError(f"{place} is out of memory")
+
+
+@pytest.mark.parametrize(("reason", "message"), [(None, "cuda:1 is out of memory"), ("no room", "no room")])
+def test_model_is_moved_and_comes_back(reason, message):
+    model = Mover(reason)
+    with pytest.raises(RuntimeError, match=message):
+        fail_on(model, "cuda:1")
+    assert model.moves == ["cuda:1", "cpu"]
+
+
+class DataModule:
+    def test_dataloader(self):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (DataModule(), "the data module DataModule. Pass"),
+        (DATA, r"TensorDataset. Pass `DataLoader\("),
+        (3, "`dataloader`.* int"),
+    ],
+)
+def test_what_is_no_loader(loader, message):
+    with pytest.raises(TypeError, match=message):
+        check_loader(loader)
+
+
+@pytest.mark.parametrize("loader", [[], iter([]), STREAM, DataLoader(DATA)])
+def test_what_is_a_loader(loader):
+    assert check_loader(loader) is None
