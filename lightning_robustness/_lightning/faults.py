@@ -83,22 +83,14 @@ class Faults:
 
 def warn_of_sharding(trainer: Trainer, settings: MonitorSettings) -> None:
     """Warn of what the monitor leaves out where no process has the whole network."""
-    if not is_sharded(trainer):
+    access = settings.access
+    uses_network = settings.needs_gradients or settings.log_embeddings or access.forward_fn or access.embed_fn
+    if not is_sharded(trainer) or not uses_network:
         return
-    left_out = [
-        *(["attacks, with them `worst` and trust"] if settings.plan.attacks else []),
-        *(["`final_attack`"] if settings.final else []),
-        *(["the Fisher information and the distance to the decision boundary"] if settings.plan.fim_samples else []),
-        *(["CLEVER"] if settings.plan.clever_samples else []),
-        *(["the projector"] if settings.log_embeddings else []),
-    ]
-    functions = [name for name in ("forward_fn", "embed_fn") if getattr(settings.access, name) is not None]
-    if not left_out and not functions:
-        return
-    uncalled = f" {' and '.join(functions)} will not be called: `validation_step` alone runs the network."
     rank_zero_warn(
         f"RobustnessMonitor: {type(trainer.strategy).__name__} shards the parameters, so no process can run or "
-        "differentiate the network by itself. RDI, ROBY and accuracy are measured, from hooks; left out are: "
-        f"{'; '.join(left_out) or 'none'}.{uncalled if functions else ''} For everything, train with strategy='ddp', "
-        "or evaluate a checkpoint afterwards, with `lightning_robustness.evaluation.evaluate`."
+        "differentiate the network by itself. RDI, ROBY and accuracy are measured, from hooks on `validation_step`. "
+        "Left out are attacks, `final_attack`, `worst` and trust, the Fisher information, the distance to the decision "
+        "boundary, CLEVER and the projector; `forward_fn` and `embed_fn` are not called. For everything, train with "
+        "strategy='ddp', or evaluate a checkpoint afterwards, with `lightning_robustness.evaluation.evaluate`."
     )

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, Trainer
@@ -7,7 +6,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness._arguments import check_name, check_number, check_option
 from lightning_robustness._lightning.trainer import is_sharded, logged_in_this_epoch, num_training_batches
-from lightning_robustness._measurement.keys import Key, find_key, name_of, new_tag
+from lightning_robustness._measurement.keys import Key, find_key, name_of
 from lightning_robustness._processes import rank_zero_warn
 
 ExtremeMode = Literal["min", "max"]
@@ -25,7 +24,6 @@ def split_key(key: str) -> tuple[str, Key | None]:
         ('robustness', None)
 
     """
-    key = new_tag(key) or key
     parts = key.split("/")
     for start in range(1, len(parts)):  # prefixes may have several parts
         prefix = "/".join(parts[:start]).removesuffix("_details").removesuffix("_trust")
@@ -54,7 +52,6 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
 def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
     """Check, where the callbacks of a Trainer tell, that a key will be logged."""
     keys = _promised(trainer)
-    check_renamed(owner, key, keys)
     prefixes = tuple({f"{promised.split('/')[0]}/" for promised in keys})
     names = {promised.split("/")[-1] for promised in keys} - {"acc"}
     # Any other key may be the module's own, unless it looks like one of theirs
@@ -77,28 +74,15 @@ def check_package(trainer: Trainer, owner: Callback) -> None:
         )
 
 
-def check_renamed(owner: Callback, key: str | None, keys: Sequence[str]) -> None:
-    """Check that a callback does not wait for a former name of a value; ``keys`` are logged."""
-    renamed = new_tag(key or "")
-    if renamed is not None and key not in keys and split_key(renamed)[0] in {split_key(known)[0] for known in keys}:
-        raise MisconfigurationException(
-            f"{type(owner).__name__} waits for {key!r}, which is logged as {renamed!r}. Pass that name."
-        )
-
-
 def check_default_guard(trainer: Trainer, owner: Callback, guard: str) -> None:
     """Check that a callback of a Trainer will log the key of a guard that the user did not name."""
     keys = _promised(trainer)
-    if not keys:
-        raise MisconfigurationException(
-            f"{type(owner).__name__} waits for values of RobustnessMonitor, guarded by {guard!r}, but there is none. "
-            "Add RobustnessMonitor to the callbacks, or pass `guard=` if the module logs these values itself."
-        )
     if guard not in keys:
         others = [f"guard={key!r}" for key in keys if key.endswith("/acc")]
         remedy = " or ".join([*others, "the key of a clean accuracy that the module logs", "guard=None"])
         raise MisconfigurationException(
-            f"{type(owner).__name__} is guarded by {guard!r}, which will not be logged. Pass {remedy}."
+            f"{type(owner).__name__} is guarded by {guard!r}, which will not be logged. Pass {remedy}, or add "
+            "RobustnessMonitor to the callbacks, with this prefix."
         )
 
 

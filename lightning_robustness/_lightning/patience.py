@@ -1,6 +1,7 @@
 """When an evaluation counts towards the patience of early stopping: once the learning rate has come down."""
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
@@ -13,11 +14,44 @@ _FALL = 0.5 * (1 + 1e-6)
 _LATEST = 0.75
 
 
-class Count(NamedTuple):
-    """An evaluation: if it counts towards patience, and its learning rate relative to the peak."""
+class Evaluation(NamedTuple):
+    """A value at an evaluation: whether it counts towards patience, and at which learning rate, relative to the peak.
 
+    ``guard`` is the value of the guard, ``restarts`` whether that was a new best, so that patience starts again.
+    """
+
+    value: float
     counts: bool = True
     rate: float = math.inf
+    guard: float = math.nan
+    restarts: bool = False
+
+
+class Streak(NamedTuple):
+    """Best value, infinite if there is none, and for how many evaluations it has not improved."""
+
+    best: float
+    wait: int
+
+    @classmethod
+    def of(
+        cls,
+        evaluations: Iterable[Evaluation],
+        is_higher_better: bool,
+        min_delta: float = 0.0,
+        admits: Callable[[float], bool] = lambda guard: True,
+    ) -> "Streak":
+        """Count from when the learning rate last halved; evaluations that the guard does not admit improve nothing."""
+        sign, best, lowest, wait = 1 if is_higher_better else -1, -math.inf, math.inf, 0
+        for value, counts, rate, guard, restarts in evaluations:
+            is_better = admits(guard) and sign * value - abs(min_delta) > best
+            best = sign * value if is_better else best
+            if not counts:  # but it sets the value to beat
+                continue
+            has_halved = rate <= _FALL * lowest < math.inf
+            lowest = min(lowest, rate)
+            wait = 0 if is_better or restarts else 1 if has_halved else wait + 1
+        return cls(sign * best, wait)
 
 
 class LearningRateWait:
@@ -45,20 +79,18 @@ class LearningRateWait:
         shares = [rate / self._peaks[name] for name, rate in rates.items() if self._peaks[name] > 0]
         self._rate = max(shares, default=None)
 
-    def judge(self, trainer: Trainer) -> Count:
-        """Tell whether an evaluation counts."""
-        count = self._judge(trainer)
-        if not count.counts or (self._waited is not None and not self._waited[1]):
-            self._waited = trainer.current_epoch, count.counts
-        return count
-
-    def _judge(self, trainer: Trainer) -> Count:
+    def judge(self, trainer: Trainer) -> tuple[bool, float]:
+        """Tell whether an evaluation counts, and its learning rate relative to the peak."""
+        rate, progress = math.inf, progress_of(trainer)
         if self.start_from_epoch is not None:
-            return Count(trainer.current_epoch >= self.start_from_epoch)
-        progress = progress_of(trainer)
-        if self._rate is None or progress is None:
-            return Count()
-        return Count(self._rate <= _FALL or progress >= _LATEST, self._rate)
+            counts = trainer.current_epoch >= self.start_from_epoch
+        elif self._rate is None or progress is None:
+            counts = True
+        else:
+            counts, rate = self._rate <= _FALL or progress >= _LATEST, self._rate
+        if not counts or (self._waited is not None and not self._waited[1]):
+            self._waited = trainer.current_epoch, counts
+        return counts, rate
 
     def describe(self, trainer: Trainer) -> str:
         """Say what is waited for."""
@@ -85,40 +117,6 @@ class LearningRateWait:
         """Continue from a checkpoint."""
         self._peaks, self._rate = dict(state_dict["peaks"]), state_dict["rate"]
         self._waited = state_dict["waited"]
-
-
-class Streak:
-    """Evaluations of a value, and for how many it has not improved since the learning rate last halved."""
-
-    def __init__(self, is_higher_better: bool, min_delta: float = 0.0) -> None:
-        self._sign = 1 if is_higher_better else -1
-        self._min_delta = abs(min_delta)
-        self._best = -math.inf
-        self._lowest = math.inf
-        self.wait = 0
-
-    @property
-    def best(self) -> float:
-        """The best value, infinite if there is none."""
-        return self._sign * self._best
-
-    def add(self, value: float, count: Count, is_candidate: bool = True, resets: bool = False) -> None:
-        """Add an evaluation, which the best value includes whether it counts or not; candidates alone improve."""
-        is_better = is_candidate and self._sign * value - self._min_delta > self._best
-        self._best = self._sign * value if is_better else self._best
-        if not count.counts:
-            return
-        restarts = count.rate <= _FALL * self._lowest < math.inf
-        self._lowest = min(self._lowest, count.rate)
-        self.wait = 0 if is_better or resets else 1 if restarts else self.wait + 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to continue."""
-        return {"best": self._best, "lowest": self._lowest, "wait": self.wait}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self._best, self._lowest, self.wait = (state_dict[name] for name in ("best", "lowest", "wait"))
 
 
 def _scheduled_rates(trainer: Trainer) -> dict[str, float]:

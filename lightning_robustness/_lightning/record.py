@@ -68,22 +68,16 @@ class AttackSchedule:
     """Decide which attacks run in a validation epoch: all in the first and last one, each every few epochs between."""
 
     def __init__(self, names: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
-        names = list(names)
-        given = every_n_epochs if isinstance(every_n_epochs, Mapping) else {}
-        unknown = [name for name in given if name not in names]
+        names, argument = list(names), "attack_every_n_epochs"
+        if every_n_epochs is not None and not isinstance(every_n_epochs, Mapping):
+            every_n_epochs = dict.fromkeys(names, check_integer(argument, every_n_epochs, minimum=1))
+        numbers = {name: _DEFAULTS.get(name, _DEFAULT) for name in names} | dict(every_n_epochs or {})
+        unknown = [name for name in numbers if name not in names]
         if unknown:
             raise ValueError(
                 f"Expected argument `attack_every_n_epochs` to name attacks of {names} but got {', '.join(unknown)}."
             )
-        numbers = {name: _DEFAULTS.get(name, _DEFAULT) for name in names} | dict(given)
-        if every_n_epochs is not None and not isinstance(every_n_epochs, Mapping):
-            check_integer("attack_every_n_epochs", every_n_epochs, minimum=1)
-            numbers = dict.fromkeys(names, every_n_epochs)
-        self.every_n_epochs = {
-            name: check_integer("attack_every_n_epochs", number, minimum=1) for name, number in numbers.items()
-        }
-        self._last_epoch: dict[str, int] = {}
-        self._last_batch: dict[str, int] = {}
+        self.every_n_epochs = {name: check_integer(argument, number, minimum=1) for name, number in numbers.items()}
 
     def most_frequent(self, names: Collection[str]) -> str | None:
         """Return the one of some attacks that runs most often, or ``worst`` if all run together; None without any."""
@@ -92,41 +86,27 @@ class AttackSchedule:
             return WORST
         return min(numbers, key=lambda name: numbers[name], default=None)
 
-    def due(self, trainer: Trainer) -> list[str]:
-        """Return the names of the attacks that run in this validation epoch."""
+    def due(self, trainer: Trainer, history: Sequence[Evaluation]) -> list[str]:
+        """Return the names of the attacks that run in this validation epoch, given the evaluations of the run."""
         if trainer.state.fn != "fit" or is_at_the_end(trainer):
             return list(self.every_n_epochs)
-        last = self._last_epoch
+        last = {name: int(entry["epoch"]) for entry in history for name in self.every_n_epochs if _has_run(name, entry)}
         epoch = trainer.current_epoch
         return [
             name for name, number in self.every_n_epochs.items() if name not in last or epoch - last[name] >= number
         ]
 
-    def missing(self, trainer: Trainer) -> list[str]:
-        """Return the names of all attacks if one of them has not seen the network in its final state.
+    def missing(self, entry: Evaluation) -> list[str]:
+        """Return the names of all attacks if one of them has not run in an evaluation.
 
         All of them run, since the worst case takes attacks of the same evaluation.
         """
-        names, batch = list(self.every_n_epochs), num_training_batches(trainer)
-        return [] if all(self._last_batch.get(name) == batch for name in names) else names
+        names = list(self.every_n_epochs)
+        return [] if all(_has_run(name, entry) for name in names) else names
 
-    def record(self, trainer: Trainer, epoch: int, names: Iterable[str]) -> None:
-        """Note that attacks have run in this epoch."""
-        if trainer.state.fn == "fit":
-            for name in names:
-                self._last_epoch[name], self._last_batch[name] = epoch, num_training_batches(trainer)
 
-    def reset(self) -> None:
-        """Begin anew, for another run."""
-        self._last_epoch, self._last_batch = {}, {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to continue."""
-        return {"last_epoch": dict(self._last_epoch)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self._last_epoch = dict(state_dict["last_epoch"])
+def _has_run(name: str, entry: Evaluation) -> bool:
+    return f"adv_acc/{name}" in entry
 
 
 def is_at_the_end(trainer: Trainer) -> bool:
@@ -158,7 +138,7 @@ def find_distrust(trainer: Trainer, prefix: str, trust: Mapping[str, Trust]) -> 
 
 
 class RunRecord:
-    """Everything that outlives an epoch: the evaluations so far, outcomes of their attacks by step, and the schedule.
+    """Everything that outlives an epoch: the evaluations so far, and outcomes of their attacks by step.
 
     They find their way back from processes that Lightning has spawned.
     """
@@ -185,12 +165,20 @@ class RunRecord:
         """Return the epoch that a checkpoint kept, else the most robust one."""
         return kept_epoch(self.history, self._unpacked(), self._checkpoint)
 
+    def due(self, trainer: Trainer) -> list[str]:
+        """Return the names of the attacks that run in this validation epoch."""
+        return self.schedule.due(trainer, self.history)
+
+    def missing(self, trainer: Trainer) -> list[str]:
+        """Return the names of the attacks to run at the end, if one of them has not seen the final network."""
+        has_final = self._last_batch == num_training_batches(trainer)
+        return self.schedule.missing(self.history[-1] if has_final else {})
+
     def begin(self, trainer: Trainer) -> None:
         """Begin a run; one that is resumed keeps what there is."""
         self._last_batch, self._checkpoint = None, None
         if trainer.current_epoch == 0:
             self._history, self._outcomes = [], {}
-            self.schedule.reset()
 
     def add(
         self,
@@ -218,7 +206,6 @@ class RunRecord:
         self._outcomes.setdefault(int(self.history[-1]["step"]), {}).update(packed)
         if not attacks:
             return dict(values)
-        self.schedule.record(trainer, epoch, attacks)
         self.trust = measure_trust(self.history)
         measured = {f"trust/{name}": agreement.tau for name, agreement in self.trust.items()}
         self.history[-1] |= measured
@@ -237,11 +224,10 @@ class RunRecord:
         """Return what a resumed run needs to continue, without the margins of all samples."""
         found = self._unpacked()
         outcomes = {step: {name: outcome._asdict() for name, outcome in own.items()} for step, own in found.items()}
-        return {"schedule": self.schedule.state_dict(), "history": self.history, "outcomes": outcomes}
+        return {"history": self.history, "outcomes": outcomes}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.schedule.load_state_dict(state_dict["schedule"])
         self._history, self._checkpoint = list(state_dict["history"]), state_dict.get("checkpoint")
         saved = state_dict.get("outcomes", {})
         self._outcomes = {

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from typing_extensions import override
@@ -97,20 +96,6 @@ class _Statistics:
 REPLACEMENT: ContextVar[Callable[[], Tensor] | None] = ContextVar("REPLACEMENT", default=None)
 
 
-class _TrainingStep:
-    """Training step of a strategy, wrapped in functions, the first one outermost."""
-
-    def __init__(self, step: Callable[..., Any]) -> None:
-        self.step = step
-        self.functions: list[Callable[..., Any]] = []
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        step = self.step
-        for function in reversed(self.functions):
-            step = partial(function, step)
-        return step(*args, **kwargs)
-
-
 class TrainingStepCallback(Callback):
     """Callback that wraps the training step, for instance to change its batch.
 
@@ -120,7 +105,7 @@ class TrainingStepCallback(Callback):
 
     def __init__(self, access: Access) -> None:
         self.access = access
-        self._function: Callable[..., Any] | None = None
+        self._wrapped: Callable[..., Any] | None = None  # in place of the strategy's, if this callback is the first
         # How the network takes the entries of a batch, by their names
         self._ways: dict[tuple[str | None, tuple[str, ...]], ExtraInputs | None] = {}
         self._takes_floats = False  # in place of bytes
@@ -165,28 +150,26 @@ class TrainingStepCallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        current = vars(trainer.strategy).get("training_step")
-        if not isinstance(current, _TrainingStep):
-            current = _TrainingStep(trainer.strategy.training_step)
-            trainer.strategy.training_step = current  # type: ignore[method-assign]
-        self._function = partial(self.around_training_step, trainer, pl_module)
-        current.functions.append(self._function)
+        own = [one for one in trainer.callbacks if isinstance(one, TrainingStepCallback)]  # type: ignore[attr-defined]
+        if own[0] is not self:
+            return
+        self._wrapped = trainer.strategy.training_step
+        for callback in reversed(own):
+            self._wrapped = partial(callback.around_training_step, trainer, pl_module, self._wrapped)
+        trainer.strategy.training_step = self._wrapped  # type: ignore[method-assign]
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._release(trainer.strategy)
+        self._release(trainer)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._release(trainer.strategy)
+        self._release(trainer)
 
-    def _release(self, strategy: Strategy) -> None:
-        current = vars(strategy).get("training_step")
-        if isinstance(current, _TrainingStep) and self._function in current.functions:
-            current.functions.remove(self._function)
-            if not current.functions:
-                del strategy.training_step  # uncovers the method of the class
-        self._function = None
+    def _release(self, trainer: Trainer) -> None:
+        if self._wrapped is not None and vars(trainer.strategy).get("training_step") is self._wrapped:
+            del trainer.strategy.training_step  # uncovers the method of the class
+        self._wrapped = None
 
 
 def find_loss(output: Any) -> Tensor | None:

@@ -192,16 +192,6 @@ def name_of(prefix: str, text: str) -> str | None:
     return None
 
 
-def new_tag(text: str) -> str | None:
-    """Return the tag of a value whose group was left out of this one; None if none was, or there is no such value."""
-    parts = text.split("/")
-    for start in range(1, len(parts)):  # prefixes may have several parts
-        prefix, name = "/".join(parts[:start]), "/".join(parts[start:])
-        if find_key(name) is not None and not prefix.endswith(("_details", "_trust")):
-            return None if tag(prefix, name) == text else tag(prefix, name)
-    return None
-
-
 def charts(
     parts: Collection[str], attacks: Sequence[str], unbounded: Collection[str] = (), has_details: bool = True
 ) -> list[Chart]:

@@ -1,11 +1,11 @@
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lightning_robustness._arguments import check_integer, check_number, check_option
@@ -95,13 +95,12 @@ class AttackFreeRegularization(TrainingStepCallback):
             input_space=self.access.input_space,
         )
         self._prefix = prefix
-        self._hook: RemovableHandle | None = None
-        self._outputs: list[Tensor] = []
-        self._has_no_head = False
+        self._sources: list[str] | None = None  # names of modules whose output is the logits, once they are known
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        self._sources = None
         if stage == "fit" and not pl_module.automatic_optimization:
             raise MisconfigurationException(
                 "Expected automatic optimization for AttackFreeRegularization, which adds to the loss that "
@@ -110,38 +109,28 @@ class AttackFreeRegularization(TrainingStepCallback):
             )
 
     @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._remove_hook()
-        super().teardown(trainer, pl_module, stage)
-
-    @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._remove_hook()
-        super().on_exception(trainer, pl_module, exception)
-
-    @override
     def around_training_step(
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
         loaded = self.as_floats(pl_module, self.access.read(batch))
-        if self._rdi_weight:
-            self._listen(pl_module, loaded.first(3))  # two would pass for inputs and labels
-        output = step(batch, *args)
+        outputs: list[Tensor] = []
+        with self._recording(pl_module, loaded, outputs):
+            output = step(batch, *args)
         loss = find_loss(output)
-        if loss is not None:
-            for name, weight, value in self._terms(self.forward(pl_module, loaded), loaded):
-                log_mean(pl_module, f"{self._prefix}/{name}", value, len(loaded.x))
-                loss = loss + weight * value.to(loss.dtype)
-        self._outputs = []  # graphs hang on them
         if loss is None:
             return output
+        for name, weight, value in self._terms(self.forward(pl_module, loaded), loaded, outputs):
+            log_mean(pl_module, f"{self._prefix}/{name}", value, len(loaded.x))
+            loss = loss + weight * value.to(loss.dtype)
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
 
-    def _terms(self, forward: Callable[..., Any], batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
+    def _terms(
+        self, forward: Callable[..., Any], batch: Batch, outputs: list[Tensor]
+    ) -> Iterator[tuple[str, float, Tensor]]:
         x = batch.x
         if self._rdi_weight:
             labels = require_labels(batch.y, "the RDI loss", otherwise="`rdi_weight=0` to leave it out")
-            logits = next((as_classes(output, len(x)) for output in self._outputs if len(output) == len(x)), None)
+            logits = next((as_classes(output, len(x)) for output in outputs if len(output) == len(x)), None)
             value = rdi_loss(compute_logits(forward, x) if logits is None else logits, labels)
             yield "rdi_loss", self._rdi_weight, value
         if self._fisher_weight:
@@ -151,28 +140,30 @@ class AttackFreeRegularization(TrainingStepCallback):
             labels = require_labels(batch.y, "the distance to the boundary", otherwise=otherwise)
             yield "boundary", self._boundary_weight, self._boundary_penalty(forward, x, labels)
 
-    def _listen(self, pl_module: LightningModule, few: Batch) -> None:
-        self._outputs = []
-        if self._hook is not None or self._has_no_head or is_compiled(pl_module.modules()):
-            return
+    def _recording(
+        self, pl_module: LightningModule, batch: Batch, outputs: list[Tensor]
+    ) -> AbstractContextManager[Any]:
+        """Collect the logits that a training step computes, as far as a module returns them."""
+        if self._sources is None:
+            self._sources = self._find_sources(pl_module, batch.first(3))  # two would pass for inputs and labels
+        if not self._sources:
+            return nullcontext()
+
+        def record(module: nn.Module, args: Any, output: Any) -> None:
+            is_logits = isinstance(output, Tensor) and output.ndim == 2 and output.requires_grad
+            if is_logits and not is_sandboxed():  # in a sandbox the network is attacked, or differentiated twice
+                outputs.append(output)
+
+        return pl_module.get_submodule(self._sources[0]).register_forward_hook(record)
+
+    def _find_sources(self, pl_module: LightningModule, few: Batch) -> list[str]:
+        """Find modules whose output is the logits; where there are none, a forward pass for each batch will do."""
+        if not self._rdi_weight or is_compiled(pl_module.modules()):
+            return []
         try:
             sources = find_route(pl_module, few.x, self.forward(pl_module, few), self.access.head).sources
         except ValueError:
             if self.access.head is not None:
                 raise
-            sources = {}
-        name = next((name for name, transform in sources.items() if transform == "identity"), None)
-        if name is None:
-            self._has_no_head = True  # a forward pass for each batch will do
-            return
-        self._hook = pl_module.get_submodule(name).register_forward_hook(self._record)
-
-    def _record(self, module: nn.Module, args: Any, output: Any) -> None:
-        is_logits = isinstance(output, Tensor) and output.ndim == 2 and output.requires_grad
-        if is_logits and not is_sandboxed():  # in a sandbox the network is attacked, or differentiated twice
-            self._outputs.append(output)
-
-    def _remove_hook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-        self._hook, self._outputs, self._has_no_head = None, [], False
+            return []
+        return [name for name, transform in sources.items() if transform == "identity"]

@@ -21,7 +21,7 @@ from lightning_robustness._lightning.guard import (
     reference_key,
     split_key,
 )
-from lightning_robustness._lightning.patience import Count, LearningRateWait, Streak
+from lightning_robustness._lightning.patience import Evaluation, LearningRateWait, Streak
 from lightning_robustness._measurement.keys import attack_free_metrics
 from lightning_robustness._processes import rank_zero_warn
 
@@ -126,11 +126,11 @@ class RobustEarlyStopping(EarlyStopping):
         self._stops_at_nan = check_flag("check_finite", check_finite)
         self._wait = LearningRateWait(start_from_epoch)
         self._confirm = confirm if confirm is None else check_name("confirm", confirm)
-        self._reference: tuple[str, Streak] | None = None
+        self._reference: str | None = None  # key of the robust accuracy that confirms the value
         self.waiting = ""
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
-        # Value, value of the guard, whether that was a new best, and the fields of its Count
-        self._evaluations: list[tuple[float, float, bool, bool, float]] = []
+        self._evaluations: list[Evaluation] = []
+        self._confirmations: list[Evaluation] = []
 
     @property
     def waited(self) -> str:
@@ -143,15 +143,17 @@ class RobustEarlyStopping(EarlyStopping):
         if stage == "fit":
             check_awaited(trainer, self, self.monitor)
             self._guard.check(trainer, self)
-            self._reference = self._find_reference(trainer)
+            reference, self._reference = self._reference, self._find_reference(trainer)
+            self._confirmations = self._confirmations if reference == self._reference else []
 
     @override
     def state_dict(self) -> dict[str, Any]:
         own = {
             "guard": self._guard.state_dict(),
-            "evaluations": list(self._evaluations),
+            "evaluations": [tuple(own) for own in self._evaluations],
             "learning_rate": self._wait.state_dict(),
-            "reference": None if self._reference is None else (self._reference[0], self._reference[1].state_dict()),
+            "reference": self._reference,
+            "confirmations": [tuple(own) for own in self._confirmations],
         }
         return {**super().state_dict(), **own}
 
@@ -159,11 +161,10 @@ class RobustEarlyStopping(EarlyStopping):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._guard.load_state_dict(state_dict["guard"])
-        self._evaluations = list(state_dict["evaluations"])
+        self._evaluations = [Evaluation(*own) for own in state_dict["evaluations"]]
         self._wait.load_state_dict(state_dict["learning_rate"])
-        saved = state_dict["reference"]
-        if saved is not None and self._reference is not None and saved[0] == self._reference[0]:
-            self._reference[1].load_state_dict(saved[1])
+        if state_dict["reference"] == self._reference:
+            self._confirmations = [Evaluation(*own) for own in state_dict["confirmations"]]
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -173,8 +174,8 @@ class RobustEarlyStopping(EarlyStopping):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.progress_bar_metrics.pop(_ON_BAR, None)
         keys = {} if self._evaluations else {self.monitor: self._is_required}
-        if self._reference is not None and math.isinf(self._reference[1].best):
-            keys[self._reference[0]] = False
+        if self._reference is not None and not self._confirmations:
+            keys[self._reference] = False
         for key, is_required in keys.items() if not trainer.fast_dev_run else ():  # type: ignore[attr-defined]
             message = describe_missing(trainer, self, key)
             if is_required:
@@ -189,21 +190,23 @@ class RobustEarlyStopping(EarlyStopping):
             rank_zero_info(f"RobustEarlyStopping: {self.monitor!r} is not finite, so training stops.")
             return
         value = new_value(trainer, self.monitor)
-        reference = None if self._reference is None else new_value(trainer, self._reference[0])
-        if value is None and reference is None:
+        confirmation = None if self._reference is None else new_value(trainer, self._reference)
+        if value is None and confirmation is None:
             return
         count = self._wait.judge(trainer)
-        if self._reference is not None and reference is not None:
-            self._reference[1].add(reference, count)
+        if confirmation is not None:
+            self._confirmations.append(Evaluation(confirmation, *count))
         if value is not None:
-            self._evaluations.append((value, self._guard.value(trainer), self._guard.has_improved, *count))
+            own = Evaluation(value, *count, self._guard.value(trainer), self._guard.has_improved)
+            self._evaluations.append(own)
             self._guard.has_improved = False
             super()._run_early_stopping_check(trainer)
-        self._say(trainer, count)
+        self._say(trainer, is_counted=count[0])
 
     @override
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        value, guard_value, _, counts, _ = self._evaluations[-1]
+        last = self._evaluations[-1]
+        value = last.value
         current = torch.full_like(current, value)  # of all processes
         before, series = self._replay(self._evaluations[:-1]), self._replay(self._evaluations)
         self.best_score = torch.full_like(current, before.best)
@@ -211,11 +214,11 @@ class RobustEarlyStopping(EarlyStopping):
         self.best_score, self.wait_count = torch.full_like(current, series.best), series.wait
         threshold = self.stopping_threshold
         divergence = self.divergence_threshold
-        if threshold is not None and self._guard.admits(guard_value) and self.monitor_op(current, threshold):
+        if threshold is not None and self._guard.admits(last.guard) and self.monitor_op(current, threshold):
             return self._stop("STOPPING_THRESHOLD", f"{value:.3g} is better than `stopping_threshold`")
         if divergence is not None and self.monitor_op(-current, -divergence):
             return self._stop("DIVERGENCE_THRESHOLD", f"{value:.3g} is worse than `divergence_threshold`")
-        if counts and self._is_confirmed and series.wait >= max(self.patience, 1):
+        if last.counts and self._is_confirmed and series.wait >= max(self.patience, 1):
             return self._stop("PATIENCE_EXHAUSTED", f"no better than {series.best:.3g} in {series.wait} evaluations")
         return False, message
 
@@ -227,9 +230,12 @@ class RobustEarlyStopping(EarlyStopping):
 
     @property
     def _is_confirmed(self) -> bool:
-        return self._reference is None or self._reference[1].wait >= self.patience
+        if self._reference is None:
+            return True
+        mode = mode_of(self._reference, None if split_key(self._reference)[1] else "max")
+        return Streak.of(self._confirmations, mode == "max").wait >= self.patience
 
-    def _find_reference(self, trainer: Trainer) -> tuple[str, Streak] | None:
+    def _find_reference(self, trainer: Trainer) -> str | None:
         """Find the robust accuracy that has to run out of patience too, for a value that needs no attack."""
         prefix, entry = split_key(self.monitor)
         if entry is None or entry.name not in attack_free_metrics():
@@ -243,23 +249,19 @@ class RobustEarlyStopping(EarlyStopping):
             )
             return None
         check_awaited(trainer, self, key)
-        if self._reference is not None and self._reference[0] == key:
-            return self._reference
-        return key, Streak(mode_of(key, None if split_key(key)[1] else "max") == "max")
+        return key
 
-    def _say(self, trainer: Trainer, count: Count) -> None:
+    def _say(self, trainer: Trainer, is_counted: bool) -> None:
         """Say what the run waits for, on the progress bar, and in the log when that changes."""
         status, short = "", ""
-        if not count.counts:
+        if not is_counted:
             status = self._wait.describe(trainer)
             short = "learning rate" if self._wait.start_from_epoch is None else f"epoch {self._wait.start_from_epoch}"
         elif self._reference is not None and (self.wait_count >= self.patience) != self._is_confirmed:
-            waits_for = self.monitor
-            other = self._reference[0]
+            over, short = self._reference, self.monitor
             if self.wait_count >= self.patience:
-                waits_for, other = other, waits_for
-            status = f"{other} has stopped improving; training continues until {waits_for} has too"
-            short = waits_for
+                over, short = short, over
+            status = f"{over} has stopped improving; training continues until {short} has too"
         kind, was = status.partition("(")[0], self.waiting.partition("(")[0]
         if status and kind != was:
             rank_zero_info(f"RobustEarlyStopping: {status}.")
@@ -268,9 +270,6 @@ class RobustEarlyStopping(EarlyStopping):
         if short:  # bars take texts too
             trainer.progress_bar_metrics[_ON_BAR] = short  # type: ignore[assignment]
 
-    def _replay(self, evaluations: Sequence[tuple[float, float, bool, bool, float]]) -> Streak:
-        """Return the evaluations as if there had been no others than the candidates."""
-        series = Streak(self.mode == "max", self.min_delta)
-        for value, guard_value, has_improved, counts, rate in evaluations:
-            series.add(value, Count(counts, rate), self._guard.admits(guard_value), has_improved)
-        return series
+    def _replay(self, evaluations: Sequence[Evaluation]) -> Streak:
+        """Return the streak as if there had been no other candidates than those of now."""
+        return Streak.of(evaluations, self.mode == "max", self.min_delta, self._guard.admits)

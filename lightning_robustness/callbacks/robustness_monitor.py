@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from lightning_robustness._display.run_figures import history_figure
 from lightning_robustness._lightning.faults import warn_of_sharding
-from lightning_robustness._lightning.guard import check_renamed
 from lightning_robustness._lightning.record import RunRecord, find_distrust, is_at_the_end
 from lightning_robustness._lightning.run import Run
 from lightning_robustness._lightning.settings import MonitorSettings
@@ -216,8 +215,6 @@ class RobustnessMonitor(Callback):
         check_takes_batch(pl_module, "test_step" if stage == "test" else "validation_step", self)
         if self._is_fitting:
             check_validation(trainer)
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                check_renamed(callback, getattr(callback, "monitor", None), self.keys)
             self._record.begin(trainer)
         warn_of_sharding(trainer, self.settings)
         self._run = Run(self._settings_for(trainer), trainer)
@@ -295,7 +292,7 @@ class RobustnessMonitor(Callback):
             self._run.board.show_summary(self.summary().lines(), self.history, self._record.kept())
 
     def _attack_at_the_end(self, run: Run, trainer: Trainer) -> None:
-        missing = [name for name in self._record.schedule.missing(trainer) if name in run.settings.plan.attacks]
+        missing = [name for name in self._record.missing(trainer) if name in run.settings.plan.attacks]
         if not (missing or run.settings.final):
             return
         run.epoch = max(trainer.current_epoch - 1, 0)  # it is one ahead when training has ended
@@ -325,7 +322,7 @@ class RobustnessMonitor(Callback):
         return self.settings.without_gradients() if is_sharded(trainer) else self.settings
 
     def _evaluate(self, run: Run, trainer: Trainer) -> dict[str, float]:
-        due = [name for name in self._record.schedule.due(trainer) if name in run.settings.plan.attacks]
+        due = [name for name in self._record.due(trainer) if name in run.settings.plan.attacks]
         findings = run.end_epoch(due, is_at_the_end(trainer))
         if findings is None:
             return {"skipped": 1.0}

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
-from lightning_robustness._lightning.record import AttackSchedule, RunRecord, find_distrust
+from lightning_robustness._lightning.record import RunRecord, find_distrust
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.statistics import Trust
 
@@ -60,14 +60,15 @@ def test_the_history_of_a_copy_in_another_process_comes_back_once():
     assert record.history == []
 
 
-def epochs_with_attacks(schedule, epochs, **state):
-    attacked = []
-    for epoch in epochs:
+def epochs_with_attacks(every, names=("pgd",), begin=0, history=(), **state):
+    """The epochs in which each attack runs, and the record of the run."""
+    run = RunRecord(names, every)
+    run.load_state_dict({"history": history})
+    for epoch in range(begin, 7):
         now = trainer(epoch, **state)
-        if schedule.due(now) == ["pgd"]:
-            attacked.append(epoch)
-            schedule.record(now, epoch, ["pgd"])
-    return attacked
+        values = {f"adv_acc/{name}": 0.5 for name in run.due(now)}
+        run.add(now, epoch, values, {}, [])
+    return {name: [e["epoch"] for e in run.history if f"adv_acc/{name}" in e] for name in names}, run
 
 
 @pytest.mark.parametrize(
@@ -81,31 +82,7 @@ def epochs_with_attacks(schedule, epochs, **state):
     ],
 )
 def test_first_then_every_few_epochs_and_last(every, state, expected):
-    assert epochs_with_attacks(AttackSchedule(["pgd"], every), range(7), **state) == expected
-
-
-def test_attacks_are_always_due_outside_of_training_and_do_not_count_there():
-    schedule = AttackSchedule(["pgd"], 5)
-    schedule.record(trainer(0), 0, ["pgd"])
-    assert schedule.due(trainer(1, fn="validate")) == ["pgd"]
-    schedule.record(trainer(4, fn="validate"), 4, ["pgd"])
-    assert schedule.due(trainer(5)) == ["pgd"]
-
-
-def test_a_resumed_run_goes_on_where_it_was():
-    schedule, other = AttackSchedule(["pgd"], 3), AttackSchedule(["pgd"], 3)
-    assert epochs_with_attacks(schedule, range(2)) == [0]
-    other.load_state_dict(schedule.state_dict())
-    assert epochs_with_attacks(other, range(2, 7)) == [3, 6]
-    other.reset()
-    assert other.due(trainer(7)) == ["pgd"]
-
-
-def test_attacks_that_have_not_seen_the_last_weights():
-    schedule = AttackSchedule(["pgd"], 5)
-    schedule.record(trainer(0), 0, ["pgd"])
-    assert schedule.missing(trainer(0)) == []
-    assert schedule.missing(trainer(1)) == ["pgd"]
+    assert epochs_with_attacks(every, **state)[0] == {"pgd": expected}
 
 
 @pytest.mark.parametrize(
@@ -117,29 +94,42 @@ def test_attacks_that_have_not_seen_the_last_weights():
         (4, {"pgd": [0, 4, 6], "cw": [0, 4, 6], "square": [0, 4, 6]}),
     ],
 )
-def test_each_attack_has_its_own_number(every, expected):
-    schedule, attacked = AttackSchedule(["pgd", "cw", "square"], every), {"pgd": [], "cw": [], "square": []}
-    for epoch in range(7):
-        if epoch == 3:  # a resumed run
-            state, schedule = schedule.state_dict(), AttackSchedule(["pgd", "cw", "square"], every)
-            schedule.load_state_dict(state)
-        due = schedule.due(now := trainer(epoch, max_epochs=7))
-        schedule.record(now, epoch, due)
-        for name in due:
-            attacked[name].append(epoch)
-    assert attacked == expected
+def test_each_attack_has_its_own_number_also_in_a_resumed_run(every, expected):
+    found, whole = epochs_with_attacks(every, ("pgd", "cw", "square"), max_epochs=7)
+    assert found == expected
+    history = whole.history[:3]
+    assert epochs_with_attacks(every, ("pgd", "cw", "square"), 3, history, max_epochs=7)[0] == expected
+    whole.begin(trainer(0))
+    assert whole.due(trainer(0)) == ["pgd", "cw", "square"]
 
 
-def test_all_attacks_run_again_at_the_end_if_one_is_missing():
-    schedule = AttackSchedule(["pgd", "square"])
-    schedule.record(trainer(0), 0, ["pgd", "square"])
-    schedule.record(trainer(1), 1, ["pgd"])
-    assert schedule.missing(trainer(1)) == ["pgd", "square"]
+def test_attacks_are_always_due_outside_of_training_and_do_not_count_there():
+    record = RunRecord(["pgd"], 5)
+    record.add(trainer(0), 0, {"adv_acc/pgd": 0.5}, {}, [])
+    assert record.due(trainer(1, fn="validate")) == ["pgd"]
+    record.add(trainer(4, fn="validate"), 4, {"adv_acc/pgd": 0.5}, {}, [])
+    assert record.due(trainer(5)) == ["pgd"]
+
+
+def test_an_attack_that_failed_is_due_again():
+    record = RunRecord(["pgd", "cw"], 5)
+    record.add(trainer(0), 0, {"adv_acc/pgd": 0.5}, {}, [])
+    assert record.due(trainer(1)) == ["cw"]
+
+
+def test_all_attacks_run_again_at_the_end_if_one_has_not_seen_the_last_weights():
+    record = RunRecord(["pgd", "square"])
+    assert record.missing(trainer(0)) == ["pgd", "square"]
+    record.add(trainer(0), 0, {"adv_acc/pgd": 0.5, "adv_acc/square": 0.5}, {}, [])
+    assert record.missing(trainer(0)) == []
+    assert record.missing(trainer(1)) == ["pgd", "square"]
+    record.add(trainer(1), 1, {"adv_acc/pgd": 0.5}, {}, [])
+    assert record.missing(trainer(1)) == ["pgd", "square"]
 
 
 def test_arguments():
     with pytest.raises(ValueError, match=r"\['pgd'\] .*cw, square"):
-        AttackSchedule(["pgd"], {"pgd": 1, "cw": 2, "square": 3})
+        RunRecord(["pgd"], {"pgd": 1, "cw": 2, "square": 3})
 
 
 def found(callback, prefix="robustness", **trust):

@@ -16,7 +16,6 @@ from lightning_robustness._measurement.keys import (
     logged_keys,
     markdown_table,
     name_of,
-    new_tag,
     tag,
 )
 from lightning_robustness.evaluation import evaluate
@@ -152,8 +151,6 @@ def test_a_value_is_found_by_its_tag(name):
     assert name_of("a/b", own) == name
     assert name_of("b", own) is None
     assert name_of("a/b", headline) == (name if own == headline else None)
-    assert new_tag(headline) == (None if own == headline else own)
-    assert new_tag(own) is None
 
 
 def test_groups():
