@@ -1,7 +1,6 @@
-import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lightning.pytorch import Trainer
@@ -10,8 +9,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.trainer import has_trained, is_sharded
 from lightning_robustness._processes import OtherProcessError, ProcessesLostError, describe_error, rank_zero_warn
-
-_log = logging.getLogger(__name__)
 
 
 class Faults:
@@ -55,7 +52,7 @@ class Faults:
         """Warn in the first process, once per key."""
         if key not in self._reported:
             self._reported.add(key)
-            self._emit(lambda text: rank_zero_warn(text, stacklevel=4), message)
+            rank_zero_warn(f"RobustnessMonitor: {message}", stacklevel=3)
 
     def refuse(self, message: str, consequence: str) -> None:
         """Raise before training has begun; afterwards, warn once, together with the consequence."""
@@ -69,16 +66,7 @@ class Faults:
         key = re.sub(r"\d+", "", f"{consequence}: {error.partition(':')[0]}")
         if key not in self._reported:
             self._reported.add(key)
-            self._emit(lambda text: warnings.warn(text, stacklevel=4), f"{consequence}: {error}")
-
-    def _emit(self, warn: Callable[[str], None], message: str) -> None:
-        text = f"RobustnessMonitor: {message}"
-        try:
-            warn(text)
-        except Warning:  # warnings are turned into errors
-            if not has_trained(self._trainer):
-                raise
-            _log.warning(text)
+            warnings.warn(f"RobustnessMonitor: {consequence}: {error}", stacklevel=3)
 
 
 def warn_of_sharding(trainer: Trainer, settings: MonitorSettings) -> None:

@@ -103,14 +103,6 @@ def last_value(trainer: Trainer, key: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def is_not_finite(trainer: Trainer, key: str) -> bool:
-    """Return whether a value was logged in the validation epoch under way and is NaN or infinite in some process."""
-    is_new = key in logged_in_this_epoch(trainer)
-    return trainer.strategy.reduce_boolean_decision(
-        is_new and not bool(trainer.callback_metrics[key].isfinite().all()), all=False
-    )
-
-
 def describe_missing(trainer: Trainer, owner: Callback, key: str) -> str:
     """Say that a callback never saw the value that it waits for, and why that may be."""
     if key in trainer.callback_metrics:

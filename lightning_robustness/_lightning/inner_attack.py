@@ -20,29 +20,6 @@ from lightning_robustness.input_space import InputSpace, check_normalized, clip
 _FEW = 0.1
 
 
-def make_inner_attack(
-    attack: str | Callable[..., Any],
-    eps: float | None,
-    steps: int | None,
-    alpha: float | None,
-    all_steps: bool,
-    input_space: InputSpace,
-) -> Callable[..., Any]:
-    """Get an attack to train against."""
-    given = {"eps": eps, "steps": steps, "alpha": alpha}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if isinstance(attack, str) and attack == "fast":
-        options = {"steps": 1, "eps": PGD.eps} | options
-        made = get_attack("pgd", **{"alpha": 1.25 * options["eps"]} | options)
-    else:
-        made = get_attack(attack, **options) if isinstance(attack, str) else _change(get_attack(attack), options)
-    made = _prepare(made, all_steps)
-    if eps is not None and not any(budgets_of(made, input_space)):
-        raise ValueError(f"Expected an attack that has a budget, for `eps`, but got {made!r}. Leave `eps` out.")
-    check_budgets([made], input_space)
-    return made
-
-
 def make_inner_attacks(
     attack: str | Callable[..., Any],
     eps: float | None,
@@ -52,19 +29,39 @@ def make_inner_attacks(
     all_steps: bool,
     input_space: InputSpace,
 ) -> list[Callable[..., Any]]:
-    """Get an attack for each of the budgets, or for the only one."""
+    """Get an attack to train against for each of the budgets, or for the only one."""
     check_flag("all_steps", all_steps)
     if eps is not None:
         check_number("eps", eps)
-    if budgets is None:
-        return [make_inner_attack(attack, eps, steps, alpha, all_steps, input_space)]
+    if budgets is not None:
+        _check_list(budgets, eps)
+    given = [{"eps": size, "steps": steps, "alpha": alpha} for size in ([eps] if budgets is None else budgets)]
+    options = [{name: value for name, value in own.items() if value is not None} for own in given]
+    return [_make(attack, own, all_steps, input_space) for own in options]
+
+
+def _check_list(budgets: Any, eps: float | None) -> None:
     if isinstance(budgets, str) or not isinstance(budgets, Sequence) or not budgets:
         raise ValueError(f"Expected argument `budgets` to be a list of numbers, one per epoch, but got {budgets!r}.")
     if eps is not None:
         raise ValueError(f"Expected `eps` or `budgets` but got both, {eps!r} and {list(budgets)}. Leave one out.")
     for budget in budgets:
         check_number("budgets", budget)
-    return [make_inner_attack(attack, budget, steps, alpha, all_steps, input_space) for budget in budgets]
+
+
+def _make(
+    attack: str | Callable[..., Any], options: dict[str, Any], all_steps: bool, input_space: InputSpace
+) -> Callable[..., Any]:
+    if isinstance(attack, str) and attack == "fast":
+        eps = options.get("eps", PGD.eps)
+        made = get_attack("pgd", **{"steps": 1, "eps": eps, "alpha": 1.25 * eps} | options)
+    else:
+        made = get_attack(attack, **options) if isinstance(attack, str) else _change(get_attack(attack), options)
+    made = _prepare(made, all_steps)
+    if "eps" in options and not any(budgets_of(made, input_space)):
+        raise ValueError(f"Expected an attack that has a budget, for `eps`, but got {made!r}. Leave `eps` out.")
+    check_budgets([made], input_space)
+    return made
 
 
 def _change(attack: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

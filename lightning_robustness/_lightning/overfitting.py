@@ -32,27 +32,18 @@ class CatastrophicOverfitting:
         self.seen = self.seen or is_there
         return is_there
 
-
-def watch_for_overfitting(
-    trainer: Trainer,
-    sign: CatastrophicOverfitting,
-    single: float,
-    multi: float,
-    eps: float,
-    checkpoint: str | None = None,
-) -> bool:
-    """Update the sign at the end of an epoch, warn the first time it is seen, and keep a checkpoint until then."""
-    was_seen = sign.seen
-    is_there = sign.update(single, multi, eps)
-    if is_there and not was_seen:
-        rank_zero_warn(
-            f"Catastrophic overfitting: at the end of epoch {trainer.current_epoch}, accuracy under the one step "
-            f"that this run trains against is {single:.0%}, after {sign.single:.0%} in an earlier epoch, but "
-            f"{multi:.0%}, after {sign.multi:.0%}, under PGD with {MANY_STEPS} steps: the network has learned "
-            "to defeat the one step. Train against several (`attack='pgd'`), or with a smaller `eps` or `alpha`."
-            + (f" A checkpoint of the last epoch before is in {checkpoint}." if checkpoint is not None else "")
-        )
-    has_fallen = multi <= sign.multi - _MARGIN
-    if checkpoint is not None and not sign.seen and not has_fallen:
-        trainer.save_checkpoint(checkpoint)
-    return is_there
+    def watch(self, trainer: Trainer, single: float, multi: float, eps: float, checkpoint: str | None = None) -> bool:
+        """Update at the end of an epoch, warn the first time the sign is there, and keep a checkpoint until then."""
+        was_seen, is_there = self.seen, self.update(single, multi, eps)
+        if is_there and not was_seen:
+            rank_zero_warn(
+                f"Catastrophic overfitting: at the end of epoch {trainer.current_epoch}, accuracy under the one step "
+                f"that this run trains against is {single:.0%}, after {self.single:.0%} in an earlier epoch, but "
+                f"{multi:.0%}, after {self.multi:.0%}, under PGD with {MANY_STEPS} steps: the network has learned "
+                "to defeat the one step. Train against several (`attack='pgd'`), or with a smaller `eps` or `alpha`."
+                + (f" A checkpoint of the last epoch before is in {checkpoint}." if checkpoint is not None else "")
+            )
+        has_fallen = multi <= self.multi - _MARGIN
+        if checkpoint is not None and not self.seen and not has_fallen:
+            trainer.save_checkpoint(checkpoint)
+        return is_there

@@ -92,14 +92,12 @@ class LearningRateWait:
             self._waited = trainer.current_epoch, counts
         return counts, rate
 
-    def describe(self, trainer: Trainer) -> str:
+    def describe(self) -> str:
         """Say what is waited for."""
         if self.start_from_epoch is not None:
             return f"patience waits for epoch {self.start_from_epoch}"
-        has_epochs = trainer.max_epochs is not None and trainer.max_epochs > 0
-        limit = math.ceil(_LATEST * (trainer.max_epochs if has_epochs else trainer.max_steps))  # type: ignore[operator]
-        latest = f"until {'epoch' if has_epochs else 'step'} {limit} at the latest"
-        return f"patience waits for the learning rate ({self._rate or 0.0:#.2g} of its peak), {latest}"
+        rate = f"{self._rate or 0.0:#.2g} of its peak"
+        return f"patience waits for the learning rate ({rate}), until {_LATEST:.0%} of the run at the latest"
 
     @property
     def past(self) -> str:

@@ -1,3 +1,4 @@
+import math
 import tempfile
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -64,49 +65,18 @@ _DEFAULTS = {"pgd": 1}
 _DEFAULT = 5
 
 
-class AttackSchedule:
-    """Decide which attacks run in a validation epoch: all in the first and last one, each every few epochs between."""
-
-    def __init__(self, names: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
-        names, argument = list(names), "attack_every_n_epochs"
-        if every_n_epochs is not None and not isinstance(every_n_epochs, Mapping):
-            every_n_epochs = dict.fromkeys(names, check_integer(argument, every_n_epochs, minimum=1))
-        numbers = {name: _DEFAULTS.get(name, _DEFAULT) for name in names} | dict(every_n_epochs or {})
-        unknown = [name for name in numbers if name not in names]
-        if unknown:
-            raise ValueError(
-                f"Expected argument `attack_every_n_epochs` to name attacks of {names} but got {', '.join(unknown)}."
-            )
-        self.every_n_epochs = {name: check_integer(argument, number, minimum=1) for name, number in numbers.items()}
-
-    def most_frequent(self, names: Collection[str]) -> str | None:
-        """Return the one of some attacks that runs most often, or ``worst`` if all run together; None without any."""
-        numbers = {name: number for name, number in self.every_n_epochs.items() if name in names}
-        if len(set(numbers.values())) == 1:
-            return WORST
-        return min(numbers, key=lambda name: numbers[name], default=None)
-
-    def due(self, trainer: Trainer, history: Sequence[Evaluation]) -> list[str]:
-        """Return the names of the attacks that run in this validation epoch, given the evaluations of the run."""
-        if trainer.state.fn != "fit" or is_at_the_end(trainer):
-            return list(self.every_n_epochs)
-        last = {name: int(entry["epoch"]) for entry in history for name in self.every_n_epochs if _has_run(name, entry)}
-        epoch = trainer.current_epoch
-        return [
-            name for name, number in self.every_n_epochs.items() if name not in last or epoch - last[name] >= number
-        ]
-
-    def missing(self, entry: Evaluation) -> list[str]:
-        """Return the names of all attacks if one of them has not run in an evaluation.
-
-        All of them run, since the worst case takes attacks of the same evaluation.
-        """
-        names = list(self.every_n_epochs)
-        return [] if all(_has_run(name, entry) for name in names) else names
-
-
-def _has_run(name: str, entry: Evaluation) -> bool:
-    return f"adv_acc/{name}" in entry
+def intervals_of(names: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> dict[str, int]:
+    """Return after how many epochs each attack runs again."""
+    names, argument = list(names), "attack_every_n_epochs"
+    if every_n_epochs is not None and not isinstance(every_n_epochs, Mapping):
+        every_n_epochs = dict.fromkeys(names, check_integer(argument, every_n_epochs, minimum=1))
+    intervals = {name: _DEFAULTS.get(name, _DEFAULT) for name in names} | dict(every_n_epochs or {})
+    unknown = [name for name in intervals if name not in names]
+    if unknown:
+        raise ValueError(
+            f"Expected argument `attack_every_n_epochs` to name attacks of {names} but got {', '.join(unknown)}."
+        )
+    return {name: check_integer(argument, interval, minimum=1) for name, interval in intervals.items()}
 
 
 def is_at_the_end(trainer: Trainer) -> bool:
@@ -144,7 +114,7 @@ class RunRecord:
     """
 
     def __init__(self, attacks: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
-        self.schedule = AttackSchedule(attacks, every_n_epochs)
+        self._intervals = intervals_of(attacks, every_n_epochs)
         self.trust: dict[str, Trust] = {}
         self.notes: list[str] = []
         self._checkpoint: tuple[str, int] | None = None
@@ -165,14 +135,26 @@ class RunRecord:
         """Return the epoch that a checkpoint kept, else the most robust one."""
         return kept_epoch(self.history, self._unpacked(), self._checkpoint)
 
+    def most_frequent_of(self, names: Collection[str]) -> str | None:
+        """Return the one of some attacks that runs most often, or ``worst`` if all run together; None without any."""
+        intervals = {name: interval for name, interval in self._intervals.items() if name in names}
+        if len(set(intervals.values())) == 1:
+            return WORST
+        return min(intervals, key=lambda name: intervals[name], default=None)
+
     def due(self, trainer: Trainer) -> list[str]:
-        """Return the names of the attacks that run in this validation epoch."""
-        return self.schedule.due(trainer, self.history)
+        """Return the attacks of this validation epoch: all in the first and last, each every few epochs between."""
+        if trainer.state.fn != "fit" or is_at_the_end(trainer):
+            return list(self._intervals)
+        last = {name: entry["epoch"] for entry in self.history for name in self._intervals if _has_run(name, entry)}
+        epoch = trainer.current_epoch
+        return [name for name, interval in self._intervals.items() if epoch - last.get(name, -math.inf) >= interval]
 
     def missing(self, trainer: Trainer) -> list[str]:
-        """Return the names of the attacks to run at the end, if one of them has not seen the final network."""
-        has_final = self._last_batch == num_training_batches(trainer)
-        return self.schedule.missing(self.history[-1] if has_final else {})
+        """Return all attacks if one of them has not seen the final network, since the worst case takes all."""
+        is_final = self._last_batch == num_training_batches(trainer)
+        has_all = is_final and all(_has_run(name, self.history[-1]) for name in self._intervals)
+        return [] if has_all else list(self._intervals)
 
     def begin(self, trainer: Trainer) -> None:
         """Begin a run; one that is resumed keeps what there is."""
@@ -236,3 +218,7 @@ class RunRecord:
 
     def _unpacked(self) -> dict[int, dict[str, Assisted]]:
         return {step: {name: _unpack(packed) for name, packed in own.items()} for step, own in self._outcomes.items()}
+
+
+def _has_run(attack: str, entry: Evaluation) -> bool:
+    return f"adv_acc/{attack}" in entry

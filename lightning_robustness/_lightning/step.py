@@ -1,10 +1,10 @@
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from lightning_robustness._isolation.sandbox import is_compiled
 from lightning_robustness._model.batch import Batch
@@ -38,20 +38,19 @@ class StepCheck:
         self._num_samples = len(x)
         self._logits: dict[str, list[Tensor]] = {}  # of each call, by module
         self._later: list[_Later] = []
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         hookable = set(hookable_modules(model))
         for name, module in model.named_modules():
             if module not in hookable:
                 continue
             if name in route.sources:
-                self._handles.append(module.register_forward_hook(partial(self._keep_logits, name)))
+                self._hooks.enter_context(module.register_forward_hook(partial(self._keep_logits, name)))
             elif name not in route.modules and is_layer(module):
-                self._handles.append(module.register_forward_hook(partial(self._keep_later, name)))
+                self._hooks.enter_context(module.register_forward_hook(partial(self._keep_later, name)))
 
     def close(self) -> None:
         """Remove all hooks."""
-        while self._handles:
-            self._handles.pop().remove()
+        self._hooks.close()
 
     def compare(self, logits: Tensor, is_ours: bool, y: Tensor | None) -> None:
         """Compare the step with the logits of ``forward`` on the same batch."""
@@ -144,18 +143,16 @@ class StepRoute:
         self._root: nn.Module | None = None  # outermost module that is processing the inputs
         self._output: Any = None
         self._later: list[tuple[str, tuple[int, ...]]] = []  # layers that run after it, and the shapes they take
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         hookable = set(hookable_modules(model))
         for name, module in model.named_modules():
             if module in hookable and "parametrizations" not in name.split("."):
-                enter = module.register_forward_pre_hook(self._enter, with_kwargs=True)
-                leave = module.register_forward_hook(partial(self._leave, name), with_kwargs=True)
-                self._handles += [enter, leave]
+                self._hooks.enter_context(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+                self._hooks.enter_context(module.register_forward_hook(partial(self._leave, name), with_kwargs=True))
 
     def close(self) -> None:
         """Remove all hooks."""
-        while self._handles:
-            self._handles.pop().remove()
+        self._hooks.close()
 
     def find(self) -> tuple[Route, HeadCall]:
         """Return the route after the step has run, and the embedding and logits of its batch."""

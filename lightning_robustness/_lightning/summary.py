@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,16 +54,10 @@ class RunSummary:
     The verdict is about the epoch that a checkpoint kept, else the one that ``RobustModelCheckpoint`` would keep.
     """
 
-    seconds: Mapping[str, float]
+    history: Sequence[Evaluation]
+    input_space: InputSpace
+    kept: Kept | None
     notes: Sequence[str]
-    choices: Mapping[str, Choice]
-    kept: Kept | None = None
-    epoch: int = 0
-    accuracy: float = 0.0
-    interval: tuple[float, float] = (0.0, 1.0)
-    masked_epochs: Sequence[int] = ()
-    boundary: str = ""
-    tried: str = ""
 
     @classmethod
     def of(
@@ -74,33 +68,44 @@ class RunSummary:
         notes: Sequence[str] = (),
     ) -> Self:
         """Summarise the evaluations of a run, as the monitor keeps them; distances are in units of the input space."""
-        seconds = dict[str, float]()
-        for entry in history:
-            for key in (key for key in entry if key.startswith("seconds/")):
-                part = key.removeprefix("seconds/")
-                seconds[part] = seconds.get(part, 0.0) + entry[key]
-        kept = kept or kept_epoch(history)
-        if kept is None:
-            return cls(seconds, tuple(notes), {})
-        attacked = comparable(history, kept.reference, kept.reference)
-        masked = dict.fromkeys(int(entry["epoch"]) for entry in attacked if entry.get("masking"))
-        space = check_input_space(input_space)
-        has_pixels = (space.low, space.high) == (0, 1)
-        checked = [entry for entry in history if "masking" in entry]
-        names = dict.fromkeys(key.partition("/")[2] for entry in checked for key in entry if key.startswith("adv_acc/"))
+        return cls(tuple(history), check_input_space(input_space), kept or kept_epoch(history), tuple(notes))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds that each part took."""
+        names = dict.fromkeys(name for entry in self.history for name in entry if name.startswith("seconds/"))
+        return {name.removeprefix("seconds/"): sum(own.get(name, 0.0) for own in self.history) for name in names}
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the verdict; 0 if no attack ran."""
+        return 0 if self.kept is None else int(self.kept.entry["epoch"])
+
+    @property
+    def accuracy(self) -> float:
+        """Its accuracy under attack; 0 if no attack ran."""
+        return 0.0 if self.kept is None else self.kept.accuracy
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """The epochs that attack-free metrics would have picked."""
+        return {} if self.kept is None else _choices(self.history, self.kept.reference)
+
+    @property
+    def masked_epochs(self) -> list[int]:
+        """Epochs with signs of gradient masking."""
+        return list(dict.fromkeys(int(entry["epoch"]) for entry in self._checked if entry["masking"]))
+
+    @property
+    def tried(self) -> str:
+        """The attacks that looked for masking; empty if none did."""
+        names = dict.fromkeys(key.partition("/")[2] for own in self._checked for key in own if "adv_acc/" in key)
         attacks = ", ".join(name for name in names if name not in (WORST, FINAL))
-        return cls(
-            seconds,
-            tuple(notes),
-            _choices(history, kept.reference),
-            kept,
-            epoch=int(kept.entry["epoch"]),
-            accuracy=kept.accuracy,
-            interval=(kept.low, kept.high),
-            masked_epochs=list(masked),
-            boundary=write_distance(kept.entry["boundary"], has_pixels) if "boundary" in kept.entry else "",
-            tried=f"{attacks} in {len(checked)} evaluations" if checked else "",
-        )
+        return f"{attacks} in {len(self._checked)} evaluations" if self._checked else ""
+
+    @property
+    def _checked(self) -> list[Evaluation]:
+        return [] if self.kept is None else [entry for entry in self.history if "masking" in entry]
 
     def lines(self) -> list[tuple[str, str]]:
         """Return what there is to say, each with a title."""
@@ -136,13 +141,17 @@ class RunSummary:
         """Say of the headline values whether they went along with the attacks."""
         if self.kept is None:
             return "no attack to compare them with"
-        known = {get_key(name).label: self.choices[name] for name in _HEADLINES if name in self.choices}
+        choices = self.choices
+        known = {get_key(name).label: choices[name] for name in _HEADLINES if name in choices}
         if not known:
             return "not measured"
         if all(choice.trust is None for choice in known.values()):
             return f"too few evaluations with attacks to judge them: {MIN_EVALUATIONS} are needed"
         words = [f"{label} {_agreement(choice)}" for label, choice in known.items()]
-        return "; ".join(words + ([f"median distance to the boundary {self.boundary}"] if self.boundary else []))
+        if "boundary" in self.kept.entry:
+            has_pixels = (self.input_space.low, self.input_space.high) == (0, 1)
+            words.append(f"median distance to the boundary {write_distance(self.kept.entry['boundary'], has_pixels)}")
+        return "; ".join(words)
 
     def _masking(self) -> str:
         if self.masked_epochs:

@@ -12,11 +12,7 @@ from typing_extensions import override
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._lightning.embeddings import embed, find_layer, perturbed
 from lightning_robustness._lightning.inner_attack import Clipping, make_inner_attacks, perturb
-from lightning_robustness._lightning.overfitting import (
-    MANY_STEPS,
-    CatastrophicOverfitting,
-    watch_for_overfitting,
-)
+from lightning_robustness._lightning.overfitting import MANY_STEPS, CatastrophicOverfitting
 from lightning_robustness._lightning.settings import AdversarialLoss, AdversarialSettings, Combine
 from lightning_robustness._lightning.training_step import (
     TrainingStepCallback,
@@ -316,6 +312,6 @@ class AdversarialTraining(TrainingStepCallback):
         counts = torch.tensor([right[0].sum(), right[1].sum(), len(y)], device=y.device)
         *numbers, total = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
         single, multi = (number / total for number in numbers)
-        checkpoint = self.settings.overfitting_checkpoint
-        is_there = watch_for_overfitting(trainer, self._overfitting, single, multi, attack.eps, checkpoint)
+        path = self.settings.overfitting_checkpoint
+        is_there = self._overfitting.watch(trainer, single, multi, attack.eps, path)
         return {"acc_pgd": multi, "overfitting": float(is_there)}

@@ -15,13 +15,13 @@ from lightning_robustness._lightning.guard import (
     Guard,
     check_awaited,
     describe_missing,
-    is_not_finite,
     mode_of,
     new_value,
     reference_key,
     split_key,
 )
 from lightning_robustness._lightning.patience import Evaluation, LearningRateWait, Streak
+from lightning_robustness._lightning.trainer import logged_in_this_epoch
 from lightning_robustness._measurement.keys import attack_free_metrics
 from lightning_robustness._processes import rank_zero_warn
 
@@ -185,11 +185,11 @@ class RobustEarlyStopping(EarlyStopping):
     @override
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
         self._guard.observe(trainer)
-        if self._stops_at_nan and is_not_finite(trainer, self.monitor):
+        value = new_value(trainer, self.monitor)
+        if self._stops_at_nan and value is None and self.monitor in logged_in_this_epoch(trainer):
             trainer.should_stop = True
             rank_zero_info(f"RobustEarlyStopping: {self.monitor!r} is not finite, so training stops.")
             return
-        value = new_value(trainer, self.monitor)
         confirmation = None if self._reference is None else new_value(trainer, self._reference)
         if value is None and confirmation is None:
             return
@@ -197,8 +197,8 @@ class RobustEarlyStopping(EarlyStopping):
         if confirmation is not None:
             self._confirmations.append(Evaluation(confirmation, *count))
         if value is not None:
-            own = Evaluation(value, *count, self._guard.value(trainer), self._guard.has_improved)
-            self._evaluations.append(own)
+            guard = self._guard.value(trainer), self._guard.has_improved
+            self._evaluations.append(Evaluation(value, *count, *guard))
             self._guard.has_improved = False
             super()._run_early_stopping_check(trainer)
         self._say(trainer, is_counted=count[0])
@@ -255,7 +255,7 @@ class RobustEarlyStopping(EarlyStopping):
         """Say what the run waits for, on the progress bar, and in the log when that changes."""
         status, short = "", ""
         if not is_counted:
-            status = self._wait.describe(trainer)
+            status = self._wait.describe()
             short = "learning rate" if self._wait.start_from_epoch is None else f"epoch {self._wait.start_from_epoch}"
         elif self._reference is not None and (self.wait_count >= self.patience) != self._is_confirmed:
             over, short = self._reference, self.monitor

@@ -94,7 +94,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
         # Value, and value of the guard, of every epoch that was a candidate, kept or not
         self._evaluations: list[tuple[float, float]] = []
         self._best = -math.inf
-        self._seen = set[str]()  # "key" was logged in validation, "trigger" of a checkpoint, finite "value" at one
+        self._seen = set[str]()  # "key" was logged in validation, finite "value" when a checkpoint was due
         self._is_due = False
 
     @property
@@ -151,13 +151,11 @@ class RobustModelCheckpoint(ModelCheckpoint):
         super().on_train_end(trainer, pl_module)
         if "value" not in self._seen and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             reason = describe_missing(trainer, self, str(self.monitor))
-            saw = f"{type(self).__name__} saw {self.monitor!r} in validation"
-            if "trigger" in self._seen and "key" in self._seen:
-                reason = f"{saw}, but not as a finite value when a checkpoint was due."
-            elif "key" in self._seen:
+            if "key" in self._seen:
                 reason = (
-                    f"{saw}, but no checkpoint was due in this run. Pass a smaller `every_n_epochs`, "
-                    "`every_n_train_steps` or `train_time_interval`."
+                    f"{type(self).__name__} saw {self.monitor!r} in validation, but no checkpoint was due in this run "
+                    "when it was finite. Pass a smaller `every_n_epochs`, `every_n_train_steps` or "
+                    "`train_time_interval`."
                 )
             rank_zero_warn(f"{reason} No checkpoint was kept.")
 
@@ -183,7 +181,6 @@ class RobustModelCheckpoint(ModelCheckpoint):
 
     def _judge(self, trainer: Trainer, monitor_candidates: dict[str, Tensor], score: float | None) -> None:
         """Save a checkpoint if the epoch is a candidate and among the best."""
-        self._seen.add("trigger")
         if score is None:
             return
         self._seen.add("value")

@@ -176,7 +176,7 @@ class RobustnessMonitor(Callback):
 
     def reference_under(self, trainer: Trainer) -> str | None:
         """Return the key of the robust accuracy that is logged most often, by which others can be confirmed."""
-        name = self._record.schedule.most_frequent(self._settings_for(trainer).plan.attacks)
+        name = self._record.most_frequent_of(self._settings_for(trainer).plan.attacks)
         return None if name is None else tag(self.settings.prefix, f"adv_acc/{name}")
 
     def plot(self) -> "Figure":

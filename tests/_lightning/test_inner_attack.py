@@ -2,12 +2,13 @@ import pytest
 import torch
 
 from lightning_robustness import InputSpace
-from lightning_robustness._lightning.inner_attack import Clipping, make_inner_attack
+from lightning_robustness._lightning.inner_attack import Clipping, make_inner_attacks
 from lightning_robustness.attacks import CW, PGD, Cascade, TorchattacksAdapter, budget_of
 
 
 def make(attack, eps=None, steps=None, alpha=None, all_steps=True, input_space=None):
-    return make_inner_attack(attack, eps, steps, alpha, all_steps, input_space or InputSpace())
+    (made,) = make_inner_attacks(attack, eps, None, steps, alpha, all_steps, input_space or InputSpace())
+    return made
 
 
 def own(model, x, y):

@@ -143,7 +143,7 @@ def test_waiting_is_seen(tmp_path, caplog):
     waiting = [record.message for record in caplog.records if "patience waits" in record.message]
     assert len(waiting) == 1
     assert "learning rate (1.0 of its peak)" in waiting[0]
-    assert "epoch 30" in waiting[0]
+    assert "75% of the run" in waiting[0]
     assert (stopping.waiting, stopping.waited) == ("", "patience waited for the learning rate until epoch 10")
     assert last_epoch(tmp_path, Flat())[1].waited == ""
 
