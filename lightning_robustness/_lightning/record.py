@@ -122,6 +122,7 @@ class RunRecord:
         self._outcomes: dict[int, dict[str, dict[str, Any]]] = {}
         self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.pt"
         self._last_batch: int | None = None  # number of training batches at the last evaluation
+        self._last_attacks: list[str] = []  # what ran in it, or failed
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -146,15 +147,14 @@ class RunRecord:
         """Return the attacks of this validation epoch: all in the first and last, each every few epochs between."""
         if trainer.state.fn != "fit" or is_at_the_end(trainer):
             return list(self._intervals)
-        last = {name: entry["epoch"] for entry in self.history for name in self._intervals if _has_run(name, entry)}
+        last = {name: own["epoch"] for own in self.history for name in self._intervals if f"adv_acc/{name}" in own}
         epoch = trainer.current_epoch
         return [name for name, interval in self._intervals.items() if epoch - last.get(name, -math.inf) >= interval]
 
     def missing(self, trainer: Trainer) -> list[str]:
         """Return all attacks if one of them has not seen the final network, since the worst case takes all."""
-        is_final = self._last_batch == num_training_batches(trainer)
-        has_all = is_final and all(_has_run(name, self.history[-1]) for name in self._intervals)
-        return [] if has_all else list(self._intervals)
+        last = num_training_batches(trainer), list(self._intervals)
+        return [] if (self._last_batch, self._last_attacks) == last else list(self._intervals)
 
     def begin(self, trainer: Trainer) -> None:
         """Begin a run; one that is resumed keeps what there is."""
@@ -183,7 +183,7 @@ class RunRecord:
             entry |= {**values, **{key: values[key] + seconds for key, seconds in before.items()}}
         else:
             self.history.append({"epoch": epoch, "step": log_step(trainer), **values})
-        self._last_batch = batch
+        self._last_batch, self._last_attacks = batch, list(attacks)
         packed = {name: _pack(outcome) for name, outcome in outcomes.items()}
         self._outcomes.setdefault(int(self.history[-1]["step"]), {}).update(packed)
         if not attacks:
@@ -218,7 +218,3 @@ class RunRecord:
 
     def _unpacked(self) -> dict[int, dict[str, Assisted]]:
         return {step: {name: _unpack(packed) for name, packed in own.items()} for step, own in self._outcomes.items()}
-
-
-def _has_run(attack: str, entry: Evaluation) -> bool:
-    return f"adv_acc/{attack}" in entry

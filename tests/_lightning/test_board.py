@@ -26,7 +26,6 @@ from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalar
 from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
 from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
 from tensorboard.summary.writer import event_file_writer
-from torch.utils.tensorboard import SummaryWriter
 
 from lightning_robustness import RobustnessMonitor
 from lightning_robustness._display.drawing import render
@@ -36,6 +35,7 @@ from lightning_robustness._lightning import board as board_module
 from lightning_robustness._lightning.board import Board
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.sinks import _HINT, markdown_list
+from lightning_robustness._measurement import keys
 from lightning_robustness._measurement.assisted import BoundaryCurve, assist
 from lightning_robustness._measurement.findings import Findings
 from lightning_robustness._measurement.keys import logged_keys, tag
@@ -49,31 +49,10 @@ from lightning_robustness.input_space import InputSpace
 SPACE = InputSpace(mean=0.5, std=0.25)
 SIGN = MaskingSign("zero_gradients", "PGD finds none.", "It cannot move.", "Use `Square`.")
 
-KEYS = [
-    *("acc", "adv_acc/pgd", "adv_acc/cw", "adv_acc/worst", "asr/pgd", "asr/cw"),
-    *("rdi", "rdi_intra", "rdi_embedding", "roby", "fsa", "fim"),
-    *("fim_inverse", "clever", "lipschitz", "distortion/pgd", "distortion/cw", "boundary", "boundary_acc"),
-    *("seconds/features", "samples", "masking", "trust/rdi", "trust/fim", "trust/boundary_acc"),
-    *(f"adv_acc_{end}/{name}" for end in ("low", "high") for name in ("pgd", "cw", "worst")),
-]
 ATTACKS = {"pgd": PGD(eps=8 / 255, steps=8), "cw": MinimumNormCW(initial_steps=16, steps=2)}
 PARTS = ["features", "fim", "trust"]
-ATTACKED = {
-    f"Accuracy under the {name} attack, 95 % interval": [f"adv_acc/{name}"]
-    + [f"adv_acc_{end}/{name}" for end in ("low", "high")]
-    for name in ("worst", "pgd", "cw")
-}
-SUCCESS = {"Success rate: pgd, cw": ["asr/cw", "asr/pgd"]}
-OTHERS = {
-    "RDI": ["rdi"],
-    "ROBY": ["roby"],
-    "Clean accuracy": ["acc"],
-    "Fisher information": ["fim"],
-    "Distance to the boundary": ["boundary"],
-    "Robust accuracy to first order": ["boundary_acc"],
-    "Distortion of the cw attack": ["distortion/cw"],
-    "Trust": ["trust/boundary_acc", "trust/rdi"],
-}
+# Of these, test_keys.py has the titles and names
+CHARTS = keys.charts(PARTS, list(ATTACKS), ["cw"])
 
 
 @pytest.fixture
@@ -129,12 +108,18 @@ def found(plugin, chart):
     return sorted(plugin.scalars_impl(RequestContext(), "run", expression, "")["tag_to_events"])
 
 
-def charts_of(prefix):
-    groups = {"success of attacks": SUCCESS, "accuracy under attack": ATTACKED, "other values": OTHERS}
+def charts_of(prefix, shown=CHARTS):
+    groups = dict.fromkeys(chart.group for chart in shown)
     return {
-        f"{prefix}: {group}": {title: sorted(tag(prefix, key) for key in keys) for title, keys in shown.items()}
-        for group, shown in groups.items()
+        f"{prefix}: {group}": {
+            chart.title: sorted(tag(prefix, name) for name in chart.names) for chart in shown if chart.group == group
+        }
+        for group in groups
     }
+
+
+def log_charts(logger, *prefixes):
+    logger.log_metrics({tag(prefix, name): 1.0 for prefix in prefixes for key in CHARTS for name in key.names}, step=1)
 
 
 class Shown(Board):
@@ -167,26 +152,18 @@ class Shown(Board):
 
 def test_all_boards_of_a_run_get_their_charts(logger):
     prefixes = ["robustness", "second+monitor.", "test_robustness"]
-    logger.log_metrics({tag(prefix, key): 1.0 for prefix in prefixes for key in KEYS}, step=1)
+    log_charts(logger, *prefixes)
     for prefix in prefixes[:2]:
         Shown([logger], prefix).show(0)
     logger.finalize("success")  # as `fit` does, before `test`
     Shown([logger], prefixes[2]).show(9)
     assert charts(logger) == charts_of(prefixes[0]) | charts_of(prefixes[1]) | charts_of(prefixes[2])
-    assert [[*group] for group in charts(logger).values()] == [[*SUCCESS], [*ATTACKED], [*OTHERS]] * 3
-
-
-def test_runs_do_not_mix(logger, tmp_path):
-    other = TensorBoardLogger(tmp_path, name="other")
-    Shown([logger], "first", ()).show(0)
-    Shown([logger, other], "second", ()).show(0)
-    assert [*charts(logger)] == ["first: other values", "second: other values"]
-    assert [*charts(other)] == ["second: other values"]
+    assert [*charts(logger)] == [group for prefix in prefixes for group in charts_of(prefix)]
 
 
 def test_prefix_of_the_logger(tmp_path, examples):
     logger = TensorBoardLogger(tmp_path, prefix="fold1")
-    logger.log_metrics({tag("robustness", key): 1.0 for key in KEYS}, step=1)
+    log_charts(logger, "robustness")
     Shown([logger]).show(0)
     assert charts(logger) == charts_of("fold1-robustness")
     Shown([logger]).show(3, examples={"pgd": examples})
@@ -194,12 +171,10 @@ def test_prefix_of_the_logger(tmp_path, examples):
 
 
 def test_charts_of_parts_without_attacks(logger):
-    logger.log_metrics({tag("robustness", key): 1.0 for key in KEYS}, step=1)
+    shown = keys.charts(["features", "clever"], [])
+    logger.log_metrics({f"robustness/{name}": 1.0 for chart in shown for name in chart.names}, step=1)
     Shown([logger], attacks=(), fim_samples=0, clever_samples=4).show(0)
-    shown = {"RDI": "rdi", "ROBY": "roby", "Clean accuracy": "acc", "CLEVER": "clever"}
-    assert charts(logger) == {
-        "robustness: other values": {title: [f"robustness/{name}"] for title, name in shown.items()}
-    }
+    assert charts(logger) == charts_of("robustness", shown)
 
 
 def shown_lines(logger, tag):
@@ -433,13 +408,6 @@ def test_projector_reads_labels_and_thumbnails(logger, digits):
         assert path.startswith("00005/robustness%2fembedding/")
 
 
-def test_projector_has_names_of_classes(logger, monkeypatch):
-    name_classes(monkeypatch, list("abcdefghijkl"))
-    folder = embed(logger, torch.randn(3, 9), space=InputSpace(None, None))
-    rows = [line.split("\t") for line in Path(folder, "metadata.tsv").read_text().splitlines()]
-    assert rows == [["label", "prediction"], ["a", "b"], ["b", "c"], ["c", "d"]]
-
-
 @pytest.mark.parametrize(("height", "width"), [(12, 7), (7, 12)])
 def test_images_that_are_no_squares(logger, height, width):
     x = torch.rand(6, 3, height, width)
@@ -543,15 +511,6 @@ def test_all_loggers_of_a_trainer(logger, examples, tmp_path):
     show_all([CSVLogger(tmp_path), logger, second], examples)
     assert all_tags(logger) == all_tags(second)
     assert "robustness/examples/pgd" in all_tags(second)
-
-
-def test_tensorboard_by_its_name(tmp_path):
-    """The logger of ``pytorch_lightning`` is not a subclass of that of ``lightning``."""
-    foreign = type("TensorBoardLogger", (), {"experiment": SummaryWriter(tmp_path), "log_dir": str(tmp_path)})
-    logger = type("Mine", (foreign,), {})()
-    Shown([logger]).show(2, histograms={"lambda_log10": torch.ones(3)})
-    assert read(logger).Histograms("robustness/lambda_log10")[0].step == 2
-    logger.experiment.close()
 
 
 def test_processes_without_a_writer(logger, examples, monkeypatch):

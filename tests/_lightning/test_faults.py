@@ -60,23 +60,6 @@ def test_errors_become_warnings_once_per_text():
         faults.refuse("wrong", "It is left out.")
 
 
-def test_divergence_is_an_error_of_the_epoch_at_any_time():
-    faults = make_faults(num_batches=0)
-    with faults.guard():
-        raise FloatingPointError("NaN")
-    assert isinstance(faults.error, FloatingPointError)
-
-
-def test_a_part_that_fails_is_left_out():
-    faults, finished = make_faults(), []
-    with faults.skipping("left out"):
-        finished.append("first")
-    with pytest.warns(UserWarning, match="left out: KeyError"), faults.skipping("left out"):
-        fail()
-    assert finished == ["first"]
-    assert faults.error is None
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ProcessesLostError])
 def test_what_ends_the_run_is_not_left_out(error):
     with pytest.raises(error), make_faults().skipping("left out"):

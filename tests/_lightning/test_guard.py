@@ -48,17 +48,6 @@ def test_the_limit_itself_is_admitted_in_float32():
         assert not guard.admits(torch.tensor(percent / 100 - 0.021).item())
 
 
-def test_improvement_lasts_until_it_is_taken_into_account():
-    guard = guard_after(0.5, 0.4)
-    assert guard.has_improved
-    guard.has_improved = False
-    guard.observe(trainer(3, acc=0.5))
-    assert not guard.has_improved
-    guard.observe(trainer(4, acc=0.6))
-    guard.observe(trainer(5, acc=0.1))
-    assert guard.has_improved
-
-
 def test_old_values_do_not_count():
     guard = Guard("score", "old", None, "max", "Owner")
     guard.observe(trainer(1))

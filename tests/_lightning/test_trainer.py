@@ -1,4 +1,3 @@
-import math
 from types import SimpleNamespace
 
 import lightning as L
@@ -9,7 +8,6 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from lightning_robustness._lightning.trainer import (
     evaluation_loader,
     find_class_names,
-    forward_of,
     has_trained,
     logged_in_this_epoch,
     num_training_batches,
@@ -55,31 +53,6 @@ def test_loaders_and_their_numbers_of_batches(tmp_path, limit, number):
     assert seen == [1, 1]
     with pytest.raises(ValueError, match=r"`dataloader_idx`.* below 1, .* 1"):
         seen_in_fit(tmp_path, lambda t: evaluation_loader(t, 1), first)
-
-
-def test_streams_have_no_number_of_batches(tmp_path):
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            yield from val_loader().dataset
-
-    loader = torch.utils.data.DataLoader(Stream(), batch_size=32)
-    assert seen_in_fit(tmp_path, lambda t: evaluation_loader(t, 0)[1], loader, num_sanity_val_steps=0) == [math.inf]
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("32-true", torch.float32), ("64-true", torch.float64)])
-def test_forward_has_the_default_precision_of_steps(tmp_path, precision, dtype):
-    module = Classifier()
-    module.trainer = make_trainer(tmp_path, precision=precision)
-    dtypes = []
-
-    def forward_fn(module, x):
-        dtypes.append(torch.get_default_dtype())
-        return x
-
-    x = torch.rand(2)
-    assert forward_of(module, forward_fn)(x) is x
-    assert dtypes == [dtype]
-    assert torch.get_default_dtype() == torch.float32
 
 
 NAMES = ["cat", "dog"]

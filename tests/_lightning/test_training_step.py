@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import lightning as L
 import pytest
@@ -8,7 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_robustness import AdversarialTraining
+from lightning_robustness import AdversarialTraining, AdversarialWeightPerturbation, AttackFreeRegularization
 from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss, published_attack
 from lightning_robustness._model.access import Access
 from lightning_robustness.attacks import PGD
@@ -89,6 +90,15 @@ def test_nothing_is_checked_outside_of_training(tmp_path):
             pass
 
     make_trainer(tmp_path, Scale(0.5, [])).validate(Fetching(), train_loader(), verbose=False)
+
+
+@pytest.mark.parametrize(
+    "callback", [AdversarialTraining(eps=0.1), AdversarialWeightPerturbation(0.03), AttackFreeRegularization()]
+)
+def test_pickle(callback):
+    copied = pickle.loads(pickle.dumps(callback))
+    assert repr(vars(copied).keys()) == repr(vars(callback).keys())
+    assert copied.access == callback.access
 
 
 def test_loss_of_what_a_step_returns():

@@ -5,6 +5,7 @@ import random
 import lightning as L
 import numpy as np
 import torch
+from jsonargparse import ArgumentParser
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -103,3 +104,11 @@ class Scripted(L.Callback):
         for key, values in self.values.items():
             if trainer.current_epoch in values and not trainer.sanity_checking:
                 pl_module.log(key, values[trainer.current_epoch])
+
+
+def from_yaml(kind, **arguments):
+    """Make a callback as LightningCLI does, from what YAML can say."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(kind, "callback")
+    config = parser.parse_object({"callback": {"class_path": kind.__name__, "init_args": arguments}})
+    return getattr(parser, "instantiate", parser.instantiate_classes)(config).callback

@@ -1,5 +1,4 @@
 import copy
-import pickle
 
 import lightning as L
 import pytest
@@ -197,10 +196,6 @@ def test_weights_come_back_without_a_backward_pass(tmp_path):
     with pytest.raises(ZeroDivisionError):
         make_trainer(tmp_path, AdversarialWeightPerturbation()).fit(module, loader())
     assert_same_weights(module, expected)
-
-
-def test_pickle():
-    assert pickle.loads(pickle.dumps(AdversarialWeightPerturbation(gamma=0.03))).gamma == 0.03
 
 
 def test_no_labels(tmp_path):

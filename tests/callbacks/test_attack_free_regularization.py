@@ -1,5 +1,3 @@
-import pickle
-
 import lightning as L
 import pytest
 import torch
@@ -273,10 +271,6 @@ def test_the_distance_to_the_boundary_gains_robust_accuracy(trained, digits):
     distances = [boundary_distance(net, x, y).median() for net in networks]
     assert robust[1] > robust[0] + 0.1
     assert distances[1] > 1.1 * distances[0]
-
-
-def test_pickle():
-    assert pickle.loads(pickle.dumps(AttackFreeRegularization(rdi_weight=0.3)))._rdi_weight == 0.3
 
 
 def test_manual_optimization_is_refused(tmp_path):

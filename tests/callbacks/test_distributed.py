@@ -9,9 +9,11 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_robustness import RobustnessMonitor
+from lightning_robustness._measurement.keys import name_of
 from tests.callbacks.distributed_fit import NUM_SAMPLES, as_torchrun_would, fit, validate
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 from tests.processes import START_METHOD
+from tests.test_any_batch import FREE, Data, Transformer, embed, settings
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -82,6 +84,24 @@ def test_streams_of_unequal_length(tmp_path, two_processes, split):
         assert first[key] == pytest.approx(expected[key], rel=1e-6), key
     # Of both together
     assert (first["samples_fim"], first["samples_attacks"], first["skipped"]) == (51, NUM_SAMPLES, 0)
+
+
+def watch_tokens(rank, path):
+    """Watch every second batch of a network of tokens."""
+    as_torchrun_would(rank)
+    monitor = RobustnessMonitor(**settings(embed_fn=embed), log_figures=False)
+    trainer = make_trainer(path, monitor, strategy="ddp", devices=2, use_distributed_sampler=False)
+    batches = list(Data(Transformer()).batches("tokens"))[rank::2]
+    trainer.validate(Transformer(), DataLoader(batches, batch_size=None), verbose=False)
+    metrics = trainer.callback_metrics.items()
+    return {name: value.item() for key, value in metrics if (name := name_of("robustness", key))}
+
+
+@pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
+def test_masks_and_embeddings(tmp_path, two_processes):
+    first, second = two_processes(watch_tokens, tmp_path)
+    Data(Transformer()).check(first, FREE)
+    assert first == second
 
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")

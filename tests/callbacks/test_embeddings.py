@@ -7,7 +7,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_robustness import AdversarialTraining, AdversarialWeightPerturbation
+from lightning_robustness import AdversarialTraining
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import trades_loss
 from tests.callbacks.modules import make_trainer
@@ -130,29 +130,6 @@ def by_hand_weights(module):
     return module.embedding.weight + 0.5 * module.embedding.weight.grad
 
 
-def test_weights_are_perturbed_at_adversarial_embeddings(tmp_path):
-    """The perturbation of embeddings holds in the passes of callbacks that are further inside."""
-
-    def perturbing(forward, clean, delta, y):
-        # A step of AWP by hand; gradients at perturbed weights are added up by `backward` of a loss that is linear
-        module = next(cell.cell_contents for cell in forward.__closure__ if isinstance(cell.cell_contents, Reader))
-        weights = [p for p in module.parameters() if p.ndim > 1]
-        gradients = torch.autograd.grad(cross_entropy(forward, clean, delta, y), weights)
-        kept = [w.detach().clone() for w in weights]
-        tokens = torch.cdist(clean.detach().flatten(0, 1), kept[0]).argmin(dim=1).reshape(clean.shape[:2])
-        with torch.no_grad():
-            for w, g in zip(weights, gradients, strict=True):
-                w.add_(0.1 * w.norm() / g.norm() * g)
-        gradients = torch.autograd.grad(cross_entropy(forward, module.embedding(tokens), delta, y), module.parameters())
-        with torch.no_grad():
-            for w, old in zip(weights, kept, strict=True):
-                w.copy_(old)
-        return sum((g * p).sum() for g, p in zip(gradients, module.parameters(), strict=True))
-
-    callbacks = AdversarialTraining(ATTACK, embed_fn=embed), AdversarialWeightPerturbation(gamma=0.1)
-    assert_same(fit(tmp_path, *callbacks)[0], by_hand(2, perturbing))
-
-
 class Positions(Reader):
     """Uses other embeddings than those that are attacked."""
 
@@ -181,18 +158,3 @@ def test_a_loss_of_its_own_needs_no_layer(tmp_path):
 
     module, _ = fit(tmp_path, AdversarialTraining(ATTACK, embed_fn=scaled, loss="mart"), epochs=1)
     assert all(parameter.isfinite().all() for parameter in module.parameters())
-
-
-class Scripted(Reader):
-    """A part of it takes no hooks."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = torch.jit.script(self.body)
-
-
-def test_scripted_parts(tmp_path):
-    modules = [
-        fit(tmp_path, AdversarialTraining(ATTACK, embed_fn=embed), module=kind)[0] for kind in (Scripted, Reader)
-    ]
-    assert_same(*modules)

@@ -152,20 +152,6 @@ def test_a_key_that_never_comes_gets_a_warning(tmp_path):
         assert epochs_trained(tmp_path, unguarded(), {}, max_epochs=2) == 2
 
 
-def stop_as_one_of_two_on_the_mean(rank, path):
-    """The mean of two processes improves in each epoch, the value of each only in some."""
-    as_torchrun_would(rank)
-    score = [epoch + (3.0 if epoch % 2 == rank else -3.0) for epoch in range(5)]
-    stopping = unguarded(patience=1)
-    epochs = epochs_trained(path, stopping, score, max_epochs=5, strategy="ddp", devices=2)
-    return epochs, stopping.best_score.item(), stopping.wait_count
-
-
-def test_two_processes_stop_on_their_mean(tmp_path, two_processes):
-    assert two_processes(stop_as_one_of_two_on_the_mean, tmp_path) == [(5, 4.0, 0)] * 2
-    assert epochs_trained(tmp_path, unguarded(patience=1), [3.0, -2.0, 5.0, 0.0, 7.0]) == 2  # one process by itself
-
-
 def test_a_confirmation_that_never_comes_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match=r"never saw 'val_robust'. Logged were: .*robustness/rdi"):
         assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust") == 11

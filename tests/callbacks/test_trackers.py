@@ -1,6 +1,5 @@
 """Weights & Biases, offline, and MLflow, in a local store, as they are."""
 
-import struct
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,26 +49,6 @@ def test_mlflow(tmp_path):
     assert f"- **verdict**: epoch {monitor.summary().epoch} most robust" in texts["summary"]
 
 
-def records(path):
-    """What an offline run wrote: blocks of 32 KiB after a header of 7 bytes, as the logs of LevelDB."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, position, message = path.read_bytes(), 7, b""
-    while position + 7 <= len(data):
-        left = 32768 - position % 32768
-        if left < 7:
-            position += left
-            continue
-        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
-        message += data[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            record = Record()
-            record.ParseFromString(message)
-            message = b""
-            yield record
-
-
 @pytest.mark.slow
 def test_weights_and_biases(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="wandb is not installed")
@@ -80,18 +59,7 @@ def test_weights_and_biases(tmp_path, monkeypatch):
     finally:
         logger.experiment.finish()
         wandb.teardown()  # waits until its own process has written everything
-    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    found = list(records(file))
-    axes = {record.metric.glob_name: record.metric.step_metric for record in found if record.HasField("metric")}
-    assert axes["robustness/*"] == "epoch"
-    rows = [
-        {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-        for record in found
-        if record.HasField("history")
-    ]
-    rdi = {int(row["epoch"]): float(row["robustness/rdi"]) for row in rows if "robustness/rdi" in row}
-    assert rdi == pytest.approx({entry["epoch"]: entry["rdi"] for entry in monitor.history})
-    media = file.parent / "files" / "media"
+    (media,) = tmp_path.glob("wandb/offline-run-*/files/media")
     for name in SLOW:
         assert len([*(media / "images" / "robustness").glob(f"{name}_*.png")]) == 2
     pictures = [np.asarray(Image.open(path).convert("RGB")) for path in (media / "images").glob("robustness_*.png")]
