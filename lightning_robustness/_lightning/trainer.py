@@ -129,11 +129,7 @@ def log_step(trainer: Trainer) -> int:
 
 def takes_any_key(trainer: Trainer) -> bool:
     """Return whether loggers are of kinds that reject no key, so that Lightning can log without ending the run."""
-    return all(_class_that_logs(logger).__name__ in _LENIENT for logger in trainer.loggers)
-
-
-def _class_that_logs(logger: Any) -> type:
-    return next((kind for kind in type(logger).__mro__ if "log_metrics" in vars(kind)), object)
+    return all(type(logger).__name__ in _LENIENT for logger in trainer.loggers)
 
 
 def find_class_names(trainer: Trainer, dataloader_idx: int, num_classes: int) -> list[str] | None:
@@ -149,6 +145,4 @@ def find_class_names(trainer: Trainer, dataloader_idx: int, num_classes: int) ->
 
 def _names(owner: Any, attribute: str) -> list[str] | None:
     names = getattr(owner, attribute, None)
-    if isinstance(names, dict):  # by number
-        names = [names[number] for number in range(len(names))] if names.keys() == set(range(len(names))) else None
     return [str(name) for name in names] if isinstance(names, (list, tuple)) else None

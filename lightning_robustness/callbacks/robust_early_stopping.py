@@ -129,8 +129,7 @@ class RobustEarlyStopping(EarlyStopping):
         self._reference: str | None = None  # key of the robust accuracy that confirms the value
         self.waiting = ""
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
-        self._evaluations: list[Evaluation] = []
-        self._confirmations: list[Evaluation] = []
+        self._evaluations: dict[str, list[Evaluation]] = {}  # of the value and of the reference, by key
 
     @property
     def waited(self) -> str:
@@ -143,17 +142,14 @@ class RobustEarlyStopping(EarlyStopping):
         if stage == "fit":
             check_awaited(trainer, self, self.monitor)
             self._guard.check(trainer, self)
-            reference, self._reference = self._reference, self._find_reference(trainer)
-            self._confirmations = self._confirmations if reference == self._reference else []
+            self._reference = self._find_reference(trainer)
 
     @override
     def state_dict(self) -> dict[str, Any]:
         own = {
             "guard": self._guard.state_dict(),
-            "evaluations": [tuple(own) for own in self._evaluations],
+            "evaluations": {key: [tuple(own) for own in series] for key, series in self._evaluations.items()},
             "learning_rate": self._wait.state_dict(),
-            "reference": self._reference,
-            "confirmations": [tuple(own) for own in self._confirmations],
         }
         return {**super().state_dict(), **own}
 
@@ -161,10 +157,9 @@ class RobustEarlyStopping(EarlyStopping):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._guard.load_state_dict(state_dict["guard"])
-        self._evaluations = [Evaluation(*own) for own in state_dict["evaluations"]]
+        saved = state_dict["evaluations"].items()
+        self._evaluations = {key: [Evaluation(*own) for own in series] for key, series in saved}
         self._wait.load_state_dict(state_dict["learning_rate"])
-        if state_dict["reference"] == self._reference:
-            self._confirmations = [Evaluation(*own) for own in state_dict["confirmations"]]
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -173,12 +168,11 @@ class RobustEarlyStopping(EarlyStopping):
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.progress_bar_metrics.pop(_ON_BAR, None)
-        keys = {} if self._evaluations else {self.monitor: self._is_required}
-        if self._reference is not None and not self._confirmations:
-            keys[self._reference] = False
-        for key, is_required in keys.items() if not trainer.fast_dev_run else ():  # type: ignore[attr-defined]
+        for key in (self.monitor, self._reference) if not trainer.fast_dev_run else ():  # type: ignore[attr-defined]
+            if key is None or key in self._evaluations:
+                continue
             message = describe_missing(trainer, self, key)
-            if is_required:
+            if self._is_required and key == self.monitor:
                 raise RuntimeError(message)
             rank_zero_warn(message)
 
@@ -195,20 +189,20 @@ class RobustEarlyStopping(EarlyStopping):
             return
         count = self._wait.judge(trainer)
         if confirmation is not None:
-            self._confirmations.append(Evaluation(confirmation, *count))
+            self._evaluations.setdefault(str(self._reference), []).append(Evaluation(confirmation, *count))
         if value is not None:
             guard = self._guard.value(trainer), self._guard.has_improved
-            self._evaluations.append(Evaluation(value, *count, *guard))
+            self._evaluations.setdefault(self.monitor, []).append(Evaluation(value, *count, *guard))
             self._guard.has_improved = False
             super()._run_early_stopping_check(trainer)
         self._say(trainer, is_counted=count[0])
 
     @override
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        last = self._evaluations[-1]
+        *earlier, last = self._evaluations[self.monitor]
         value = last.value
         current = torch.full_like(current, value)  # of all processes
-        before, series = self._replay(self._evaluations[:-1]), self._replay(self._evaluations)
+        before, series = self._replay(earlier), self._replay([*earlier, last])
         self.best_score = torch.full_like(current, before.best)
         message = self._improvement_message(current) if series.best != before.best else None
         self.best_score, self.wait_count = torch.full_like(current, series.best), series.wait
@@ -233,7 +227,7 @@ class RobustEarlyStopping(EarlyStopping):
         if self._reference is None:
             return True
         mode = mode_of(self._reference, None if split_key(self._reference)[1] else "max")
-        return Streak.of(self._confirmations, mode == "max").wait >= self.patience
+        return Streak.of(self._evaluations.get(self._reference, ()), mode == "max").wait >= self.patience
 
     def _find_reference(self, trainer: Trainer) -> str | None:
         """Find the robust accuracy that has to run out of patience too, for a value that needs no attack."""
@@ -241,7 +235,7 @@ class RobustEarlyStopping(EarlyStopping):
         if entry is None or entry.name not in attack_free_metrics():
             return None
         key = self._confirm if self._confirm != "auto" else reference_key(trainer, prefix)
-        if key is None:
+        if key is None or key == self.monitor:
             reason = "`confirm=None`" if self._confirm is None else "no attack runs"
             rank_zero_warn(
                 f"RobustEarlyStopping goes by {self.monitor!r} alone, since {reason}. Such a value can mislead: let "

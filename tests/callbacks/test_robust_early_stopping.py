@@ -139,7 +139,7 @@ def stop_as_one_of_two(rank, path):
     score = [FALLING[0], float("nan") if rank else 5.0, *FALLING[2:]]
     stopping = guarded(patience=3)
     epochs = epochs_trained(path, stopping, score, acc=acc, strategy="ddp", devices=2)
-    return epochs, round(stopping.best_score.item(), 4), len(stopping.state_dict()["evaluations"])
+    return epochs, round(stopping.best_score.item(), 4), len(stopping.state_dict()["evaluations"]["score"])
 
 
 def test_two_processes(tmp_path, two_processes):
