@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
-from lightning_robustness._lightning.record import RunRecord, find_distrust
+from lightning_robustness._lightning.record import RunRecord, find_distrust, is_at_the_end
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.statistics import Trust
 
@@ -111,6 +111,20 @@ def test_all_attacks_run_again_at_the_end_if_one_has_not_seen_the_last_weights()
     assert record.missing(trainer(1)) == ["pgd", "square"]
     record.add(trainer(1), 1, {"adv_acc/pgd": 0.5}, {}, ["pgd"])
     assert record.missing(trainer(1)) == ["pgd", "square"]
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({"max_epochs": 7}, True),
+        ({"max_epochs": 7, "is_last_batch": False}, False),
+        ({"max_epochs": 8}, False),
+        ({"max_steps": 70}, True),
+        ({"max_steps": 71}, False),
+    ],
+)
+def test_the_last_validation_epoch(state, expected):
+    assert is_at_the_end(trainer(6, **state)) is expected
 
 
 def test_arguments():
