@@ -52,7 +52,7 @@ class Faults:
         """Warn in the first process, once per key."""
         if key not in self._reported:
             self._reported.add(key)
-            rank_zero_warn(f"RobustnessMonitor: {message}", stacklevel=3)
+            rank_zero_warn(f"RobustnessMonitor: {message}")
 
     def refuse(self, message: str, consequence: str) -> None:
         """Raise before training has begun; afterwards, warn once, together with the consequence."""
@@ -66,7 +66,7 @@ class Faults:
         key = re.sub(r"\d+", "", f"{consequence}: {error.partition(':')[0]}")
         if key not in self._reported:
             self._reported.add(key)
-            warnings.warn(f"RobustnessMonitor: {consequence}: {error}", stacklevel=3)
+            warnings.warn(f"RobustnessMonitor: {consequence}: {error}", stacklevel=2)
 
 
 def warn_of_sharding(trainer: Trainer, settings: MonitorSettings) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_robustness._lightning.settings import AdversarialLoss
-from lightning_robustness._lightning.trainer import check_strategy, check_takes_batch, forward_of
+from lightning_robustness._lightning.trainer import check_strategy, check_takes_batch, forward_of, num_training_batches
 from lightning_robustness._model.access import Access, ExtraInputs, try_forward
 from lightning_robustness._model.batch import Batch
 from lightning_robustness.attacks import PGD
@@ -133,6 +133,10 @@ class TrainingStepCallback(Callback):
         """Return the names of what the network takes from a batch besides inputs, once it has run."""
         extra = self._ways[batch.name, tuple(batch.extras)]
         return () if extra is None else extra.names
+
+    def index_of_batch(self, trainer: Trainer) -> int:
+        """Return the number of the batch under way, over all epochs and processes, which random starts depend on."""
+        return (num_training_batches(trainer) - 1) * trainer.world_size + trainer.global_rank
 
     def around_training_step(
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any

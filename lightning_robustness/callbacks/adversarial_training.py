@@ -144,7 +144,6 @@ class AdversarialTraining(TrainingStepCallback):
             prefix=prefix,
         )
         self.attack = self.settings.attacks[0]
-        self._num_batches = 0
         self._overfitting = CatastrophicOverfitting()
         self._begin()
 
@@ -165,11 +164,10 @@ class AdversarialTraining(TrainingStepCallback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"num_batches": self._num_batches, "overfitting": asdict(self._overfitting)}
+        return {"overfitting": asdict(self._overfitting)}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._num_batches = state_dict["num_batches"]
         self._overfitting = CatastrophicOverfitting(**state_dict["overfitting"])
 
     @override
@@ -178,13 +176,12 @@ class AdversarialTraining(TrainingStepCallback):
         if stage == "fit":
             self._begin()
             if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
-                self._num_batches, self._overfitting = 0, CatastrophicOverfitting()
+                self._overfitting = CatastrophicOverfitting()
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         # Not at the start of an epoch, which a run that is resumed within one is behind
         self.attack = self.settings.attack_at(trainer.current_epoch)
-        self._num_batches += 1
         self._is_measured = batch_idx % self.settings.measure_every_n_batches == 0
 
     @override
@@ -212,7 +209,7 @@ class AdversarialTraining(TrainingStepCallback):
         given = self.access.read(batch, soft=settings.loss is None)
         require_labels(given.y, "the attack")
         loaded = self.as_floats(pl_module, given)
-        index = (self._num_batches - 1) * trainer.world_size + trainer.global_rank
+        index = self.index_of_batch(trainer)
         clean = loaded._replace(x=self._embed(pl_module, loaded.x))
         rows = self._choose_rows(given.x, index)
         x_adv = self._attack(pl_module, clean if rows is None else clean.rows(rows), index)

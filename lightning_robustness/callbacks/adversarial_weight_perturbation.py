@@ -63,8 +63,7 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         self, trainer: Trainer, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any
     ) -> Any:
         if trainer.current_epoch >= self.warmup_epochs:
-            index = trainer.fit_loop.total_batch_idx * trainer.world_size + trainer.global_rank
-            self._perturb(pl_module, batch, index)
+            self._perturb(pl_module, batch, self.index_of_batch(trainer))
         return step(batch, *args)
 
     @override
