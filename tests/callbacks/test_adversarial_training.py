@@ -1,12 +1,11 @@
 from collections import UserDict
-from dataclasses import dataclass
 
 import lightning as L
 import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from lightning_robustness import AdversarialTraining, InputSpace, RobustnessMonitor
@@ -45,11 +44,11 @@ class Recorder(Classifier):
 
 
 def inputs(batch):
-    return batch[0] if isinstance(batch, (tuple, list)) else batch.image if hasattr(batch, "image") else batch["image"]
+    return batch[0] if isinstance(batch, (tuple, list)) else batch["image"]
 
 
 def labels(batch):
-    return batch[1] if isinstance(batch, (tuple, list)) else batch.label if hasattr(batch, "label") else batch["label"]
+    return batch[1] if isinstance(batch, (tuple, list)) else batch["label"]
 
 
 def fit(path, callback, module=Recorder, data=None, **kwargs):
@@ -138,19 +137,7 @@ def logged(trainer):
     return {name.split("/")[1]: value.item() for name, value in values if name.startswith("adversarial_training/")}
 
 
-@dataclass
-class Sample:
-    image: Tensor
-    label: Tensor
-
-
-COLLATE = {
-    "tuple": lambda x, y: (x, y),
-    "list": lambda x, y: [x, y],
-    "dict": lambda x, y: {"image": x, "label": y, "path": ["somewhere"] * len(x)},
-    "mapping": lambda x, y: UserDict(image=x, label=y),
-    "dataclass": Sample,
-}
+COLLATE = {"tuple": lambda x, y: (x, y), "mapping": lambda x, y: UserDict(image=x, label=y, path=["here"] * len(x))}
 
 
 class Witness(L.Callback):

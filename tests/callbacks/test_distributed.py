@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from lightning_robustness import RobustnessMonitor
 from lightning_robustness._measurement.keys import name_of
 from tests.callbacks.distributed_fit import NUM_SAMPLES, as_torchrun_would, fit, validate
-from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
+from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
 from tests.processes import START_METHOD
 from tests.test_any_batch import FREE, Data, Transformer, embed, settings
 
@@ -55,35 +55,6 @@ def test_two_processes_log_the_values_of_one(tmp_path, two_processes, storage):
     assert first["samples_attacks"] == NUM_SAMPLES
     assert first["samples_fim"] == 51
     assert_same_values(first, expected)
-
-
-class Stream(IterableDataset):
-    """Part of the data."""
-
-    def __init__(self, start, stop):
-        self.start, self.stop = start, stop
-
-    def __iter__(self):
-        yield from digits_data(self.start, self.stop)
-
-
-def validate_streams(rank, path, split):
-    as_torchrun_would(rank)
-    stream = Stream(split, 1200 + NUM_SAMPLES) if rank else Stream(1200, split)
-    return validate(path, loader=DataLoader(stream, batch_size=16), strategy="ddp", devices=2)
-
-
-@pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked")
-@pytest.mark.filterwarnings("ignore:.*called before the ``update`` method")
-@pytest.mark.parametrize("split", [1240, 1200 + NUM_SAMPLES], ids=["unequal shares", "nothing for the second"])
-def test_streams_of_unequal_length(tmp_path, two_processes, split):
-    expected = validate(tmp_path)
-    first, second = two_processes(validate_streams, tmp_path, split)
-    assert first == second
-    for key in ("rdi", "roby", "rdi_embedding", "acc", "samples"):
-        assert first[key] == pytest.approx(expected[key], rel=1e-6), key
-    # Of both together
-    assert (first["samples_fim"], first["samples_attacks"], first["skipped"]) == (51, NUM_SAMPLES, 0)
 
 
 def watch_tokens(rank, path):

@@ -1,7 +1,6 @@
 """What a fault in each part of the monitor does: before and after training began, in one process and in two.
 
-Also pinned elsewhere: streams of unequal lengths, a process without samples, masks and embeddings in two processes
-(tests/callbacks/test_distributed.py).
+Also pinned elsewhere: masks and embeddings in two processes (tests/callbacks/test_distributed.py).
 """
 
 import json
