@@ -87,6 +87,11 @@ class RunSummary:
         return 0.0 if self.kept is None else self.kept.accuracy
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of that accuracy."""
+        return (0.0, 1.0) if self.kept is None else (self.kept.low, self.kept.high)
+
+    @property
     def choices(self) -> dict[str, Choice]:
         """The epochs that attack-free metrics would have picked."""
         return {} if self.kept is None else _choices(self.history, self.kept.reference)

@@ -29,7 +29,7 @@ def test_values():
     summary = RunSummary.of(history())
     assert (summary.kept.reference, summary.epoch, summary.accuracy) == ("adv_acc/pgd", 2, 0.55)
     expected = scipy.stats.binomtest(110, 200).proportion_ci(method="wilson")
-    assert (summary.kept.low, summary.kept.high) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert summary.interval == pytest.approx((expected.low, expected.high), abs=1e-6)
     assert summary.choices["rdi"][:4] == (0, pytest.approx(45.0), 5, pytest.approx(25.0))
     assert summary.choices["fim"][:4] == (2, pytest.approx(0.0), 2, pytest.approx(0.0))
     assert summary.choices["rdi"].trust == pytest.approx(scipy.stats.kendalltau(RDI, ROBUST).statistic)
