@@ -203,29 +203,23 @@ def _without_cudnn(layers: list[nn.RNNBase]) -> Iterator[None]:
 
 @contextmanager
 def _isolated_random_state(seed: int, index: int) -> Iterator[None]:
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    try:
-        words = np.random.SeedSequence([seed, index]).generate_state(2)
+    words = np.random.SeedSequence([seed, index]).generate_state(2)
+    # `torch.manual_seed` would also seed devices that are initialised later, and format a stack trace to do so
+    torch_seed = int(words[0]) << 32 | int(words[1])
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
         random.seed(int(words[0]))
+        stack.callback(np.random.set_state, np.random.get_state())
         np.random.seed(words[0])
-        # `torch.manual_seed` would also seed devices that are initialised later, and format a stack trace to do so
-        torch_seed = int(words[0]) << 32 | int(words[1])
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
         torch.default_generator.manual_seed(torch_seed)
-        if cuda_states:
+        if torch.cuda.is_initialized():
+            stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
             torch.cuda.manual_seed_all(torch_seed)
-        if mps_state is not None:
+        if torch.backends.mps.is_available():
+            stack.callback(torch.mps.set_rng_state, torch.mps.get_rng_state())
             torch.mps.manual_seed(torch_seed)
         yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
-        if cuda_states:
-            torch.cuda.set_rng_state_all(cuda_states)
-        if mps_state is not None:
-            torch.mps.set_rng_state(mps_state)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from torch import nn
 
 from lightning_robustness._isolation import module_state
 from lightning_robustness._isolation.module_state import ModuleState, is_lazy
-from lightning_robustness._isolation.references import walk
 from lightning_robustness._isolation.sandbox import find_leaks, sandbox
 from tests._isolation.test_sandbox import assert_same, disturb, snapshot, trained_once
 
@@ -328,5 +327,6 @@ def test_every_module_is_found_once():
     shared = nn.Linear(2, 2)
     network = nn.Sequential(shared, nn.Sequential(shared, nn.ReLU()))
     network.register_module("absent", None)
-    assert set(walk([network, shared])) == set(network.modules())
-    assert len(walk([network, shared])) == 4
+    found = ModuleState([network, shared]).modules
+    assert set(found) == set(network.modules())
+    assert len(found) == 4
