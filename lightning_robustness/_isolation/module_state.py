@@ -45,10 +45,11 @@ class ModuleState:
     """
 
     def __init__(self, values: Iterable[Any]) -> None:
-        self.leaves: list[Tensor] = []
-        """Parameters, and other leaves that require a gradient."""
         self.modules: list[nn.Module] = []
         """All modules, also those that were hidden."""
+        self._modes: list[tuple[nn.Module, bool]] = []
+        # Parameters, and other leaves that require a gradient
+        self._leaves: list[tuple[Tensor, bool, Tensor | None]] = []
         self._queue: list[Any] = []
         self._attributes: list[tuple[nn.Module, type[nn.Module], dict[str, Any] | None]] = []
         self._containers: list[tuple[Any, Any]] = []
@@ -67,9 +68,21 @@ class ModuleState:
         kept = [value for value in (*self._buffers, *_fitting(self._others)) if not _is_expanded(value)]
         self._copies = [(value, value.clone() if isinstance(value, Tensor) else value.copy()) for value in kept]
 
+    def freeze(self, eval_mode: bool) -> None:
+        """Let no leaf require or have a gradient, and put modules in eval mode if wanted."""
+        for leaf, requires_grad, grad in self._leaves:
+            if requires_grad:
+                leaf.requires_grad = False  # not `requires_grad_`, which uninitialised parameters lack
+            if grad is not None:
+                leaf.grad = None
+        for module, training in self._modes:
+            if training and eval_mode:
+                _set_mode(module, False)
+
     def restore(self) -> None:
         """Restore everything; if one part fails, the others are still restored."""
         with torch.no_grad(), ExitStack() as stack:
+            stack.callback(self._restore_flags)  # last: gradients must have the shapes of their parameters
             stack.callback(self._restore_values)
             stack.callback(self._restore_memory)
             stack.callback(self._restore_containers)
@@ -81,6 +94,7 @@ class ModuleState:
         attributes, cls = vars(module), type(module)
         is_wrapper = cls.__module__.startswith(_WRAPPERS)
         self.modules.append(module)
+        self._modes.append((module, module.training))
         self._queue.extend(attributes["_modules"].values())
         self._attributes.append((module, cls, None if is_wrapper else attributes.copy()))
         self._keep_registered(attributes, issubclass(cls, LazyModuleMixin))
@@ -149,14 +163,14 @@ class ModuleState:
         self._seen.add(id(tensor))
         if type(tensor) in _UNINITIALIZED_TYPES:
             self._uninitialized.append((tensor, type(tensor), tensor.data))
-            self.leaves.append(tensor)
+            self._leaves.append((tensor, tensor.requires_grad, None))
             return
         requires_grad = tensor.requires_grad
         # Results of a computation are replaced by the next one, and inference tensors cannot be written here
         if (requires_grad and tensor.grad_fn is not None) or tensor.is_inference():
             return
         if is_parameter or requires_grad:
-            self.leaves.append(tensor)
+            self._leaves.append((tensor, requires_grad, tensor.grad))
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
             return
         alias = tensor.data
@@ -196,12 +210,29 @@ class ModuleState:
                 tensor.grad = None
                 tensor.data = alias
 
+    def _restore_flags(self) -> None:
+        for leaf, requires_grad, grad in self._leaves:
+            leaf.requires_grad = requires_grad
+            leaf.grad = grad
+        for module, training in self._modes:
+            if module.training is not training:
+                _set_mode(module, training)
+
     def _restore_values(self) -> None:
         for value, copy in self._copies:
             if isinstance(value, Tensor):
                 value.copy_(copy)
             else:
                 value[...] = copy
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    # Not `train()`: a module may override that to change its weights, or to refuse
+    attributes = vars(module)
+    if "training" in attributes:
+        attributes["training"] = training  # many times faster than through `nn.Module.__setattr__`
+    else:
+        module.training = training
 
 
 def is_lazy(module: nn.Module) -> bool:

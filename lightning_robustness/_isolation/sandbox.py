@@ -127,9 +127,8 @@ def sandbox(
                 # Compiled code cannot be differentiated twice, and would be recompiled for other flags and modes
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_isolated_random_state(seed, index))
-        stack.enter_context(_kept_modes(state.modules, eval_mode))
-        stack.enter_context(_kept_flags(state.leaves))
-        stack.callback(state.restore)  # before the flags: gradients must have the shapes of their parameters
+        stack.callback(state.restore)
+        state.freeze(eval_mode)
         yield tuple(tensor.detach().clone() for tensor in tensors)
 
 
@@ -220,46 +219,6 @@ def _isolated_random_state(seed: int, index: int) -> Iterator[None]:
             stack.callback(torch.mps.set_rng_state, torch.mps.get_rng_state())
             torch.mps.manual_seed(torch_seed)
         yield
-
-
-@contextmanager
-def _kept_flags(leaves: list[Tensor]) -> Iterator[None]:
-    kept = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
-    try:
-        for leaf, requires_grad, grad in kept:
-            if requires_grad:
-                leaf.requires_grad = False  # not `requires_grad_`, which uninitialised parameters lack
-            if grad is not None:
-                leaf.grad = None
-        yield
-    finally:
-        for leaf, requires_grad, grad in kept:
-            leaf.requires_grad = requires_grad
-            leaf.grad = grad
-
-
-@contextmanager
-def _kept_modes(modules: list[nn.Module], eval_mode: bool) -> Iterator[None]:
-    modes = [(module, module.training) for module in modules]
-    try:
-        if eval_mode:
-            for module, training in modes:
-                if training:
-                    _set_mode(module, False)
-        yield
-    finally:
-        for module, training in modes:
-            if module.training is not training:
-                _set_mode(module, training)
-
-
-def _set_mode(module: nn.Module, training: bool) -> None:
-    # Not `train()`: a module may override that to change its weights, or to refuse
-    attributes = vars(module)
-    if "training" in attributes:
-        attributes["training"] = training  # many times faster than through `nn.Module.__setattr__`
-    else:
-        module.training = training
 
 
 @contextmanager
