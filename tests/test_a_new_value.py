@@ -16,12 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_robustness import RobustnessMonitor
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement import keys, plan
-from lightning_robustness._measurement.keys import Key, markdown_table
+from lightning_robustness._measurement.keys import Key
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.statistics import MIN_EVALUATIONS
 from lightning_robustness._model.access import compute_logits
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import compare, evaluate
+from tests._measurement.test_keys import markdown_table
 from tests.golden.runs import read_events
 
 NUM_SAMPLES, NUM_MEASURED = 37, 11
@@ -256,6 +257,6 @@ def test_monitor_and_its_page(registered, tmp_path):
 
 
 def test_tables_of_the_docs(registered):
-    lines = markdown_table().splitlines()
+    lines = markdown_table(keys.KEYS).splitlines()
     assert "| `robustness/gradient_norm` | mean size of the gradient | 1/input | lower | fim |" in lines
     assert "| `robustness_details/samples_gradient` | number of samples | samples |  | fim |" in lines

@@ -152,7 +152,7 @@ def test_samples_of_streams_are_uniform(total):
 def test_rows_do_not_keep_their_batches_alive():
     for sample in (FixedSample(3, None), FixedSample(3, 100)):
         stream(sample, range(100), [50])
-        assert {row.x.untyped_storage().nbytes() for row in sample._rows} == {2 * 4}
+        assert {x.untyped_storage().nbytes() for part in sample._kept for x in part.x} == {2 * 4}
 
 
 def test_later_changes_of_a_batch_do_not_reach_the_sample():
