@@ -100,6 +100,29 @@ class Zoo(L.LightningModule):
             self.log("val_acc", right.mean(), batch_size=len(x))
 
 
+class Trained(L.LightningModule):
+    """A module around a network, as its author would write it."""
+
+    def __init__(self, network, lr=0.1):
+        super().__init__()
+        self.network, self.lr = network, lr
+
+    def forward(self, x):
+        return self.network(x)
+
+    def training_step(self, batch):
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch):
+        self(batch[0])
+
+    def test_step(self, batch):
+        return None
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
 # Binary classifiers
 class OneLogit(Zoo):
     num_classes = 1
