@@ -139,32 +139,6 @@ def test_what_forward_changes_is_put_back(state, change, fails):
     assert set(vars(network)) == others
 
 
-def test_training_goes_on_as_without():
-    """A network with every kind of state at once, trained with and without passes in between."""
-
-    def train(is_watched):
-        torch.manual_seed(0)
-        layers = [Stateful(state, change) for state, change in CHANGES.values() if change is not delete]
-        for number, layer in enumerate(layers):
-            if isinstance(layer.state, (random.Random, np.random.RandomState)):
-                layer.state.seed(number)
-            elif isinstance(layer.state, np.random.Generator):
-                layer.state = np.random.default_rng(number)
-            layer.head = nn.Linear(4, 4)
-        network = nn.Sequential(*layers)
-        optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.1)
-        for _ in range(3):
-            if is_watched:
-                with sandbox(network, torch.ones(2, 4)) as (x,):
-                    network(x.requires_grad_()).sum().backward()
-            optimizer.zero_grad()
-            network(torch.ones(2, 4)).square().sum().backward()
-            optimizer.step()
-        return [bits([layer.state, *layer.parameters()]) for layer in layers]
-
-    assert train(True) == train(False)
-
-
 def test_buffers_that_are_resized_or_added():
     class Observer(nn.Module):  # as those of quantisation by channel
         def __init__(self):
@@ -183,15 +157,6 @@ def test_buffers_that_are_resized_or_added():
         assert network.low.shape == (3,)
     assert network.low is low
     assert {name: buffer.shape for name, buffer in network.state_dict().items()} == {"low": (0,)}
-
-
-def test_observers_of_quantization():
-    observer = torch.ao.quantization.PerChannelMinMaxObserver()
-    before = {name: bits(value) for name, value in observer.state_dict().items()}
-    with sandbox(observer, torch.rand(5, 3)) as (x,):
-        observer(x)
-        assert observer.min_val.shape == (5,)
-    assert {name: bits(value) for name, value in observer.state_dict().items()} == before
 
 
 @pytest.mark.parametrize(
