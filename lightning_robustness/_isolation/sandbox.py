@@ -20,25 +20,17 @@ from lightning_robustness._isolation.references import Fingerprint
 _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
 
 
-class _Lock:
-    """Admit one thread at a time to the sandbox; a forked process starts with a free lock."""
-
-    def __init__(self) -> None:
-        self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        lock = self._lock  # to be released even if a fork inside renews it
-        with lock:
-            yield
+_LOCK = threading.Lock()  # one thread at a time is in the sandbox
 
 
-_LOCK = _Lock()
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # a forked process starts with a free lock
+    os.register_at_fork(after_in_child=_renew_lock)
+
 # Settings of newer versions of torch, parents first: what is "none" has the value of its parent
 _PRECISIONS = [
     ("generic", "all"),
@@ -111,7 +103,7 @@ def sandbox(
     check_model(model)
     with ExitStack() as stack:
         if not is_sandboxed():
-            stack.enter_context(_LOCK.held())
+            stack.enter_context(_LOCK)
             stack.callback(_IS_SANDBOXED.reset, _IS_SANDBOXED.set(True))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -164,16 +156,12 @@ def find_leaks(model: Callable[..., Any], x: Tensor) -> list[str]:
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
     """Return whether any module was compiled: by itself, in place, by its ``forward``, or with its steps."""
-    return any(_is_compiled(module) for module in modules)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    attributes = vars(module)
-    return (
-        attributes.get("_compiled_call_impl") is not None  # `module.compile()`
-        or attributes.get("_compiler_ctx") is not None  # a LightningModule that was compiled
-        or "_orig_mod" in attributes["_modules"]  # `torch.compile(module)`
-        or hasattr(attributes.get("forward", type(module).forward), _ORIGINAL)
+    return any(
+        vars(module).get("_compiled_call_impl") is not None  # `module.compile()`
+        or vars(module).get("_compiler_ctx") is not None  # a LightningModule that was compiled
+        or "_orig_mod" in vars(module)["_modules"]  # `torch.compile(module)`
+        or hasattr(vars(module).get("forward", type(module).forward), _ORIGINAL)
+        for module in modules
     )
 
 
