@@ -278,12 +278,27 @@ def test_lazy_modules_are_left_alone_without_a_pass():
     assert not is_lazy(nn.Linear(2, 2))
 
 
+class Rebinding(nn.Module):
+    """Replaces a buffer by another tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return x
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated:DeprecationWarning")
-def test_scripted_modules():
-    network = torch.jit.script(nn.BatchNorm1d(3))
+@pytest.mark.parametrize("eval_mode", [False, True])
+def test_scripted_modules(eval_mode):
+    network = torch.jit.script(nn.Sequential(nn.BatchNorm1d(3), Rebinding()))
     before = {name: bits(value) for name, value in network.state_dict().items()}
-    with sandbox(network, torch.rand(4, 3), eval_mode=False) as (x,):
+    with sandbox(network, torch.rand(4, 3), eval_mode=eval_mode) as (x,):
         network(x)
+        assert network.training is not eval_mode
+        assert {name: bits(value) for name, value in network.state_dict().items()} != before
     assert {name: bits(value) for name, value in network.state_dict().items()} == before
     assert network.training
 
