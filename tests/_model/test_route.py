@@ -44,6 +44,22 @@ class PooledMap(zoo.PooledTokens):
         return self.head(self.embed(x)).flatten(1, 2).mean(dim=1)
 
 
+class SoftmaxLayer(zoo.SoftmaxEnd):
+    def build(self):
+        super().build()
+        self.softmax = nn.Softmax(dim=1)
+
+    def forward(self, x):
+        return self.softmax(zoo.Zoo.forward(self, x))
+
+
+class LinearFeatures(zoo.FeaturesAndLogits):
+    """Features are the output of a layer, too."""
+
+    def embed(self, x):
+        return self.body(x)
+
+
 class CutGraph(zoo.Zoo):
     def forward(self, x):
         return super().forward(x).detach()
@@ -57,7 +73,7 @@ class NormalizedFeatures(zoo.FeaturesAndLogits):
 
 OTHERS = [
     *(zoo.NestedHead, zoo.HeadCalledTwice, zoo.Distillation),
-    *(AuxiliaryAtZero, SharedBody, PooledMap, CutGraph, NormalizedFeatures),
+    *(AuxiliaryAtZero, SharedBody, PooledMap, SoftmaxLayer, LinearFeatures, CutGraph, NormalizedFeatures),
 ]
 
 
@@ -97,6 +113,13 @@ def test_the_head_is_found_where_logits_are_tiny(kind):
         for name, p in network.named_parameters():
             p.mul_(1e-4 if name.startswith(("head", "auxiliary")) else 1)
     assert find_head(network, inputs_of(network)) == "head"
+
+
+@pytest.mark.parametrize(
+    ("kind", "transform"), [(zoo.LogSoftmaxEnd, "log_softmax"), (zoo.SoftmaxEnd, "softmax"), (zoo.Zoo, "identity")]
+)
+def test_the_layer_before_a_softmax_gives_the_logits_too(kind, transform):
+    assert find_route(kind(), inputs()).sources == {"": "identity", "head": transform}
 
 
 def test_a_network_that_is_its_own_head():
