@@ -16,13 +16,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_robustness import RobustnessMonitor
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement import keys, plan
-from lightning_robustness._measurement.keys import Key, markdown_table
+from lightning_robustness._measurement.keys import Key
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.statistics import MIN_EVALUATIONS
 from lightning_robustness._model.access import compute_logits
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import compare, evaluate
+from tests._measurement.test_keys import markdown_table
 from tests.golden.runs import read_events
+from tests.zoo import Trained
 
 NUM_SAMPLES, NUM_MEASURED = 37, 11
 NUM_EPOCHS = MIN_EVALUATIONS
@@ -199,26 +201,8 @@ def test_two_processes(two_processes):
         assert report["per_sample"]["gradient_norm"] == pytest.approx(expected["per_sample"]["gradient_norm"])
 
 
-class Module(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.network = make_network()
-
-    def forward(self, x):
-        return self.network(x)
-
-    def training_step(self, batch):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch):
-        self(batch[0])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
-
 def test_monitor_and_its_page(registered, tmp_path):
-    module, attacks = Module(), {"pgd": PGD(eps=0.05, steps=2)}
+    module, attacks = Trained(make_network(), lr=1.0), {"pgd": PGD(eps=0.05, steps=2)}
     monitor = RobustnessMonitor(attacks=attacks, fim_samples=NUM_MEASURED, attack_samples=NUM_SAMPLES)
     trainer = L.Trainer(
         accelerator="cpu",
@@ -256,6 +240,6 @@ def test_monitor_and_its_page(registered, tmp_path):
 
 
 def test_tables_of_the_docs(registered):
-    lines = markdown_table().splitlines()
+    lines = markdown_table(keys.KEYS).splitlines()
     assert "| `robustness/gradient_norm` | mean size of the gradient | 1/input | lower | fim |" in lines
     assert "| `robustness_details/samples_gradient` | number of samples | samples |  | fim |" in lines

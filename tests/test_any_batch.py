@@ -228,7 +228,7 @@ def test_padded_batches_are_attacked_sample_by_sample(tmp_path, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_takes_the_same_batches(name):
-    kind, form, options, _ = CASES[name]
+    kind, form, options, space = CASES[name]
     module = kind()
     data, attacks = Data(module), {"pgd": PGD(alpha=ALPHA, steps=STEPS, start="clean")}
     curves = sweep(module, data.loader(form), attacks, [EPS / 2, EPS], **options, progress=False)
@@ -236,7 +236,9 @@ def test_a_sweep_takes_the_same_batches(name):
     expected = evaluate(module, data.loader(form), (), **both, progress=False).sweep
     for metric in ("accuracy", "mse"):
         assert curves.values[metric][0] == pytest.approx(expected.values[metric][0])
+    assert curves.values["accuracy"][0][1] == pytest.approx(data.adv_acc(space))
     assert curves.clean_accuracy == expected.clean_accuracy
+    assert curves.clean_accuracy == pytest.approx((data.preds == data.y).double().mean().item())
 
 
 def test_batches_of_different_lengths_without_padding(tmp_path):
@@ -248,14 +250,6 @@ def test_batches_of_different_lengths_without_padding(tmp_path):
     # "index" is in the batch too, but the module does not take it: it must not split batches
     report = sweep(module, data.loader(), ["fgsm"], budgets=[0.05], progress=False)
     assert report.clean_accuracy == pytest.approx((data.preds == data.y).double().mean().item())
-
-
-def test_a_sweep_takes_the_mask_along():
-    module = Masked()
-    data = Data(module)
-    report = sweep(module, data.loader(), {"pgd": PGD(steps=STEPS, alpha=ALPHA, start="clean")}, [EPS], progress=False)
-    assert report.clean_accuracy == pytest.approx((data.preds == data.y).double().mean().item())
-    assert report.values["accuracy"][0][0] == pytest.approx(data.adv_acc(InputSpace()))
 
 
 def test_tokens_alone_have_the_values_that_need_no_attack(tmp_path):

@@ -26,26 +26,6 @@ def test_any_integer_labels_will_do(dtype):
     check_features_and_preds(torch.randn(4, 2), LABELS.to(dtype), 4)
 
 
-@pytest.mark.parametrize(
-    ("features", "preds", "error", "match"),
-    [
-        (torch.ones(4, 2), torch.ones(4, 3), TypeError, r"torch\.float32.*`logits\.argmax\(dim=1\)`"),
-        (torch.ones(4), LABELS, ValueError, r"`features`.*\(4,\).*unsqueeze"),
-        (torch.ones(3, 2), LABELS, ValueError, r"`preds`.*\(3,\).*\(4,\)"),
-        (torch.ones(4, 2), LABELS + 1, ValueError, "0 to 3, .* 1 to 4"),
-        (torch.tensor([[1.0], [float("nan")], [float("inf")], [2.0]]), LABELS, ValueError, r"2 of 4 samples hold NaN"),
-    ],
-)
-def test_bad_input(features, preds, error, match):
-    with pytest.raises(error, match=match):
-        check_features_and_preds(features, preds, num_classes=4)
-
-
-def test_negative_labels_without_a_number_of_classes():
-    with pytest.raises(ValueError, match=r"`preds`.* -1 to 2"):
-        check_features_and_preds(torch.ones(4, 2), LABELS - 1)
-
-
 def test_numbers_of_numpy_become_those_of_python():
     assert type(check_integer("steps", np.int64(3), minimum=1)) is int
     assert type(check_number("eps", np.float32(0.5))) is float

@@ -79,14 +79,11 @@ def test_no_bounds():
             r"\[-2.1, 2.6\].*InputSpace\(mean=.*InputSpace\(low=None, high=None\)",
         ),
         (InputSpace(), torch.tensor([[0.0, 1.003]]), r"\[0, 1.003\].*`x.clamp\(0.0, 1.0\)`"),
-        (InputSpace(), torch.tensor([[0.0, 255.0]]), r"\[0, 255\].*high=255"),
         (
             InputSpace(mean=0.5, std=0.5),
             torch.tensor([[0.0, 2.0]]),
             r"\[0.5, 1.5\].* mean=0.5 and std=0.5\?",
         ),
-        (InputSpace(), torch.tensor([[0.0, float("nan")]]), "inputs to be finite"),
-        (InputSpace(), torch.rand(3), r"\(3,\).*`x.unsqueeze"),
         (InputSpace(low=None, high=None), torch.tensor([[0.0, float("inf")]]), "inputs to be finite"),
         (
             CIFAR,
@@ -98,15 +95,6 @@ def test_no_bounds():
 def test_bad_batch(space, x, match):
     with pytest.raises(ValueError, match=match):
         space.check(x)
-
-
-def test_integers_are_refused():
-    with pytest.raises(TypeError, match=r"torch.uint8.*x.float\(\)"):
-        InputSpace().check(torch.zeros(2, 2, dtype=torch.uint8))
-
-
-def test_the_remedy_for_an_overshoot():
-    InputSpace().check(torch.tensor([[0.0, 1.003]]).clamp(0.0, 1.0))
 
 
 def test_data_that_is_evidently_not_normalised():

@@ -3,6 +3,7 @@
 ``reference`` never calls a module: it is what the monitor and ``evaluate`` are compared with.
 """
 
+import copy
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -45,6 +46,7 @@ class Zoo(L.LightningModule):
     shape = (8,)
     num_classes = 3
     has_embedding = True
+    head_name = "head"
     is_differentiable = True
 
     def __init__(self):
@@ -61,7 +63,15 @@ class Zoo(L.LightningModule):
         self.body, self.head = nn.Linear(8, 6), nn.Linear(6, self.num_classes)
 
     def embed(self, x):
-        return self.body(x).relu()
+        return self.body(x.reshape(-1, *self.shape)).relu()
+
+    def pooled(self, x):
+        """What enters the head, averaged over positions."""
+        e = self.embed(x)
+        if e.ndim == 2:
+            return e
+        e = e.flatten(1, -2) if isinstance(self.head, nn.Linear) else e.flatten(2).transpose(1, 2)
+        return e.sum(dim=1) / e.shape[1]
 
     def forward(self, x):
         return self.head(self.embed(x))
@@ -88,6 +98,29 @@ class Zoo(L.LightningModule):
         if y is not None:
             right = (preds == y.reshape(-1).long()).float()
             self.log("val_acc", right.mean(), batch_size=len(x))
+
+
+class Trained(L.LightningModule):
+    """A module around a network, as its author would write it."""
+
+    def __init__(self, network, lr=0.1):
+        super().__init__()
+        self.network, self.lr = network, lr
+
+    def forward(self, x):
+        return self.network(x)
+
+    def training_step(self, batch):
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch):
+        self(batch[0])
+
+    def test_step(self, batch):
+        return None
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
 
 
 # Binary classifiers
@@ -368,6 +401,35 @@ class Logistic(Zoo):
         return x
 
 
+class NestedHead(Zoo):
+    head_name = "parts.out.1.0"
+
+    def build(self):
+        self.body = nn.Linear(8, 6)
+        out = nn.ModuleList([nn.Identity(), nn.Sequential(nn.Linear(6, 3))])
+        self.parts = nn.ModuleDict({"unused": nn.Linear(6, 3), "out": out})
+
+    def forward(self, x):
+        return self.parts["out"][1](self.embed(x))
+
+
+class HeadCalledTwice(Zoo):
+    """The logits are those of the second call."""
+
+    def forward(self, x):
+        self.early = self.head(0.5 * self.embed(x))
+        return super().forward(x)
+
+
+class LastCallIsAnother(Zoo):
+    """The logits are those of the first call."""
+
+    def forward(self, x):
+        logits = super().forward(x)
+        self.late = self.head(0.5 * self.embed(x))
+        return logits
+
+
 # Several last layers, or none
 class Ensemble(Zoo):
     has_embedding = False
@@ -494,8 +556,13 @@ class Lightnings(Zoo):
 
     shape = (1, 4, 4)
 
+    head_name = "backbone.l2"
+
     def build(self):
         self.backbone = self.Backbone()
+
+    def embed(self, x):
+        return self.backbone.l1(x.flatten(1)).relu()
 
     def forward(self, x):
         return self.backbone(x)
@@ -587,7 +654,7 @@ class Encoder(Zoo):
     shape = (4, 6)
 
     def build(self):
-        self.body = nn.TransformerEncoderLayer(6, 1, 8, dropout=0.1, batch_first=True)
+        self.body = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.1, batch_first=True)
         self.head = nn.Linear(6, 3)
 
     def embed(self, x):
@@ -595,9 +662,10 @@ class Encoder(Zoo):
 
     def embed_reference(self, x):
         body = self.body
-        q, k, v = (x @ wide(body.self_attn.in_proj_weight).T + wide(body.self_attn.in_proj_bias)).split(6, dim=2)
-        weights = (q @ k.transpose(1, 2) / 6**0.5).softmax(dim=2)
-        x = self._norm(x + affine(body.self_attn.out_proj, weights @ v), body.norm1)
+        parts = (x @ wide(body.self_attn.in_proj_weight).T + wide(body.self_attn.in_proj_bias)).split(6, dim=2)
+        q, k, v = (part.unflatten(2, (2, 3)).transpose(1, 2) for part in parts)
+        mixed = (q @ k.transpose(2, 3) / 3**0.5).softmax(dim=3) @ v
+        x = self._norm(x + affine(body.self_attn.out_proj, mixed.transpose(1, 2).flatten(2)), body.norm1)
         hidden = affine(body.linear1, x).clamp(min=0)
         return self._norm(x + affine(body.linear2, hidden), body.norm2).mean(dim=1)
 
@@ -617,6 +685,25 @@ class Distilled(Zoo):
     def forward(self, x):
         self.gap = self.teacher(x).detach()
         return super().forward(x)
+
+
+class Distillation(Zoo):
+    """Holds two networks, of which the teacher runs last; both are equal at first."""
+
+    head_name = "student.head"
+
+    def build(self):
+        self.student = Zoo()
+        self.teacher = copy.deepcopy(self.student)
+
+    def embed(self, x):
+        return self.student.embed(x)
+
+    def forward(self, x):
+        logits = self.student(x)
+        with torch.no_grad():
+            self.distance = (logits - self.teacher(x)).square().mean()
+        return logits
 
 
 # Inputs of other kinds
@@ -678,10 +765,10 @@ class Audio(Zoo):
 class InnerGradient(Zoo):
     """Moves its inputs along a gradient, as energy-based models do."""
 
-    def forward(self, x):
+    def embed(self, x):
         with torch.inference_mode(False):  # within it, gradients are zero in older releases of torch
             gradient = torch.func.grad(lambda x: self.body(x).square().sum())(x.clone())
-        return super().forward(x + 0.1 * gradient)
+        return super().embed(x + 0.1 * gradient)
 
     def embed_reference(self, x):
         gradient = 2 * affine(self.body, x) @ wide(self.body.weight)

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import accumulate, chain
 from operator import is_
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -23,18 +22,14 @@ from lightning_robustness._isolation.references import (
     is_users,
     keep_generator,
     reach,
-    walk,
 )
 
-# Types of the settings of `torch.nn` modules, which their forward passes do not change
-_SETTING_TYPES = PLAIN_TYPES | {tuple, torch.dtype, torch.device}
-_SETTINGS = frozenset({"_reversed_padding_repeated_twice"})  # a list that every convolution has
 _MUTABLE_TYPES = frozenset({list, dict, set, deque, OrderedDict, defaultdict, Counter})
 # Their attributes are left alone: they belong to state elsewhere, such as process groups, that is not restored
 _WRAPPERS = ("torch.distributed.", "torch.nn.parallel.", "torch._dynamo.")
 _UNINITIALIZED_TYPES = frozenset({UninitializedParameter, UninitializedBuffer})
+_REGISTERED = ("_parameters", "_buffers", "_modules")
 _LAZY_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_state_dict_pre_hooks")
-_TRAITS: WeakKeyDictionary[type[nn.Module], tuple[bool, bool, bool]] = WeakKeyDictionary()
 _MAX_BYTES = 2**28
 _MAX_KEPT = 10_000
 
@@ -50,11 +45,13 @@ class ModuleState:
     """
 
     def __init__(self, values: Iterable[Any]) -> None:
-        self.leaves: list[Tensor] = []
-        """Parameters, and other leaves that require a gradient."""
-        self._queue: list[nn.Module] = []
-        self._modules: list[tuple[nn.Module, type[nn.Module], dict[str, Any] | None]] = []
-        self._registered: list[tuple[Any, Any]] = []
+        self.modules: list[nn.Module] = []
+        """All modules, also those that were hidden."""
+        self._modes: list[tuple[nn.Module, bool]] = []
+        # Parameters, and other leaves that require a gradient
+        self._leaves: list[tuple[Tensor, bool, Tensor | None]] = []
+        self._queue: list[Any] = []
+        self._attributes: list[tuple[nn.Module, type[nn.Module], dict[str, Any] | None]] = []
         self._containers: list[tuple[Any, Any]] = []
         self._scripted: list[tuple[Any, str, Tensor]] = []
         self._uninitialized: list[tuple[Tensor, type[Tensor], Tensor]] = []
@@ -65,19 +62,27 @@ class ModuleState:
         self._seen: set[int] = set()
         self._keep_variables(values)
         for module in self._queue:  # grows in the loop
-            if id(module) not in self._seen:
+            if issubclass(type(module), nn.Module) and id(module) not in self._seen:  # it may be None, or a proxy
                 self._seen.add(id(module))
                 self._keep_module(module)
-        self._copies = self._copy()
+        kept = [value for value in (*self._buffers, *_fitting(self._others)) if not _is_expanded(value)]
+        self._copies = [(value, value.clone() if isinstance(value, Tensor) else value.copy()) for value in kept]
 
-    @property
-    def modules(self) -> list[nn.Module]:
-        """All modules, also those that were hidden."""
-        return [module for module, *_ in self._modules]
+    def freeze(self, eval_mode: bool) -> None:
+        """Let no leaf require or have a gradient, and put modules in eval mode if wanted."""
+        for leaf, requires_grad, grad in self._leaves:
+            if requires_grad:
+                leaf.requires_grad = False  # not `requires_grad_`, which uninitialised parameters lack
+            if grad is not None:
+                leaf.grad = None
+        for module, training in self._modes:
+            if training and eval_mode:
+                _set_mode(module, False)
 
     def restore(self) -> None:
         """Restore everything; if one part fails, the others are still restored."""
         with torch.no_grad(), ExitStack() as stack:
+            stack.callback(self._restore_flags)  # last: gradients must have the shapes of their parameters
             stack.callback(self._restore_values)
             stack.callback(self._restore_memory)
             stack.callback(self._restore_containers)
@@ -87,9 +92,12 @@ class ModuleState:
 
     def _keep_module(self, module: nn.Module) -> None:
         attributes, cls = vars(module), type(module)
-        is_wrapper, is_built_in, is_lazy = _traits(cls)
-        self._modules.append((module, cls, None if is_wrapper else attributes.copy()))
-        self._keep_registered(attributes, is_built_in, is_lazy)
+        is_wrapper = cls.__module__.startswith(_WRAPPERS)
+        self.modules.append(module)
+        self._modes.append((module, module.training))
+        self._queue.extend(attributes["_modules"].values())
+        self._attributes.append((module, cls, None if is_wrapper else attributes.copy()))
+        self._keep_registered(attributes, issubclass(cls, LazyModuleMixin))
         for parameter in attributes["_parameters"].values():
             if parameter is not None:
                 self._keep_tensor(parameter, self._others, is_parameter=True)
@@ -97,7 +105,8 @@ class ModuleState:
             if buffer is not None:
                 self._keep_tensor(buffer, self._buffers)
         if not is_wrapper:
-            self._keep_attributes(attributes, is_built_in)
+            for name in attributes.keys() - MODULE_ATTRIBUTES:
+                self._keep_value(attributes[name])
             if is_users(cls) and (id(cls) not in self._seen or "forward" in attributes):
                 self._seen.add(id(cls))
                 self._keep_variables(find_variables(module).values())
@@ -106,26 +115,18 @@ class ModuleState:
         """Keep modules and generators alone: other variables may be meant to note what runs here."""
         for value in reach(variables):
             if issubclass(type(value), nn.Module):
-                self._queue.extend(walk([value]))
+                self._queue.append(value)
             elif (setter := keep_generator(value)) is not None:
                 self._setters.append(setter)
 
-    def _keep_registered(self, attributes: dict[str, Any], is_built_in: bool, is_lazy: bool) -> None:
+    def _keep_registered(self, attributes: dict[str, Any], is_lazy: bool) -> None:
         """Keep which parameters, buffers and children there are, and the hooks that initialise a lazy module."""
-        parameters, buffers, children = (attributes[name] for name in ("_parameters", "_buffers", "_modules"))
-        for registered in (parameters, buffers, children):
-            if (registered or not is_built_in) and type(registered) in _MUTABLE_TYPES:
-                self._registered.append((registered, registered.copy()))
-        if type(buffers) not in _MUTABLE_TYPES:  # of a scripted module
-            self._scripted.extend((buffers, key, buffer) for key, buffer in buffers.items())
-        if is_lazy:
-            self._registered.extend((attributes[name], attributes[name].copy()) for name in _LAZY_HOOKS)
-
-    def _keep_attributes(self, attributes: dict[str, Any], is_built_in: bool) -> None:
-        left_out = _SETTING_TYPES if is_built_in else PLAIN_TYPES
-        for name in attributes.keys() - MODULE_ATTRIBUTES:
-            if type(attributes[name]) not in left_out and name not in _SETTINGS:
-                self._keep_value(attributes[name])
+        for name in (*_REGISTERED, *(_LAZY_HOOKS if is_lazy else ())):
+            registered = attributes[name]
+            if type(registered) in _MUTABLE_TYPES:
+                self._containers.append((registered, registered.copy()))
+            elif name == "_buffers":  # of a scripted module
+                self._scripted.extend((registered, key, buffer) for key, buffer in registered.items())
 
     def _keep_value(self, value: Any) -> None:
         kind = type(value)  # `isinstance` would see through proxies
@@ -134,7 +135,7 @@ class ModuleState:
         if issubclass(kind, Tensor):
             self._keep_tensor(value, self._others)
         elif issubclass(kind, nn.Module):
-            self._queue.extend(walk([value]))
+            self._queue.append(value)
         elif kind in _MUTABLE_TYPES or issubclass(kind, tuple):
             self._keep_container(value)
         elif issubclass(kind, (UserDict, UserList)):
@@ -143,10 +144,8 @@ class ModuleState:
             self._seen.add(id(value))
             if value.flags.writeable:
                 self._others.append(value)
-        else:
-            setter = keep_generator(value)
-            if setter is not None:
-                self._setters.append(setter)
+        elif (setter := keep_generator(value)) is not None:
+            self._setters.append(setter)
 
     def _keep_container(self, container: Any) -> None:
         self._seen.add(id(container))
@@ -164,14 +163,14 @@ class ModuleState:
         self._seen.add(id(tensor))
         if type(tensor) in _UNINITIALIZED_TYPES:
             self._uninitialized.append((tensor, type(tensor), tensor.data))
-            self.leaves.append(tensor)
+            self._leaves.append((tensor, tensor.requires_grad, None))
             return
         requires_grad = tensor.requires_grad
         # Results of a computation are replaced by the next one, and inference tensors cannot be written here
         if (requires_grad and tensor.grad_fn is not None) or tensor.is_inference():
             return
         if is_parameter or requires_grad:
-            self.leaves.append(tensor)
+            self._leaves.append((tensor, requires_grad, tensor.grad))
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
             return
         alias = tensor.data
@@ -180,25 +179,8 @@ class ModuleState:
         if not requires_grad:
             copied.append(alias)
 
-    def _copy(self) -> list[tuple[list[Any], list[Any]]]:
-        """Copy values, grouped by device and dtype so that a group is copied at once."""
-        groups: dict[Any, list[Any]] = {}
-        for value in chain(self._buffers, _fitting(self._others)):
-            # Quantised values and conjugates, which are complex, cannot be copied together
-            is_plain = type(value) is Tensor and value.is_contiguous()
-            if is_plain and not (value.is_quantized or value.is_complex()):
-                groups.setdefault((value.device, value.dtype), []).append(value if value.ndim == 1 else value.view(-1))
-            elif not isinstance(value, Tensor) or not _is_expanded(value):
-                groups.setdefault(None, []).append(value)
-        single = groups.pop(None, [])
-        copies = [(single, [value.clone() if isinstance(value, Tensor) else value.copy() for value in single])]
-        for values in groups.values():
-            sizes = [value.numel() for value in values]
-            copies.append((values, list(torch.split_with_sizes(torch.cat(values), sizes))))
-        return copies
-
     def _restore_attributes(self) -> None:
-        for module, cls, kept in self._modules:
+        for module, cls, kept in self._attributes:
             if type(module) is not cls:
                 module.__class__ = cls
             attributes = vars(module)
@@ -209,9 +191,6 @@ class ModuleState:
             attributes.update((name, value) for name, value in kept.items() if name not in MODULE_ATTRIBUTES)
 
     def _restore_containers(self) -> None:
-        for registered, kept in self._registered:
-            if not _is_same(kept.values(), registered.values()):
-                _fill(registered, kept)
         for container, kept in self._containers:
             if not _is_same(kept, container) or (
                 isinstance(kept, dict) and not _is_same(kept.values(), container.values())
@@ -231,15 +210,29 @@ class ModuleState:
                 tensor.grad = None
                 tensor.data = alias
 
+    def _restore_flags(self) -> None:
+        for leaf, requires_grad, grad in self._leaves:
+            leaf.requires_grad = requires_grad
+            leaf.grad = grad
+        for module, training in self._modes:
+            if module.training is not training:
+                _set_mode(module, training)
+
     def _restore_values(self) -> None:
-        (values, copies), *groups = self._copies
-        for value, copy in zip(values, copies, strict=True):
+        for value, copy in self._copies:
             if isinstance(value, Tensor):
                 value.copy_(copy)
             else:
                 value[...] = copy
-        for values, copies in groups:
-            torch._foreach_copy_(values, copies)
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    # Not `train()`: a module may override that to change its weights, or to refuse
+    attributes = vars(module)
+    if "training" in attributes:
+        attributes["training"] = training  # many times faster than through `nn.Module.__setattr__`
+    else:
+        module.training = training
 
 
 def is_lazy(module: nn.Module) -> bool:
@@ -247,20 +240,8 @@ def is_lazy(module: nn.Module) -> bool:
     return any(type(tensor) in _UNINITIALIZED_TYPES for tensor in chain(module.parameters(), module.buffers()))
 
 
-def _traits(cls: type[nn.Module]) -> tuple[bool, bool, bool]:
-    """Return whether a class wraps other modules, is one of ``torch.nn``, and is lazy."""
-    traits = _TRAITS.get(cls)
-    if traits is None:
-        is_built_in = cls.__module__.startswith("torch.nn.modules.")
-        traits = cls.__module__.startswith(_WRAPPERS), is_built_in, issubclass(cls, LazyModuleMixin)
-        _TRAITS[cls] = traits
-    return traits
-
-
 def _fitting(values: list[Any]) -> list[Any]:
     """Return the smallest tensors and arrays, as many as fit in the memory for copies."""
-    if sum(value.nbytes for value in values) <= _MAX_BYTES:
-        return values
     values = sorted(values, key=lambda value: value.nbytes)
     totals = accumulate(value.nbytes for value in values)
     return [value for value, total in zip(values, totals, strict=True) if total <= _MAX_BYTES]
@@ -289,6 +270,8 @@ def _fill(container: Any, elements: Any) -> None:
         container.extend(elements)
 
 
-def _is_expanded(tensor: Tensor) -> bool:
-    """Return whether elements share memory, so that they cannot be written."""
-    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+def _is_expanded(value: Any) -> bool:
+    """Return whether elements of a tensor share memory, so that they cannot be written."""
+    return isinstance(value, Tensor) and any(
+        size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True)
+    )

@@ -8,6 +8,7 @@ import zlib
 from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -26,18 +27,6 @@ _MAX_SEARCHED = 1_000
 _FUNCTION_TYPES = FunctionType, staticmethod, classmethod, property
 _MAX_ELEMENTS = 2**22
 _MAX_ENTRIES = 100_000
-
-
-def walk(roots: Iterable[nn.Module]) -> list[nn.Module]:
-    """Find modules and their submodules, each once."""
-    found: dict[nn.Module, None] = {}
-    rest = list(roots)
-    while rest:
-        module = rest.pop()
-        if issubclass(type(module), nn.Module) and module not in found:  # it may be None, or a proxy
-            found[module] = None
-            rest.extend(vars(module)["_modules"].values())
-    return list(found)
 
 
 def find_modules(model: Any) -> list[nn.Module]:
@@ -146,28 +135,19 @@ class Fingerprint:
         self._alive: dict[int, Any] = {}  # so that no identity is reused
         for value in reach([model]):
             if issubclass(type(value), nn.Module):
-                self._add_module("", value)
+                self._add("", value)
             elif type(value) is FunctionType:
                 self._add_variables("", value)
             elif is_users(type(value)):
                 self._add(type(value).__qualname__, value)
 
     def _add_module(self, name: str, module: nn.Module) -> None:
-        if id(module) in self._alive:
-            return
-        self._alive[id(module)] = module
-        prefix = f"{name}." if name else ""
         attributes = vars(module)
         self.entries[name] = type(module)
-        for group in ("_parameters", "_buffers"):
-            for key, tensor in attributes[group].items():
-                self._add(prefix + key, tensor)
-        for key, child in attributes["_modules"].items():
-            if issubclass(type(child), nn.Module):
-                self._add_module(prefix + key, child)
-        for key, value in attributes.items():
-            if key not in MODULE_ATTRIBUTES:
-                self._add(prefix + key, value)
+        registered = [attributes[group].items() for group in ("_parameters", "_buffers", "_modules")]
+        others = [(key, value) for key, value in attributes.items() if key not in MODULE_ATTRIBUTES]
+        for key, value in chain(*registered, others):
+            self._add(f"{name}.{key}" if name else key, value)
         if is_users(type(module)):
             self._add_variables(name, module)
 
@@ -185,11 +165,10 @@ class Fingerprint:
         self.entries.setdefault(name, (kind, id(value)))
         if id(value) in self._alive or issubclass(kind, weakref.ProxyTypes):
             return
+        self._alive[id(value)] = value
         if issubclass(kind, nn.Module):
             self._add_module(name, value)
-            return
-        self._alive[id(value)] = value
-        if issubclass(kind, Tensor):
+        elif issubclass(kind, Tensor):
             self.entries[name] = kind, _describe_tensor(value)
         elif kind is np.ndarray:
             self.entries[name] = kind, value.shape, value.tobytes()

@@ -20,25 +20,17 @@ from lightning_robustness._isolation.references import Fingerprint
 _IS_SANDBOXED = ContextVar("_IS_SANDBOXED", default=False)
 
 
-class _Lock:
-    """Admit one thread at a time to the sandbox; a forked process starts with a free lock."""
-
-    def __init__(self) -> None:
-        self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        lock = self._lock  # to be released even if a fork inside renews it
-        with lock:
-            yield
+_LOCK = threading.Lock()  # one thread at a time is in the sandbox
 
 
-_LOCK = _Lock()
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # a forked process starts with a free lock
+    os.register_at_fork(after_in_child=_renew_lock)
+
 # Settings of newer versions of torch, parents first: what is "none" has the value of its parent
 _PRECISIONS = [
     ("generic", "all"),
@@ -111,7 +103,7 @@ def sandbox(
     check_model(model)
     with ExitStack() as stack:
         if not is_sandboxed():
-            stack.enter_context(_LOCK.held())
+            stack.enter_context(_LOCK)
             stack.callback(_IS_SANDBOXED.reset, _IS_SANDBOXED.set(True))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -127,9 +119,8 @@ def sandbox(
                 # Compiled code cannot be differentiated twice, and would be recompiled for other flags and modes
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_isolated_random_state(seed, index))
-        stack.enter_context(_kept_modes(state.modules, eval_mode))
-        stack.enter_context(_kept_flags(state.leaves))
-        stack.callback(state.restore)  # before the flags: gradients must have the shapes of their parameters
+        stack.callback(state.restore)
+        state.freeze(eval_mode)
         yield tuple(tensor.detach().clone() for tensor in tensors)
 
 
@@ -165,16 +156,12 @@ def find_leaks(model: Callable[..., Any], x: Tensor) -> list[str]:
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
     """Return whether any module was compiled: by itself, in place, by its ``forward``, or with its steps."""
-    return any(_is_compiled(module) for module in modules)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    attributes = vars(module)
-    return (
-        attributes.get("_compiled_call_impl") is not None  # `module.compile()`
-        or attributes.get("_compiler_ctx") is not None  # a LightningModule that was compiled
-        or "_orig_mod" in attributes["_modules"]  # `torch.compile(module)`
-        or hasattr(attributes.get("forward", type(module).forward), _ORIGINAL)
+    return any(
+        vars(module).get("_compiled_call_impl") is not None  # `module.compile()`
+        or vars(module).get("_compiler_ctx") is not None  # a LightningModule that was compiled
+        or "_orig_mod" in vars(module)["_modules"]  # `torch.compile(module)`
+        or hasattr(vars(module).get("forward", type(module).forward), _ORIGINAL)
+        for module in modules
     )
 
 
@@ -203,69 +190,23 @@ def _without_cudnn(layers: list[nn.RNNBase]) -> Iterator[None]:
 
 @contextmanager
 def _isolated_random_state(seed: int, index: int) -> Iterator[None]:
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    try:
-        words = np.random.SeedSequence([seed, index]).generate_state(2)
+    words = np.random.SeedSequence([seed, index]).generate_state(2)
+    # `torch.manual_seed` would also seed devices that are initialised later, and format a stack trace to do so
+    torch_seed = int(words[0]) << 32 | int(words[1])
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
         random.seed(int(words[0]))
+        stack.callback(np.random.set_state, np.random.get_state())
         np.random.seed(words[0])
-        # `torch.manual_seed` would also seed devices that are initialised later, and format a stack trace to do so
-        torch_seed = int(words[0]) << 32 | int(words[1])
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
         torch.default_generator.manual_seed(torch_seed)
-        if cuda_states:
+        if torch.cuda.is_initialized():
+            stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
             torch.cuda.manual_seed_all(torch_seed)
-        if mps_state is not None:
+        if torch.backends.mps.is_available():
+            stack.callback(torch.mps.set_rng_state, torch.mps.get_rng_state())
             torch.mps.manual_seed(torch_seed)
         yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
-        if cuda_states:
-            torch.cuda.set_rng_state_all(cuda_states)
-        if mps_state is not None:
-            torch.mps.set_rng_state(mps_state)
-
-
-@contextmanager
-def _kept_flags(leaves: list[Tensor]) -> Iterator[None]:
-    kept = [(leaf, leaf.requires_grad, leaf.grad) for leaf in leaves]
-    try:
-        for leaf, requires_grad, grad in kept:
-            if requires_grad:
-                leaf.requires_grad = False  # not `requires_grad_`, which uninitialised parameters lack
-            if grad is not None:
-                leaf.grad = None
-        yield
-    finally:
-        for leaf, requires_grad, grad in kept:
-            leaf.requires_grad = requires_grad
-            leaf.grad = grad
-
-
-@contextmanager
-def _kept_modes(modules: list[nn.Module], eval_mode: bool) -> Iterator[None]:
-    modes = [(module, module.training) for module in modules]
-    try:
-        if eval_mode:
-            for module, training in modes:
-                if training:
-                    _set_mode(module, False)
-        yield
-    finally:
-        for module, training in modes:
-            if module.training is not training:
-                _set_mode(module, training)
-
-
-def _set_mode(module: nn.Module, training: bool) -> None:
-    # Not `train()`: a module may override that to change its weights, or to refuse
-    attributes = vars(module)
-    if "training" in attributes:
-        attributes["training"] = training  # many times faster than through `nn.Module.__setattr__`
-    else:
-        module.training = training
 
 
 @contextmanager

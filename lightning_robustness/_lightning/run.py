@@ -253,7 +253,7 @@ class Run:
         if group_size(self._trainer) > 1 and route.head is not None:
             reason = "layers are divided among processes, each of which may have a part of the embedding"
             route = route._replace(head=None, num_features=0, reason=reason)
-        check_route(self._module, route, call.logits, step.batch.y, self.settings.access.num_classes)
+        check_route(self._module, route, step.batch.y, self.settings.access.num_classes)
         announce(self._trainer, self.settings.dataloader_idx, route)
         self.found = Found(route)
         watch = self._open(route)

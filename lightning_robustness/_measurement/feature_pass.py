@@ -1,11 +1,11 @@
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MetricCollection
 
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._model.batch import Batch, check_label_range
@@ -66,9 +66,8 @@ class FeaturePass:
         # With the same distance both have the same state, which is kept once
         groups = [["rdi", "roby"]] if roby_p == 2 else [["rdi"], ["roby"]]
         self._embedding = MetricCollection({"rdi": rdi, "roby": roby}, compute_groups=groups).to(device)
-        self._accuracy = MeanMetric().to(device)
+        self._device = device
         self._outputs: list[tuple[Tensor, dict[str, Tensor]]] = []
-        self._extent: Tensor | None = None  # smallest and largest value of each logit, and of the log of their sum
         self._seconds = 0.0
 
     def add(self, batch: Batch, call: HeadCall) -> None:
@@ -81,13 +80,9 @@ class FeaturePass:
                 check_label_range(batch.y, self._num_classes)
                 columns |= {"y": batch.y.long(), "right": preds == batch.y, "margin": _margins(logits, batch.y)}
             self._outputs.append((batch.positions, columns))
-            if len(logits):
-                known = [] if self._extent is None else [self._extent]
-                self._extent = _join([*known, _extent(logits)])
             self._rdi.update(logits, preds)
             if self._has_embedding and embedding is not None:
                 self._embedding.update(embedding, preds)
-            self._accuracy.update(logits.new_zeros(0) if batch.y is None else (preds == batch.y).float())
 
     def compute(self, processes: Processes) -> Features:
         """Compute the values over all batches of all processes, which must all call it."""
@@ -106,11 +101,10 @@ class FeaturePass:
                 if self._num_classes > 2 and int((rdi["counts"] > 0).sum()) != 2:
                     values |= {name: roby[name] for name in ("roby", "fsa", "fsd")}
             values["samples"] = rdi["counts"].sum()
-            accuracy = self._accuracy.compute()  # always: other processes may have labels, and wait for this one
-            if not accuracy.isnan():
-                values["acc"] = accuracy
             margins = Rows.join(processes.gather([own for own in self._rows(_MARGINS) if own.columns]))
-            kind = _kind(processes.gather(None if self._extent is None else self._extent.cpu()))
+            if len(margins):
+                values["acc"] = margins["right"].float().mean()
+            kind = _kind([extent for extents in processes.gather(self._extents()) for extent in extents])
         if kind == CONSTANT:
             values = {name: value for name, value in values.items() if not name.startswith("rdi")}
         numbers = {name: value.item() for name, value in values.items()}
@@ -126,43 +120,37 @@ class FeaturePass:
             for positions, columns in self._outputs
         ]
 
+    def _extents(self) -> list[Tensor]:
+        """Return the smallest and the largest of each number that tells outputs apart; nothing without samples."""
+        outputs = [columns[OUTPUT] for _, columns in self._outputs if len(columns[OUTPUT])]
+        return [torch.stack(torch.cat(outputs).aminmax(dim=0)).cpu()] if outputs else []
+
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Add the time of the block to the time of the features."""
-        start = read_clock(self._accuracy.device)
+        start = read_clock(self._device)
         try:
             yield
         finally:
-            self._seconds += read_clock(self._accuracy.device) - start
+            self._seconds += read_clock(self._device) - start
 
 
 def summarize(logits: Tensor) -> Tensor:
-    """Return two numbers per sample that tell outputs apart: its largest logit, and a mixture of all of them."""
+    """Return numbers that tell outputs apart, for each: largest logit, a mixture of all, and the log of their sum."""
     z = logits.to(at_least_float32(logits.dtype))
     weights = torch.arange(1, z.shape[1] + 1, device=z.device).to(z.dtype).cos()
-    return torch.stack([z.amax(dim=1), (z * weights / weights.norm()).sum(dim=1)], dim=1)
+    return torch.stack([z.amax(dim=1), (z * weights / weights.norm()).sum(dim=1), z.logsumexp(dim=1)], dim=1)
 
 
-def _extent(logits: Tensor) -> Tensor:
-    z = logits.float()
-    return torch.stack(torch.cat([z, z.logsumexp(dim=1, keepdim=True)], dim=1).aminmax(dim=0))
-
-
-def _join(extents: list[Tensor]) -> Tensor:
-    lows, highs = torch.stack(extents).unbind(dim=1)
-    return torch.stack([lows.amin(dim=0), highs.amax(dim=0)])
-
-
-def _kind(extents: Iterable[Tensor | None]) -> str:
-    """Return the kind of outputs, given their extents in all processes."""
-    known = [extent for extent in extents if extent is not None]
-    if not known:
+def _kind(extents: list[Tensor]) -> str:
+    """Return the kind of outputs, given the extents of what tells them apart in all processes."""
+    if not extents:
         return LOGITS
-    joined = _join(known)
-    z = joined[:, :-1]
-    if (z[1] - z[0]).max() <= _COLLAPSED * z.abs().max():
+    low, high = torch.cat(extents).aminmax(dim=0)
+    size = torch.maximum(low.abs(), high.abs())
+    if (high - low).max() <= _COLLAPSED * size.max():
         return CONSTANT
-    return LOG_PROBABILITIES if joined[:, -1].abs().max() < _NORMALIZED else LOGITS
+    return LOG_PROBABILITIES if size[2] < _NORMALIZED else LOGITS
 
 
 def _margins(logits: Tensor, y: Tensor) -> Tensor:

@@ -82,9 +82,11 @@ def conclude(plan: Plan, features: Features | None, rows: Mapping[str, Rows], ma
     for meter in plan.meters():
         if meter.name in rows:
             own = measured[meter.name] = rows[meter.name]
-            values |= {**meter.values(own), f"seconds/{meter.name}": own.seconds}
-            histograms |= meter.histograms(own)
-            curve = curve or meter.curve(own, estimate)
+            if len(own):
+                values |= meter.values(own)
+                histograms |= meter.histograms(own)
+                curve = curve or meter.curve(own, estimate)
+            values[f"seconds/{meter.name}"] = own.seconds
     if curve is not None:
         values |= curve.values
     if features is not None and features.outputs == CONSTANT:

@@ -15,7 +15,7 @@ from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import is_image
-from lightning_robustness._model.access import are_probabilities, compute_logits, pick_entry, try_forward
+from lightning_robustness._model.access import compute_logits, try_forward
 from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.route import Route, find_route
 from lightning_robustness._processes import Processes, rank_zero_warn
@@ -40,9 +40,7 @@ def inspect(subject: Subject, batch: Batch, needs_gradients: bool) -> tuple[Subj
     try_forward(model, forward, few.x)
     highest_label = -1 if batch.y is None or len(batch.y) == 0 else int(batch.y.max())
     route = find_route(model, few.x, forward, access.head, highest_label)
-    with sandbox(forward, few.x) as (copies,), torch.no_grad():
-        logits = compute_logits(pick_entry(forward, route.entry), copies)
-    check_route(model, route, logits, batch.y, access.num_classes)
+    check_route(model, route, batch.y, access.num_classes)
     subject = replace(subject, route=route)
     is_discrete = needs_gradients and not _can_be_perturbed(subject, batch)
     return subject, Found(route, is_discrete, is_image(batch.x) and access.embed_fn is None)
@@ -57,9 +55,7 @@ def agree(processes: Processes, found: Found | None) -> Found | None:
     return own._replace(is_discrete=any(other.is_discrete for other in everywhere))
 
 
-def check_route(
-    model: nn.Module, route: Route, logits: Tensor, y: Tensor | None = None, num_classes: int | None = None
-) -> None:
+def check_route(model: nn.Module, route: Route, y: Tensor | None, num_classes: int | None) -> None:
     """Check what was found out about a model; warn of what cannot be measured."""
     if route.is_sigmoid:
         raise ValueError(
@@ -67,7 +63,7 @@ def check_route(
             "Pass a `forward_fn=` that returns the input of the sigmoid or, where that is out of reach, "
             "`forward_fn=lambda module, x: module(x).logit(eps=1e-6)`."
         )
-    if are_probabilities(logits):
+    if route.is_softmax:
         rank_zero_warn(
             f"The outputs of {type(model).__name__} look like probabilities. Attacks and the Fisher information need "
             "logits: return the input of the softmax, or pass a `forward_fn=` that does."

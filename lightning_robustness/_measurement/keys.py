@@ -227,14 +227,6 @@ def combined_charts(names: Iterable[str]) -> dict[str, dict[str, str]]:
     return dict(sorted(found.items()))
 
 
-def markdown_table(keys: Iterable[Key] | None = None) -> str:
-    """Write keys, by default all, as the table in the docs."""
-    shown = KEYS if keys is None else keys
-    rows = [(f"`{tag('robustness', k.name)}`", k.glossary, k.unit, k.direction, k.part) for k in shown]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join(["| key | value | unit | more robust | part |", "|---|---|---|---|---|", *lines])
-
-
 def _split(name: str) -> tuple[str, str]:
     """Split a family into what all its names start with and its placeholder, which is empty for a single value."""
     family, _, placeholder = name.partition("<")

@@ -64,10 +64,7 @@ def name_attacks(
                 f"Expected a name for {attack!r} other than {name!r}, which the worst case of all attacks (worst) and "
                 f"the attack at the end of training (final) are reported under. Pass {{'cascade': ...}}, for instance."
             )
-        if not isinstance(attack, str):
-            check_attack(attack, argument)
-        named[name] = _make(attack, eps, strength, norm, is_sweep) if isinstance(attack, str) else get_attack(attack)
-        _check_untargeted(named[name])
+        named[name] = _make(attack, argument, eps, strength, norm, is_sweep)
     return named
 
 
@@ -111,13 +108,23 @@ def name_final_attack(
     attack: AttackLike, eps: float | None = None, norm: Norm = "linf"
 ) -> dict[str, Callable[..., Any]]:
     """Get an attack for a single strong verdict at the end of training, under the name that it is reported under."""
-    if not isinstance(attack, str):
-        check_attack(attack, "final_attack")
-        return {FINAL: _check_untargeted(get_attack(attack))}
-    return {FINAL: _check_untargeted(_make(check_name("final_attack", attack), eps, "strong", norm))}
+    if isinstance(attack, str):
+        check_name("final_attack", attack)
+    return {FINAL: _make(attack, "final_attack", eps, "strong", norm)}
 
 
-def _make(name: str, eps: float | None, strength: Strength, norm: Norm, is_sweep: bool = False) -> Callable[..., Any]:
+def _make(
+    given: AttackLike, argument: str, eps: float | None, strength: Strength, norm: Norm, is_sweep: bool = False
+) -> Callable[..., Any]:
+    if not isinstance(given, str):
+        check_attack(given, argument)
+    attack = _by_name(given, eps, strength, norm, is_sweep) if isinstance(given, str) else get_attack(given)
+    if getattr(attack, "targeted", False):
+        raise ValueError(f"Expected attacks without a target but got {attack!r}. A data set has true labels only.")
+    return attack
+
+
+def _by_name(name: str, eps: float | None, strength: Strength, norm: Norm, is_sweep: bool) -> Callable[..., Any]:
     attack = get_attack(name, strength=strength)
     budget = budget_of(attack)
     if norm == "l2" and budget is not None and budget.norm == "linf":
@@ -127,12 +134,6 @@ def _make(name: str, eps: float | None, strength: Strength, norm: Norm, is_sweep
         return get_attack(name, eps=eps, strength=strength, norm="L2" if is_foreign else "l2")
     keeps_budget = not is_sweep and norm == "linf" and budget is not None and budget.norm == "l2"
     return attack if keeps_budget else get_attack(name, eps=eps, strength=strength)
-
-
-def _check_untargeted(attack: Callable[..., Any]) -> Callable[..., Any]:
-    if getattr(attack, "targeted", False):
-        raise ValueError(f"Expected attacks without a target but got {attack!r}. A data set has true labels only.")
-    return attack
 
 
 def _default_name(attack: AttackLike) -> str:

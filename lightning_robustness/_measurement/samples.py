@@ -65,7 +65,8 @@ class Samples(NamedTuple):
     @staticmethod
     def join(shares: Iterable["Samples"]) -> "Samples":
         """Put the samples of all processes in the order of their positions."""
-        shares = [share for share in shares if len(share.positions)]
+        shares = list(shares)
+        shares = [share for share in shares if len(share.positions)] or shares
         joined = Samples(
             [row for share in shares for row in share.x],
             None if shares[0].y is None else torch.cat([share.y for share in shares if share.y is not None]),
@@ -116,7 +117,7 @@ class FixedSample:
         self._seed = seed
         self._chosen = None if total is None else torch.from_numpy(spread_indices(size, total, seed))
         self._limit = _KEYS.max
-        self._rows: list[_Row] = []
+        self._kept: list[Samples] = []
         self._has_labels: bool | None = None
         self._everywhere: Tensor | None = None
         self._nothing = torch.zeros(0, 0)
@@ -129,7 +130,7 @@ class FixedSample:
     @property
     def positions(self) -> Tensor:
         """Positions of the samples kept so far."""
-        return torch.tensor([row.position for row in self._rows], dtype=torch.long)
+        return torch.cat([torch.zeros(0, dtype=torch.long), *(part.positions for part in self._kept)])
 
     def add(self, batch: Batch) -> None:
         """Keep the samples of a batch that belong here, on the CPU; positions must rise from batch to batch."""
@@ -142,13 +143,12 @@ class FixedSample:
         else:
             is_wanted = torch.isin(batch.positions, self._chosen)
         rows = is_wanted.nonzero().squeeze(1)
-        positions = batch.positions[rows].tolist()
-        labels = [None] * len(rows) if batch.y is None else _copy(batch.y, rows)
-        extras = {name: _copy(value, rows) for name, value in batch.extras.items()}
-        for number, x in enumerate(_copy(batch.x, rows)):
-            others = {name: values[number] for name, values in extras.items()}
-            self._rows.append(_Row(positions[number], x, labels[number], others))
-        if len(self._rows) > 2 * self._size:
+        if len(rows):
+            y = None if batch.y is None else torch.stack(_copy(batch.y, rows))
+            extras = {name: _copy(value, rows) for name, value in batch.extras.items()}
+            others = [{name: values[number] for name, values in extras.items()} for number in range(len(rows))]
+            self._kept.append(Samples(_copy(batch.x, rows), y, batch.positions[rows], others))
+        if len(self.positions) > 2 * self._size:
             self._keep()
             self._limit = max(hash_positions(self.positions, self._seed).tolist(), default=_KEYS.min)
 
@@ -159,19 +159,19 @@ class FixedSample:
     def take(self, size: int, names: Iterable[str] = ()) -> Samples:
         """Return a part of the sample, spread as evenly, with the other entries of these names."""
         self._keep()
-        rows = [self._rows[row] for row in self._indices(size)]
-        x: Any = [row.x for row in rows]
-        if len({row.shape for row in x}) <= 1:
-            x = torch.stack(x) if x else self._nothing
-        labels = [row.y for row in rows if row.y is not None]
-        # A process without batches does not know whether there are labels
-        nothing = None if self._has_labels is False else torch.zeros(0, dtype=torch.long)
-        y = torch.stack(labels) if labels else nothing
-        positions = torch.tensor([row.position for row in rows], dtype=torch.long)
-        return Samples(x, y, positions, [row.extras for row in rows]).only(names)
+        if not self._kept:
+            # A process without batches does not know whether there are labels
+            y = None if self._has_labels is False else torch.zeros(0, dtype=torch.long)
+            return Samples(self._nothing, y, self.positions, [])
+        samples = self._kept[0].select(self._indices(size))
+        if len({row.shape for row in samples.x}) <= 1:
+            samples = samples._replace(x=torch.stack(samples.x) if samples.x else self._nothing)
+        return samples.only(names)
 
     def _keep(self) -> None:
-        self._rows = [self._rows[row] for row in self._indices(self._size)]
+        if self._kept:
+            self._kept = [Samples.join(self._kept)]
+            self._kept = [self._kept[0].select(self._indices(self._size))]
 
     def _indices(self, size: int) -> list[int]:
         """Select a smaller sample, as evenly spread, from the rows kept so far."""
@@ -182,13 +182,6 @@ class FixedSample:
         else:
             kept = self._chosen[spread_indices(size, len(self._chosen), self._seed)]
         return torch.isin(own, kept).nonzero().squeeze(1).tolist()
-
-
-class _Row(NamedTuple):
-    position: int
-    x: Tensor
-    y: Tensor | None
-    extras: dict[str, Tensor]
 
 
 def _copy(tensor: Tensor, rows: Tensor) -> list[Tensor]:

@@ -42,14 +42,9 @@ class Batch(NamedTuple):
 
     def first(self, number: int) -> "Batch":
         """Return the first samples."""
-        return self._replace(
-            x=self.x[:number],
-            y=None if self.y is None else self.y[:number],
-            extras={name: value[:number] for name, value in self.extras.items()},
-            positions=self.positions[:number],
-        )
+        return self.rows(slice(number))
 
-    def rows(self, rows: Tensor) -> "Batch":
+    def rows(self, rows: Tensor | slice) -> "Batch":
         """Return some of the samples, whose positions need not be known."""
         return self._replace(
             x=self.x[rows],

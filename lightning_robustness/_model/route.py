@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from lightning_robustness._isolation.module_state import is_lazy
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._model.access import check_finite, compute_logits, pick_entry, walk_graph
+from lightning_robustness._model.access import (
+    are_probabilities,
+    check_finite,
+    compute_logits,
+    pick_entry,
+    walk_graph,
+)
 from lightning_robustness._model.head import TRANSFORMS, HeadCall, HeadTap, pool, read_embedding, read_logits
 
 # Beginnings of the names that autograd gives to operations that do not change values
@@ -29,6 +35,7 @@ class Route(NamedTuple):
     num_features: int
     reason: str
     is_sigmoid: bool
+    is_softmax: bool
 
     def tap(self, model: nn.Module) -> HeadTap:
         """Make a tap that records embeddings and logits of the model."""
@@ -111,6 +118,7 @@ def trace_logits(
         num_features=0 if last is None or last.embedding is None else last.embedding.shape[1],
         reason=reason,
         is_sigmoid=_is_sigmoid(logits),
+        is_softmax=are_probabilities(logits),
     )
     return route, HeadCall(None if last is None else last.embedding, logits.detach())
 

@@ -5,7 +5,8 @@ from torch import nn
 from lightning_robustness._lightning.step import StepCheck, StepRoute
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.route import find_route
-from tests._model.heads import NETWORKS, Network, assert_call, count_hooks, expected_call, inputs
+from tests import zoo
+from tests._model.heads import assert_call, count_hooks, expected_call, inputs, inputs_of
 
 X = torch.rand(6, 5, generator=torch.Generator().manual_seed(0))
 
@@ -106,10 +107,18 @@ def watch(network, x, head=None):
     return step
 
 
+KINDS = [
+    *(zoo.Zoo, zoo.NestedHead, zoo.Attention, zoo.PooledTokens, zoo.PointwiseConvolution, zoo.Audio),
+    *(zoo.LogSoftmaxEnd, zoo.SoftmaxEnd, zoo.InDictionary, zoo.InObject, zoo.LogitsAndFeatures),
+    *(zoo.WeightNorm, zoo.SpectralNorm, zoo.Auxiliary, zoo.Distillation, zoo.HeadCalledTwice),
+]
+
+
 @pytest.mark.filterwarnings("ignore:The model returns matrices of widths")
-@pytest.mark.parametrize("make", NETWORKS)
-def test_the_route_of_a_step_is_that_of_a_pass(make):
-    network, x = make(num_classes=3).eval(), inputs()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_route_of_a_step_is_that_of_a_pass(kind):
+    network = kind()
+    x = inputs_of(network)
     expected = find_route(network, x)
     route, call = watch(network, x).find()
     assert (route.head, route.entry, route.sources) == (expected.head, expected.entry, expected.sources)
@@ -118,7 +127,7 @@ def test_the_route_of_a_step_is_that_of_a_pass(make):
 
 
 def test_a_head_that_is_given():
-    network = Network(num_classes=3).eval()
+    network = zoo.Zoo()
     name = find_route(network, inputs()).head
     assert watch(network, inputs(), name).find()[0].head == name
     with pytest.raises(ValueError, match=r"`head`.*'nowhere'"):
@@ -127,7 +136,7 @@ def test_a_head_that_is_given():
         watch(network, inputs(), next(name for name, _ in network.named_children())).find()
 
 
-class Scaled(Network):
+class Scaled(zoo.Zoo):
     """A temperature, which is no layer, comes after the head."""
 
     def forward(self, x):
@@ -135,7 +144,7 @@ class Scaled(Network):
 
 
 def test_logits_that_no_layer_returns_have_no_head():
-    network = Scaled(num_classes=3).eval()
+    network = Scaled()
     route, call = watch(network, inputs()).find()
     assert (route.head, route.num_features, call.embedding) == (None, 0, None)
     assert route.reason == "no layer returns the logits themselves, and no graph of autograd leads back to one"

@@ -139,17 +139,6 @@ def test_equal_robustness_is_seldom_told_apart_and_a_gap_often():
     assert np.mean(found) > 0.8
 
 
-def test_plain_shares_are_compared_by_mcnemar():
-    robust = np.arange(40) < 20
-    other = robust.copy()
-    other[:9] = False
-    other[25:27] = True
-    margin, right, chosen = np.linspace(0, 1, 40), np.ones(40, dtype=bool), np.arange(40)
-    first, second = assisted(margin, right, robust, chosen), assisted(margin, right, other, chosen)
-    assert rival(first, second).p_value == pytest.approx(binomtest(2, 11).pvalue)
-    assert rival(first, first).p_value == 1.0
-
-
 @pytest.mark.parametrize(("only_first", "only_second"), [(0, 0), (0, 7), (9, 2), (1500, 1400), (0, 1200), (2900, 100)])
 def test_plain_shares_of_many_samples_are_compared_exactly(only_first, only_second):
     columns = np.zeros((2, 3000), dtype=bool)

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_robustness import RobustModelCheckpoint, RobustnessMonitor, compare, evaluate, sweep
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
+from tests.zoo import Trained
 
 EPS = 0.1
 
@@ -130,24 +131,6 @@ def test_rdi_is_not_ranked_between_kinds_of_outputs():
     assert any("RDI is not compared" in note for note in report.notes)
 
 
-class Module(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.network = linear(scale=0.1, others=1.0)
-
-    def forward(self, x):
-        return self.network(x)
-
-    def training_step(self, batch):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch):
-        self(batch[0])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
-
 def fit(path, max_epochs=4, resume=None, shuffle=False, batch_size=100):
     torch.manual_seed(0)
     monitor = RobustnessMonitor(["pgd"], EPS, attack_samples=128, fim_samples=0)
@@ -155,7 +138,7 @@ def fit(path, max_epochs=4, resume=None, shuffle=False, batch_size=100):
     flags = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     trainer = L.Trainer(max_epochs=max_epochs, callbacks=[monitor, checkpoint], **flags)
     loaders = DataLoader(data(), batch_size=200), DataLoader(data(seed=1), batch_size=batch_size, shuffle=shuffle)
-    trainer.fit(Module(), *loaders, ckpt_path=resume)
+    trainer.fit(Trained(linear(scale=0.1, others=1.0), lr=1.0), *loaders, ckpt_path=resume)
     return monitor
 
 

@@ -358,6 +358,14 @@ def test_all_parts_come_together(digits, digits_network):
     assert findings.values["boundary_acc"] == findings.curve.share[8] == pytest.approx(share)
 
 
+def test_meters_without_samples_have_no_values():
+    plan = make_plan(fim_samples=4, clever_samples=2, budget=Budget("linf", 0.1))
+    rows = {meter.name: rows_of(meter, Line(), torch.zeros(0, 2)) for meter in plan.meters()}
+    findings = conclude(plan, None, rows)
+    assert findings.values == {"seconds/fim": 0, "seconds/clever": 0}
+    assert (findings.histograms, findings.curve) == ({}, None)
+
+
 def test_class_accuracies_are_recalls():
     generator = torch.Generator().manual_seed(0)
     y, preds, adv_preds = torch.randint(0, 5, (3, 200), generator=generator)

@@ -14,7 +14,6 @@ from lightning_robustness._measurement.keys import (
     charts,
     get_key,
     logged_keys,
-    markdown_table,
     name_of,
     tag,
 )
@@ -24,6 +23,13 @@ ROOT = Path(__file__).parents[2]
 FEATURES = ["rdi", "rdi_intra", "rdi_inter", "rdi_embedding", "roby", "fsa", "fsd", "acc"]
 FISHER = ["fim", "fim_geometric", "fim_inverse", "lipschitz", "boundary", "boundary_acc"]
 NEW = Key("sharpness", "fim", "sharpness", "input", True, "Sharpness", "median sharpness")
+
+
+def markdown_table(table):
+    """The table in the docs."""
+    rows = [(f"`{tag('robustness', k.name)}`", k.glossary, k.unit, k.direction, k.part) for k in table]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(["| key | value | unit | more robust | part |", "|---|---|---|---|---|", *lines])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +121,9 @@ def test_one_entry_is_enough_for_a_new_value(monkeypatch):
     assert Chart("Sharpness", ["sharpness"]) in charts(["features", "fim", "trust"], ["pgd"])
     assert get_key("trust/rdi").label == "trust in rdi"
     assert attack_free_metrics()["sharpness"] == NEW
-    assert "| `robustness/sharpness` | median sharpness | input | higher | fim |" in markdown_table().splitlines()
+    assert (
+        "| `robustness/sharpness` | median sharpness | input | higher | fim |" in markdown_table(keys.KEYS).splitlines()
+    )
 
 
 def interval_chart(name):

@@ -7,20 +7,9 @@ from torch import nn
 
 from lightning_robustness._isolation.module_state import is_lazy
 from lightning_robustness._model.head import HeadTap
+from tests import zoo
 from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
-from tests._model.heads import (
-    Distillation,
-    HeadCalledTwice,
-    LastCallIsAnother,
-    Network,
-    VisionTransformer,
-    assert_call,
-    count_hooks,
-    expected_call,
-    find_head,
-    inputs,
-    tap_of,
-)
+from tests._model.heads import assert_call, count_hooks, expected_call, find_head, inputs, inputs_of, tap_of
 
 
 class Images(nn.Module):
@@ -28,7 +17,7 @@ class Images(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.network = Network(4)
+        self.network = zoo.Zoo()
         self.normalize = nn.BatchNorm2d(1, affine=False)
         self.augment = nn.Dropout(0.5)
         self.loss = nn.MSELoss()
@@ -38,12 +27,7 @@ class Images(nn.Module):
     def forward(self, mask=None, images=None):
         return self.network(images)
 
-    @property
-    def head_name(self):
-        return "network.head"
-
-    def expect(self, x):
-        return expected_call(self.network, x)
+    head_name = "network.head"
 
 
 OWN = {
@@ -58,7 +42,7 @@ OWN = {
     "flattened": lambda model, x: (model.network(x.flatten(1)), model.network((1 - x).flatten(1))),
     "copy": lambda model, x: (model.network(1 - x), model.network(x.clone()), model.network(1 - x)),
     "flattened copy": lambda model, x: model.network(x.clone().flatten(1)),
-    "other layout": lambda model, x: model.network(x.expand(-1, 1, 2, 3).contiguous(memory_format=torch.channels_last)),
+    "other layout": lambda model, x: model.network(x.expand(-1, 1, 2, 4).contiguous(memory_format=torch.channels_last)),
     "by parts": lambda model, x: model.network.head(model.network.body(x.flatten(1)).relu()),
     "by parts, then another": lambda model, x: (OWN["by parts"](model, x), OWN["by parts"](model, 1 - x)),
     "by parts, after another": lambda model, x: (OWN["by parts"](model, 1 - x), OWN["by parts"](model, x)),
@@ -66,7 +50,7 @@ OWN = {
     "after adversarial inputs": lambda model, x: (model.network(attack(model, x)), model.network(x)),
     "before adversarial inputs": lambda model, x: (model.network(x), model.network(attack(model, x))),
     "after a loss": lambda model, x: (model.loss(1 - x, x), model.network(x)),
-    "before other features": lambda model, x: (model.network(x), model.network.head(torch.rand(len(x), 8))),
+    "before other features": lambda model, x: (model.network(x), model.network.head(torch.rand(len(x), 6))),
     "larger batch first": lambda model, x: (model.network(torch.cat([x, x])), model.network(x)),
     "smaller batch first": lambda model, x: (model.network(x[:2]), model.network(x)),
     "views of torch.func": lambda model, x: (torch.func.jacrev(model.network)(x), model.network(x)),
@@ -84,7 +68,7 @@ def attack(model, x):
 @pytest.mark.parametrize("step", OWN)
 def test_the_pass_on_the_announced_inputs_counts(step):
     model, x = Images(), inputs()
-    expected = model.expect(x)
+    expected = expected_call(model.network, x)
     with HeadTap(model, model.head_name) as tap:
         for context in (torch.enable_grad, torch.no_grad):
             tap.listen(x)
@@ -97,7 +81,7 @@ def test_the_pass_on_the_announced_inputs_counts(step):
 
 def test_listening_in_inference_mode():
     model = Images()
-    expected = model.expect(inputs())
+    expected = expected_call(model.network, inputs())
     with torch.inference_mode(), HeadTap(model, model.head_name) as tap:
         x = inputs()
         tap.listen(x)
@@ -108,7 +92,7 @@ def test_listening_in_inference_mode():
 OTHER = {
     "nothing": lambda model, x: None,
     "other inputs": lambda model, x: model.network(1 - x),
-    "the head alone": lambda model, x: model.network.head(torch.rand(len(x), 8)),
+    "the head alone": lambda model, x: model.network.head(torch.rand(len(x), 6)),
     "more rows": lambda model, x: model.network(torch.cat([x, 1 - x])),
     "fewer rows": lambda model, x: model.network(x[:-1]),
     "other order": lambda model, x: model.network(x.flip(0)),
@@ -183,7 +167,7 @@ def test_features_that_look_like_inputs():
 
 
 def test_a_head_that_is_called_twice_counts_the_last_time():
-    network, x = HeadCalledTwice(4), inputs()
+    network, x = zoo.HeadCalledTwice(), inputs()
     with HeadTap(network, "head") as tap, torch.no_grad():
         tap.listen(x)
         network(1 - x), network(x), network(1 - x)
@@ -191,13 +175,13 @@ def test_a_head_that_is_called_twice_counts_the_last_time():
 
 
 def test_logits_are_what_forward_returns_whatever_the_head_computes():
-    network, x = LastCallIsAnother(4), inputs()
+    network, x = zoo.LastCallIsAnother(), inputs()
     assert torch.equal(HeadTap(network, "head").run(network, x).logits, network(x))
     assert HeadTap(network, None).run(network, x).embedding is None
 
 
 def test_the_network_of_a_distillation_that_is_meant():
-    network, x = Distillation(4), inputs()
+    network, x = zoo.Distillation(), inputs()
     nn.init.normal_(network.teacher.head.weight)
     for first, second in [("student", "teacher"), ("teacher", "student")]:
         with HeadTap(network, "student.head") as tap, torch.no_grad():
@@ -206,7 +190,7 @@ def test_the_network_of_a_distillation_that_is_meant():
             assert_call(tap.take(), expected_call(network, x))
 
 
-class InPlace(Network):
+class InPlace(zoo.Zoo):
     def forward(self, x):
         embedding = self.embed(x)
         logits = self.head(embedding)
@@ -215,7 +199,7 @@ class InPlace(Network):
 
 
 def test_changes_in_place_do_not_reach_what_was_kept():
-    network, x = InPlace(4), inputs()
+    network, x = InPlace(), inputs()
     with torch.no_grad():
         embedding = network.embed(x)
         expected = embedding, 100 * network.head(embedding) + 1
@@ -228,7 +212,7 @@ def test_changes_in_place_do_not_reach_what_was_kept():
 
 
 def test_hooks_are_there_between_attach_and_detach_only():
-    network, x = Network(4), inputs()
+    network, x = zoo.Zoo(), inputs()
     own = network.head.register_forward_hook(lambda *args: None)
     tap = HeadTap(network, "head")
     assert count_hooks(network) == 1
@@ -252,7 +236,7 @@ def test_hooks_are_there_between_attach_and_detach_only():
     assert own.id in network.head._forward_hooks
 
 
-class Failing(Network):
+class Failing(zoo.Zoo):
     fails = True
 
     def forward(self, x):
@@ -264,7 +248,7 @@ class Failing(Network):
 
 @pytest.mark.parametrize("is_attached", [False, True])
 def test_a_pass_that_fails_leaves_nothing_behind(is_attached):
-    network, x = Failing(4), inputs()
+    network, x = Failing(), inputs()
     tap = HeadTap(network, "head")
     if is_attached:
         tap.attach()
@@ -331,7 +315,7 @@ def test_a_tap_keeps_nothing_alive():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 def test_scripted_modules_are_left_out():
-    network, x = Network(4), inputs()
+    network, x = zoo.Zoo(), inputs()
     network.body = torch.jit.script(network.body)
     assert find_head(network, x) == "head"
     with HeadTap(network, "head") as tap, torch.no_grad():
@@ -343,7 +327,8 @@ def test_scripted_modules_are_left_out():
 def test_encoder_layers_keep_their_fused_kernels(monkeypatch):
     calls, fused = [], torch._transformer_encoder_layer_fwd
     monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *a: (calls.append(1), fused(*a))[1])
-    network, x = VisionTransformer(4).eval(), inputs()
+    network = zoo.Encoder()
+    x = inputs_of(network)
     with HeadTap(network, network.head_name) as tap, torch.no_grad():
         tap.listen(x)
         network(x)

@@ -17,18 +17,7 @@ from lightning_robustness.functional import (
     robustness_difference_index,
     roby,
 )
-
-
-class Module(L.LightningModule):
-    def __init__(self, network):
-        super().__init__()
-        self.network = network
-
-    def forward(self, x):
-        return self.network(x)
-
-    def validation_step(self, batch):
-        self(batch[0])
+from tests.zoo import Trained
 
 
 @pytest.fixture
@@ -61,7 +50,7 @@ def batch(number=8):
 def test_agrees_with_the_monitor_key_by_key(digits, digits_network, storage):
     space = InputSpace(mean=0.3, std=0.4)
     data = TensorDataset(space.normalize(digits[0][1200:1500]), digits[1][1200:1500])
-    module = Module(digits_network)
+    module = Trained(digits_network)
     settings = {"attacks": ("fgsm", "pgd", "square"), "eps": 0.05, "input_space": space, "storage": storage}
     settings |= {"fim_samples": 70, "attack_samples": 90, "batch_size": 40, "seed": 3}
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}

@@ -25,6 +25,7 @@ from tests.evaluation.distributed_evaluation import (
     without_times,
 )
 from tests.processes import start_processes
+from tests.zoo import Trained
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:.* could not be measured")
@@ -138,18 +139,6 @@ def test_a_process_that_is_alone_says_so(two_processes):
     assert two_processes(start_alone) == [[0, 1], [0, 1]]
 
 
-class Module(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.network = make_network()
-
-    def forward(self, x):
-        return self.network(x)
-
-    def test_step(self, batch):
-        return None
-
-
 class EvaluateInTest(L.Callback):
     def on_test_epoch_end(self, trainer, pl_module):
         self.report = evaluate_with(pl_module, trainer.test_dataloaders)
@@ -170,17 +159,17 @@ def within_lightning(rank, path):
     callback = EvaluateInTest()
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "default_root_dir": path}
     trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", callbacks=[callback], **options)
-    trainer.test(Module(), make_loader(), verbose=False)
+    trainer.test(Trained(make_network()), make_loader(), verbose=False)
     fabric = L.Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
-    module, loader = fabric.setup_module(Module()), fabric.setup_dataloaders(make_loader())
+    module, loader = fabric.setup_module(Trained(make_network())), fabric.setup_dataloaders(make_loader())
     with pytest.raises(ValueError, match=r"DistributedDataParallel .*Pass the module within"):
         evaluate_with(module, loader)
     return callback.report, evaluate_with(module.module, loader)
 
 
 def test_within_a_trainer_and_fabric(tmp_path, two_processes):
-    expected = evaluate_with(Module(), make_loader())
+    expected = evaluate_with(Trained(make_network()), make_loader())
     for reports in two_processes(within_lightning, tmp_path):
         for report in reports:
             assert_same(report, expected)

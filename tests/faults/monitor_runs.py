@@ -12,6 +12,7 @@ from lightning_robustness import RobustnessMonitor
 from lightning_robustness._measurement.keys import name_of
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import make_trainer
+from tests.zoo import Trained
 
 BATCH_SIZE = 6
 NUM_SAMPLES = 24
@@ -41,22 +42,9 @@ def make_data(number=NUM_SAMPLES):
     return TensorDataset(x, y)
 
 
-class Module(L.LightningModule):
+class Module(Trained):
     def __init__(self):
-        super().__init__()
-        self.net = make_network()
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch):
-        self(batch[0])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        super().__init__(make_network())
 
 
 class Unlabelled(Module):

@@ -30,7 +30,7 @@ class Meter(ABC):
         """Measure a batch: columns with one entry per sample."""
 
     def values(self, rows: Rows) -> dict[str, float]:
-        """Return the values of all samples; none without samples."""
+        """Return the values of all samples, of which there is at least one."""
         return {}
 
     def histograms(self, rows: Rows) -> dict[str, Tensor]:

@@ -30,8 +30,6 @@ class CleverMeter(Meter):
 
     @override
     def values(self, rows: Rows) -> dict[str, float]:
-        if not len(rows):
-            return {}
         return {"clever": rows["score"].double().mean().float().item(), "samples_clever": len(rows)}
 
     @override

@@ -52,8 +52,6 @@ class FisherMeter(Meter):
 
     @override
     def values(self, rows: Rows) -> dict[str, float]:
-        if not len(rows):
-            return {}
         components = FisherComponents(**{name: rows[name] for name in FisherComponents._fields if name in rows.columns})
         means = fisher_means(components)
         values = {name: means[part].item() for name, part in _COMPONENTS.items() if part in means}
@@ -66,8 +64,6 @@ class FisherMeter(Meter):
 
     @override
     def histograms(self, rows: Rows) -> dict[str, Tensor]:
-        if not len(rows):
-            return {}
         histograms = {"lambda_log10": rows["spectral_norm"].float().clamp(min=_SMALLEST_LAMBDA).log10()}
         return histograms | ({"boundary_distance": rows["boundary"].float()} if "boundary" in rows.columns else {})
 

@@ -17,8 +17,3 @@ def test_of_a_linear_model_it_is_the_distance_to_the_boundary():
     assert meter.values(rows) == {"clever": pytest.approx(expected, rel=1e-3), "samples_clever": 3}
     assert meter.describe() == "at most 3 samples, radius 1"
     assert rows.seconds > 0
-
-
-def test_of_nothing():
-    meter = CleverMeter(3, 1.0)
-    assert meter.values(rows_of(meter, nn.Identity(), torch.zeros(0, 0))) == {}

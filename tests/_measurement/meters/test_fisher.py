@@ -99,12 +99,6 @@ def test_the_histogram_spans_decades_but_not_those_of_saturated_samples():
     assert FisherMeter(4).histograms(rows)["lambda_log10"].tolist() == pytest.approx([-3, 0, 2, -12])
 
 
-def test_fisher_information_of_nothing():
-    meter = FisherMeter(31)
-    rows = rows_of(meter, network(), torch.zeros(0, 0))
-    assert (meter.values(rows), meter.histograms(rows), meter.curve(rows, partial(assist, None, 0))) == ({}, {}, None)
-
-
 def measure_fisher_of_share(rank, sizes, dtype):
     meter = FisherMeter(31, "exact", eps=0.05)
     x, y = inputs(sum(sizes), dtype).split(sizes)[rank], (torch.arange(sum(sizes)) % 4).split(sizes)[rank]
