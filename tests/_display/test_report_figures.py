@@ -89,7 +89,7 @@ def test_composite_map_has_one_scale_for_all_models():
 
 
 def test_scatter_fits_a_line():
-    series = [figures.Series("RDI", [0.1, 0.2, 0.4], 1.0), figures.Series("Fisher", [1.0, 1.0, 1.0], math.nan)]
+    series = {"RDI": ({"a": 0.1, "b": 0.2, "c": 0.4}, 1.0), "Fisher": (dict.fromkeys("abc", 1.0), math.nan)}
     first, second = figures.scatter(series, {"a": 0.3, "b": 0.5, "c": 0.9}).axes
     # The points are on the line y = 0.1 + 2 x
     assert first.lines[0].get_xdata().tolist() == [0.1, 0.4]

@@ -238,7 +238,7 @@ class ComparisonReport(Report):
             drawn["Attack-free metrics against adversarial accuracy"] = self._plot_correlations()
         for name, report in self.reports.items():
             if report.decision_space is not None:
-                drawn[f"Decision space of {name}: inputs of the classifier head"] = report.decision_space.plot()
+                drawn[f"Decision space of {name}: embeddings of the samples"] = report.decision_space.plot()
         return drawn
 
     @override
@@ -259,10 +259,9 @@ class ComparisonReport(Report):
         return figures.curves(budgets, lines, "robust accuracy", self._first._scale, bands, mark=self.budget)
 
     def _plot_correlations(self) -> "Figure":
-        series = [
-            figures.Series(get_key(name).axis_label, list(self._values(name).values()), row["pearson"])
-            for name, row in self.correlations.items()
-        ]
+        series = {
+            get_key(name).axis_label: (self._values(name), row["pearson"]) for name, row in self.correlations.items()
+        }
         return figures.scatter(series, self.adversarial_accuracy)
 
     @override
