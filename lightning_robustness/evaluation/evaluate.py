@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import check_integer, read_budgets
+from lightning_robustness._arguments import check_flag, check_integer, read_budgets
 from lightning_robustness._display.pictures import AdversarialExample, make_examples
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
 from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude, per_sample_columns, seconds
@@ -32,7 +32,7 @@ from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.decision_space import DecisionSpaceMeter, Projection, get_projection, project
 from lightning_robustness.evaluation.loading import Measured, Passed, pass_over
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.session import check_arguments, open_session
+from lightning_robustness.evaluation.session import open_session
 from lightning_robustness.evaluation.sweep import sweep_report
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
@@ -141,8 +141,8 @@ def evaluate(
         (0.75, 0.333, 0.5)
 
     """
-    flags = {"per_sample": per_sample, "warm_starts": warm_starts, "progress": progress}
-    check_arguments(model, dataloader, device, resume, flags)
+    check_flag("per_sample", per_sample)
+    check_flag("warm_starts", warm_starts)
     check_integer("num_examples", num_examples, minimum=0)
     access = Access(input_space, head, num_classes, forward_fn, embed_fn, batch_fn)
     budgets = read_budgets("sweep_budgets", sweep_budgets)
@@ -166,9 +166,9 @@ def evaluate(
     )
     extra = _extra_meters(plan, budgets, sweep_attacks, warm_starts, decision_space, eps, strength, norm)
     settings = plan.describe() | {"torch": torch.__version__}
-    facts = {"function": "evaluate", "attack_samples": attack_samples, "sweep_budgets": budgets, **access.describe()}
-    facts |= {"budget of minimum-norm attacks": plan.minimum_norm_budget, "other meters": extra}
-    with open_session(model, access, settings | facts, device, batch_size, seed, progress, resume) as session:
+    facts = {**settings, "function": "evaluate", "attack_samples": attack_samples, "sweep_budgets": budgets}
+    facts |= {**access.describe(), "budget of minimum-norm attacks": plan.minimum_norm_budget, "other meters": extra}
+    with open_session(model, dataloader, access, facts, device, batch_size, seed, progress, resume) as session:
         meters = [*plan.meters(), *plan.attack_meters(), *extra]
         look = partial(_look, bool(plan.attacks or extra), bool(meters))
         size = max([1, *(meter.size for meter in meters)])

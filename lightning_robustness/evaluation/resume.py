@@ -38,11 +38,10 @@ def fingerprint_weights(model: nn.Module) -> str:
 def fingerprint_data(batch: Batch) -> Counter[str]:
     """Return hashes of the inputs and labels of a batch; those of a data set are their sums, in any order."""
     found = Counter(samples=len(batch.positions))
-    for position, x in zip(batch.positions.tolist(), batch.x, strict=True):
-        found["inputs"] += _hash(position.to_bytes(_SIZE, "little") + _bytes(x))
-    if batch.y is not None:
-        pairs = torch.stack([batch.positions, batch.y.cpu().long()], dim=1).numpy()
-        found["labels"] = sum(_hash(pair.tobytes()) for pair in pairs)
+    columns = {"inputs": batch.x} | ({} if batch.y is None else {"labels": batch.y.long()})
+    for name, column in columns.items():
+        rows = zip(batch.positions, column, strict=True)
+        found[name] = sum(_hash(_bytes(position) + _bytes(row)) for position, row in rows)
     return found
 
 

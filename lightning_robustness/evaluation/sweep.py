@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import check_integer, read_budgets
+from lightning_robustness._arguments import check_flag, check_integer, read_budgets
 from lightning_robustness._measurement.assisted import assist, falling
 from lightning_robustness._measurement.meters.sweep import (
     SWEEP_ATTACKS,
@@ -27,7 +27,7 @@ from lightning_robustness.attacks.attack import Norm
 from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.loading import Measured, Passed, pass_over
 from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
-from lightning_robustness.evaluation.session import check_arguments, open_session
+from lightning_robustness.evaluation.session import open_session
 from lightning_robustness.input_space import InputSpace
 
 
@@ -113,8 +113,8 @@ def sweep(
         [0.667, 0.333, 0.0]
 
     """
-    flags = {"per_sample": per_sample, "warm_starts": warm_starts, "progress": progress}
-    check_arguments(model, dataloader, device, resume, flags)
+    check_flag("per_sample", per_sample)
+    check_flag("warm_starts", warm_starts)
     check_integer("seed", seed, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
     if attack_samples is not None:
@@ -125,7 +125,7 @@ def sweep(
     facts = {"function": "sweep", "attacks": plan[0], "budgets": budgets, "warm_starts": warm_starts}
     facts |= {"attack_samples": attack_samples, "seed": seed}
     facts |= {"input space": access.input_space, **access.describe()}
-    with open_session(model, access, facts, device, batch_size, seed, progress, resume) as session:
+    with open_session(model, dataloader, access, facts, device, batch_size, seed, progress, resume) as session:
         passed = pass_over(dataloader, session, attack_samples, _look)
         if passed.is_interrupted:
             raise KeyboardInterrupt
