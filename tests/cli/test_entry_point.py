@@ -143,8 +143,3 @@ def test_half_precision_has_a_warning():
     fabric = Fabric(accelerator="cpu", devices=1, precision="16-true")
     with pytest.warns(UserWarning, match="'16-true', small gradients"):
         convert(nn.Linear(2, 2), fabric, "16-true")
-
-
-def test_the_report_is_read_again():
-    assert cli.main([*EVALUATE, "--attacks", "--json", "x.json", "--precision", "bf16-true", "--devices", "1"]) == 0
-    assert RobustnessReport.from_json("x.json").metrics["samples"] == 40

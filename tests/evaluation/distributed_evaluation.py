@@ -1,10 +1,7 @@
-"""Evaluations in one process or several: run by torchrun, each process writes its results as JSON."""
+"""Evaluations in one process or several."""
 
 import json
-import os
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -174,11 +171,3 @@ def make_errors():
     errors = {name: _text_of(function) for name, function in cases.items()}
     ddp = evaluate(nn.parallel.DistributedDataParallel(make_network()), loader, (), **options)
     return {"errors": errors, "ddp": ddp.metrics["rdi"], "calls": len(calls)}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    results = make_reports()
-    Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()

@@ -121,20 +121,6 @@ def test_sweep_is_that_of_the_same_samples(loader, robust_digits_network):
     assert report.rates == {}
 
 
-def test_decision_space(data, loader, digits_network):
-    options = {"batch_size": 300, "decision_space": "pca", "progress": False}
-    report = evaluate(digits_network, loader, (), eps=0.1, **sizes(300), **options)
-    space, (x, y) = report.decision_space, data.tensors
-    assert space.labels == y.tolist()
-    assert space.attack == "pgd, $\\epsilon$ = 0.1"
-    x_adv = run_attack(digits_network, PGD(eps=0.1), x, y).x_adv
-    embeddings = torch.cat([digits_network[:-1](x), digits_network[:-1](x_adv)])
-    points = torch.tensor(space.clean + space.adversarial)
-    # The covariance of points in their plane has the two largest eigenvalues of that of the embeddings
-    expected = torch.linalg.eigvalsh(embeddings.double().T.cov())[-2:].flip(0)
-    torch.testing.assert_close(points.double().T.cov(), expected.diag(), rtol=2e-2, atol=1.0)
-
-
 def test_time_of_the_features_is_that_of_the_pass(loader, digits_network, monkeypatch):
     clock = []  # which a forward pass moves, and nothing else
 
@@ -207,7 +193,6 @@ def test_probabilities_are_noticed():
         ({"attack_samples": 0, "sweep_budgets": [0.1]}, "`attack_samples`"),
         ({"attack_samples": 0, "decision_space": "pca"}, "`attack_samples`"),
         ({"sweep_attacks": ["square"]}, "`sweep_budgets` with `sweep_attacks`"),
-        ({"head": "fc"}, "`head`.*'fc'"),
     ],
 )
 def test_errors(arguments, message):
@@ -267,19 +252,6 @@ def test_interruption_returns_what_is_finished(loader, digits_network):
     assert report.metrics["fim"] == whole.metrics["fim"]
     assert " % accuracy under first at 0.1 (" in report.verdict
     assert "interrupted while it measured the attack second" in str(report)
-
-
-def test_interruption_of_the_loader(digits, digits_network):
-    def batches():
-        yield digits[0][:100], digits[1][:100]
-        raise KeyboardInterrupt
-
-    with pytest.warns(UserWarning, match="measured the features"):
-        report = evaluate(digits_network, batches(), progress=False)
-    whole = evaluate(digits_network, [(digits[0][:100], digits[1][:100])], (), progress=False)
-    assert report.metrics["samples"] == 100
-    assert report.metrics["acc"] == whole.metrics["acc"]
-    assert "fim" not in report.metrics
 
 
 def test_interruption_of_the_first_forward_pass():
@@ -378,19 +350,3 @@ def test_inputs_that_are_not_images_have_no_pictures():
     assert report.metrics["asr/pgd"] > 0
     assert report.adversarial_examples == []
     assert report.facts["inputs"] == "values in [0, 1]"
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "remedy"),
-    [
-        (torch.rand(4, 2), torch.tensor([0, 1, 0, 1]), "TensorDataset(x, y)"),
-        (torch.rand(4, 2), torch.tensor([0.0, 1.0, 0.0, 1.0]), "TensorDataset(x, y.long())"),
-        (torch.zeros(4, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]), "TensorDataset(x, y)"),
-        (np.zeros((4, 2)), np.array([0, 1, 0, 1]), "TensorDataset(torch.as_tensor(x), torch.as_tensor(y))"),
-        (np.zeros((4, 2)), np.zeros(4), "TensorDataset(torch.as_tensor(x), torch.as_tensor(y).long())"),
-    ],
-)
-def test_inputs_and_labels_in_place_of_a_loader_are_recognised(x, y, remedy):
-    with pytest.raises(TypeError, match="inputs and labels") as error:
-        evaluate(linear(), (x, y), ["fgsm"])
-    assert f"`DataLoader({remedy}, batch_size=128)`" in str(error.value)

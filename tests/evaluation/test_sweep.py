@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness._measurement import plan
-from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
+from lightning_robustness.attacks import PGD, Square, get_attack, run_attack
 from lightning_robustness.evaluation import compare, sweep
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
@@ -152,12 +152,6 @@ def test_settings_say_what_was_run():
         "seed": "4",
         "checksum of the labels": f"{zlib.crc32(np.array([0, 1]).tobytes()):08x}",
     }
-
-
-@pytest.mark.parametrize("attack", ["cw", CW(), lambda model, x, y: x])
-def test_attacks_must_have_a_budget(attack):
-    with pytest.raises(ValueError, match=r"`eps`.* Leave it out"):
-        sweep(linear(), [(torch.rand(2, 2), torch.zeros(2, dtype=torch.long))], [attack])
 
 
 def test_attacks_may_come_from_an_iterator():

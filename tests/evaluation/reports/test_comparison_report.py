@@ -141,11 +141,10 @@ def test_metric_without_information_is_noted(reports, filler, reason):
 def test_notes_on_few_models_and_interruption(reports):
     assert ComparisonReport(reports).notes == []
     two = ComparisonReport(dict(list(reports.items())[:2]), missing=["c", "d"], left_out=["e"])
-    assert two.notes == [
-        "The run was interrupted: no results for c, d.",
-        "e is left out: it classifies no sample correctly.",
-        "Correlations over fewer than three models mean nothing: two points always lie on a line.",
-    ]
+    interruption, left_out, few = two.notes
+    assert interruption.endswith("interrupted: no results for c, d.")
+    assert left_out.startswith("e is left out: ")
+    assert "fewer than three models" in few
     reports["a"].interrupted = "the attack pgd"
     assert ComparisonReport(reports).notes[0].startswith("a: The run was interrupted while it measured the attack pgd")
 
@@ -181,6 +180,7 @@ def test_one_model_has_curves_but_no_correlation(reports):
     assert report.scores["a"] > 0
     assert math.isnan(report.correlations["rdi"]["pearson"])
     assert SCATTER not in report.figures()
+    assert report.verdict.startswith("a is the only model at 0.2: ")
 
 
 @pytest.mark.parametrize(
@@ -251,10 +251,8 @@ def test_models_are_sorted_by_robust_accuracy_at_a_budget():
     assert report.budget == 0.2
     assert report.robust_accuracy == {"a": 0.5, "b": 0.7, "c": 0.1}
     assert [row[0] for row in report.tables()[0].rows] == ["b", "a", "c"]
-    assert report.verdict == (
-        "b is the most robust of 3 models at 0.2: 70.0 % robust accuracy (60-78 %, n = 100), 90.0 % clean; a is next "
-        "with 50.0 % (40-60 %, n = 100)."
-    )
+    first, second = "70.0 % robust accuracy (60-78 %, n = 100), 90.0 % clean", "50.0 % (40-60 %, n = 100)"
+    assert report.verdict == f"b is the most robust of 3 models at 0.2: {first}; a is next with {second}."
     assert report.facts["models sorted by"] == "robust accuracy at 0.2, under the worst attack"
     other = compared(budget=0.1, missing=["d"])
     assert [row[0] for row in other.tables()[0].rows] == ["c", "b", "a"]
@@ -263,12 +261,6 @@ def test_models_are_sorted_by_robust_accuracy_at_a_budget():
     assert ComparisonReport.from_dict(other.to_dict()).budget == 0.1
     with pytest.raises(ValueError, match=r"`rank_budget`.* 0.1, 0.2, 0.3, .* 0.15"):
         compared(budget=0.15)
-
-
-def test_one_model_is_the_only_one():
-    report = ComparisonReport({"a": make_report(0, sweep=make_sweep(worst=[0.9, 0.5, 0.1]))})
-    expected = "a is the only model at 0.2: 50.0 % robust accuracy (40-60 %, n = 100), 90.0 % clean."
-    assert report.verdict == expected
 
 
 def test_weights_of_cmmr_are_explained():

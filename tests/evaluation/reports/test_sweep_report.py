@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from lightning_robustness._measurement.threat_model import AttackFacts, ThreatModel
@@ -46,14 +48,11 @@ def test_budgets_of_images_are_in_steps_of_pixels():
 
 
 def test_verdict_on_a_sweep():
-    sweep = make_sweep(worst=[0.9, 0.5, 0.1])
-    assert sweep.verdict == "50.0 % robust accuracy at 0.2 (40-60 %, n = 100), 90.0 % clean."
+    expected = r"^50.0 % robust accuracy at 0.2{} \(40-60 %, n = 100\), 90.0 % clean{}\.$"
+    assert re.search(expected.format("", ""), make_sweep(worst=[0.9, 0.5, 0.1]).verdict)
     threat = ThreatModel({"pgd": AttackFacts({"l2": 0.1}, "10 steps")}, 100)
     sweep = make_sweep(worst=[0.9, 0.5, 0.1], threat_model=threat, interrupted=True)
-    assert sweep.verdict == (
-        "50.0 % robust accuracy at 0.2 in l2 (40-60 %, n = 100), 90.0 % clean; interrupted before all samples were "
-        "attacked."
-    )
+    assert re.search(expected.format(" in l2", "; interrupted .*"), sweep.verdict)
 
 
 def test_robust_accuracy_is_known_at_the_budgets():
