@@ -141,11 +141,6 @@ def make_errors():
     for parameter in sharded.parameters():
         parameter.ds_id = 1  # as DeepSpeed marks them
 
-    def broken_batch(batch):
-        if rank == last:
-            raise OSError("the disk is full")
-        return batch
-
     calls = []
 
     def slow_or_broken(model, x, y):
@@ -157,8 +152,6 @@ def make_errors():
 
     cases = {
         "slow attack": lambda: evaluate(make_network(), loader, {"bad": slow_or_broken}, batch_size=1, **options),
-        "batch": lambda: evaluate(make_network(), loader, (), batch_fn=broken_batch, **options),
-        "sweep": lambda: sweep(make_network(), loader, ["pgd"], [0.1], batch_fn=broken_batch, progress=False),
         "weights": lambda: evaluate(make_network(rank), loader, (), **options),
         "order": lambda: evaluate(make_network(), shuffled, (), **options),
         "sampler": lambda: evaluate(make_network(), DataLoader(make_data(), sampler=sampler), (), **options),

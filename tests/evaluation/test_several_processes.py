@@ -65,8 +65,6 @@ def errors_of(rank):
 
 MESSAGES = {
     "slow attack": "ValueError: the third cable is loose",
-    "batch": "OSError: the disk is full",
-    "sweep": "OSError: the disk is full",
     "weights": "ValueError: Expected the same weights in all processes but they differ. Load the same checkpoint",
     "order": "ValueError: Expected the loader to go through the data in the same order in all processes but the",
     "sampler": "ValueError: Expected a DistributedSampler for 2 processes but it divides the samples among 7. Pass",
@@ -83,8 +81,7 @@ def test_a_process_that_fails_ends_all_with_its_error(two_processes, expected):
     assert first["errors"].keys() == second["errors"].keys() == MESSAGES.keys()
     for name, message in MESSAGES.items():
         assert second["errors"][name].startswith(message), name
-        is_local = name in ("slow attack", "batch", "sweep")
-        own = f"OtherProcessError: Process 1 of 2 failed. {message}" if is_local else message
+        own = f"OtherProcessError: Process 1 of 2 failed. {message}" if name == "slow attack" else message
         assert first["errors"][name].startswith(own), name
     assert first["calls"] < 19  # it did not attack all of its samples first
     # Within DistributedDataParallel, whose own forward would wait for the others

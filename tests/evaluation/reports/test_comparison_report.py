@@ -5,6 +5,8 @@ import pytest
 import scipy.stats
 import torch
 
+from lightning_robustness._measurement.assisted import assist
+from lightning_robustness._measurement.rows import Rows
 from lightning_robustness.evaluation import ComparisonReport
 from lightning_robustness.evaluation.cmmr import composite_scores
 from tests.evaluation.reports.reports import ATTACKS, EPS, make_report, make_sweep
@@ -261,6 +263,17 @@ def test_models_are_sorted_by_robust_accuracy_at_a_budget():
     assert ComparisonReport.from_dict(other.to_dict()).budget == 0.1
     with pytest.raises(ValueError, match=r"`rank_budget`.* 0.1, 0.2, 0.3, .* 0.15"):
         compared(budget=0.15)
+
+
+def test_models_that_are_tied_are_marked():
+    half = assist(None, 0, Rows(torch.arange(100), {}), torch.arange(100) % 2 == 0).to_plain()
+    none = assist(None, 0, Rows(torch.arange(100), {}), torch.arange(100) < 0).to_plain()
+    outcomes = {"a": half, "b": half, "c": none}
+    reports = {name: make_report(sweep=make_sweep(outcomes=[own] * 3)) for name, own in outcomes.items()}
+    table = ComparisonReport(reports).tables()[0]
+    assert "" not in table.header
+    assert {row[0]: row[table.header.index("tied")] for row in table.rows} == {"a": "", "b": "yes", "c": ""}
+    assert "tied" not in compared().tables()[0].header
 
 
 def test_weights_of_cmmr_are_explained():
