@@ -105,19 +105,10 @@ def _read_option(name: str, value: Any) -> Any:
     if value is None or name not in OPTIONS:
         return value
     if name.endswith("_fn"):
-        return _load_function(name, value)
+        return load_object(value)
     if name in ("eps", "rank_budget"):
         return _budget(value)
     return [_budget(budget) for budget in value] if name.endswith("budgets") else value
-
-
-def _load_function(name: str, path: str) -> Callable[..., Any]:
-    function = load_object(path)
-    if not callable(function):
-        raise TypeError(
-            f"Expected argument `{name}` to be the path of a function but got {path!r}, which is {function!r}."
-        )
-    return function  # type: ignore[no-any-return]
 
 
 def _budget(text: str | float) -> float:

@@ -222,7 +222,10 @@ def test_report_shows_what_was_saved(report, capsys):
         # Checks of the parser, and of the functions that the command calls
         (["evaluate", *MODEL, *DATA, "--fim_method", "best"], "fim_method"),
         (["evaluate", *MODEL, *DATA, "--eps", "1/0"], "a budget such as 0.1 or 8/255"),
-        (["evaluate", *MODEL, *DATA, "--forward_fn", "math:pi"], "`forward_fn` to be the path of a function"),
+        (
+            ["evaluate", *MODEL, *DATA, "--forward_fn", "math:pi"],
+            "On the command line: --forward_fn package.module:function",
+        ),
         (["compare", "--models", f"a={HERE}:Net@net.pt", *DATA, "--prior", "{acc: 2}"], "`prior`"),
         (["compare", "--models", "net.pt"], "name=package.module:Class@checkpoint or name=report.json"),
         (["compare", "--models", *[f"a={HERE}:Net@net.pt"] * 2, *DATA], "but got 'a' twice"),
