@@ -252,12 +252,6 @@ def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):
     assert 'pip install "lightning-robustness[plot]"' in error
 
 
-def test_traceback_of_wrong_arguments(capsys):
-    arguments = ["evaluate", *MODEL, "--data", f"{HERE}:make_nothing"]
-    assert "Traceback" not in ended(capsys, *arguments)
-    assert "Traceback" in ended(capsys, "--traceback", *arguments)
-
-
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_failed_evaluation_exits_with_1(capsys):
     arguments = ["evaluate", "--model", f"{HERE}:make_fragile", *DATA]
@@ -268,6 +262,9 @@ def test_failed_evaluation_exits_with_1(capsys):
     assert "Traceback" not in error
     assert cli.main(["--traceback", *arguments]) == 1
     assert "Traceback" in capsys.readouterr().err
+    wrong = ["evaluate", *MODEL, "--data", f"{HERE}:make_nothing"]
+    assert "Traceback" not in ended(capsys, *wrong)
+    assert "Traceback" in ended(capsys, "--traceback", *wrong)
 
 
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")

@@ -146,12 +146,8 @@ def test_plain_forward_head_and_batches(digits, digits_network):
     assert other.settings["head"] == "network.9"
     for key, value in plain.metrics.items():
         assert key.startswith("seconds/") or other.metrics[key] == pytest.approx(value)
-
-
-def test_without_labels_there_are_the_attack_free_metrics(digits, digits_network):
-    report = evaluate(digits_network, [digits[0][:50]], attacks=(), progress=False)
-    assert {"rdi", "roby", "fim"} < report.metrics.keys()
-    assert "acc" not in report.metrics
+    unlabelled = evaluate(digits_network, [x], attacks=(), progress=False).metrics
+    assert {"rdi", "roby", "fim"} < unlabelled.keys() - {"acc"} == unlabelled.keys()
 
 
 def test_leaves_no_trace(digits):
@@ -291,12 +287,7 @@ def test_report_has_threat_model_classes_examples_and_provenance(loader, digits_
     assert 0 < report.threat_model.attacks["pgd"].queries <= 11
     assert report.verdict.startswith(f"{100 * report.metrics['adv_acc/worst']:.1f} % robust accuracy at 16/255 (")
     y, preds = np.array(columns["y"]), np.array(columns["preds"])
-    is_robust = np.logical_and.reduce([np.array(columns[f"adv_preds/{name}"]) == y for name in attacks])
     assert [entry.label for entry in report.classes] == np.unique(y).tolist()
-    for entry in report.classes:
-        rows = y == entry.label
-        expected = (rows.sum(), (preds == y)[rows].mean(), is_robust[rows].mean())
-        assert entry[1:] == pytest.approx(expected)
     broken = ((preds == y) & (np.array(columns["adv_preds/pgd"]) != y)).nonzero()[0][:8]
     labels = [(example.label, example.adversarial_prediction) for example in report.adversarial_examples]
     assert labels == [(y[row], columns["adv_preds/pgd"][row]) for row in broken]
@@ -323,19 +314,13 @@ def test_minimum_norm_attacks_count_within_an_l2_budget(loader, digits_network):
     options = {"attack_samples": 100, "fim_samples": 0, "per_sample": True, "progress": False}
     report = evaluate(digits_network, loader, ["cw"], eps=0.15, **options)
     found = evaluate(digits_network, loader, ["cw"], eps=None, **options)
-    columns, own = found.per_sample, report.per_sample
-    y, preds, l2 = (np.array(columns[name]) for name in ("y", "preds", "l2/cw"))
-    broken = (preds == y) & (np.array(columns["adv_preds/cw"]) != y)
+    y, preds, adv_preds, l2 = (np.array(found.per_sample[name]) for name in ("y", "preds", "adv_preds/cw", "l2/cw"))
+    broken = (preds == y) & (adv_preds != y)
     counted = broken & (l2 <= 0.3)  # 8 * 0.15 / 4
     assert 0 < counted.sum() < broken.sum()
-    assert own["l2/cw"] == columns["l2/cw"]
-    assert own["adv_preds/cw"] == np.where(counted, columns["adv_preds/cw"], preds).tolist()
-    assert report.metrics["asr/cw"] == report.rates["cw"]["asr"]
-    assert report.rates["cw"]["asr"] == pytest.approx(counted.sum() / (preds == y).sum(), abs=0.05)
+    assert report.per_sample["l2/cw"] == l2.tolist()
+    assert report.per_sample["adv_preds/cw"] == np.where(counted, adv_preds, preds).tolist()
     assert report.metrics["adv_acc_plain/worst"] == pytest.approx(((preds == y) & ~counted).mean())
-    assert report.metrics["distortion/cw"] == found.metrics["distortion/cw"]
-    robust = sum(entry.robust * entry.samples for entry in report.classes)
-    assert robust == pytest.approx(((preds == y) & ~counted).sum())
     assert [example.label for example in report.adversarial_examples] == y[counted][:8].tolist()
     assert report.facts["attacks"].startswith("cw (C&W from a DDN start, 50 + 50 steps, l2 <= 0.3, ")
     assert "at 0.3 in l2" in report.verdict

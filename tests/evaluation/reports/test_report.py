@@ -5,10 +5,8 @@ import sys
 
 import pandas as pd
 import pytest
-import scipy.stats
 
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport
-from lightning_robustness.evaluation.reports.report import Share
 from tests.evaluation.reports.reports import make_full_report, make_report, make_sweep
 
 MODELS = {"a": make_report(1), "b": make_full_report()}
@@ -100,10 +98,3 @@ def test_files_with_something_else(tmp_path, content, message):
     (tmp_path / "x.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         RobustnessReport.from_json(tmp_path / "x.json")
-
-
-@pytest.mark.parametrize(("accuracy", "count"), [(0.5, 10), (0.613, 1000), (0.0, 7), (1.0, 7)])
-def test_intervals_are_those_of_wilson(accuracy, count):
-    share = Share.of(accuracy, count)
-    expected = scipy.stats.binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
-    assert (share.low, share.high) == pytest.approx((expected.low, expected.high), abs=1e-6)

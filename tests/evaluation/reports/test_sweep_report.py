@@ -18,11 +18,6 @@ def test_text_has_a_row_for_every_attack_and_budget():
     assert lines[-1].split() == ["seed", "3"]
 
 
-def test_interruption_is_noted():
-    assert make_sweep().notes == []
-    assert make_sweep(interrupted=True).notes == ["The sweep was interrupted: it covers 100 samples."]
-
-
 def test_curves_start_at_clean_accuracy():
     sweep = make_sweep()
     (axis,) = sweep.plot().axes
