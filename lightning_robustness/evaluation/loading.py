@@ -217,7 +217,7 @@ class _Pass:
                 self.features = _open(self.open_pass, self.found.route)
         self.sample.add(batch)
         if self.is_hashed:
-            self.fingerprint.update(fingerprint_data(batch))
+            self.fingerprint.update(fingerprint_data(batch, self.subject.extra_names))
         if self.found is not None and self.features is not None:
             moved, tap = batch.to(self.subject.device), self.found.route.tap(self.subject.model)
             self.features.add(moved, tap.run(self.subject.logits_of_loaded(moved), moved.x))

@@ -35,11 +35,14 @@ def fingerprint_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def fingerprint_data(batch: Batch) -> Counter[str]:
-    """Return hashes of the inputs and labels of a batch; those of a data set are their sums, in any order."""
+def fingerprint_data(batch: Batch, extras: Iterable[str] = ()) -> Counter[str]:
+    """Return hashes of the inputs of a batch, its labels, and other entries that the model takes.
+
+    Those of a data set are their sums, in any order.
+    """
     found = Counter(samples=len(batch.positions))
-    columns = {"inputs": batch.x} | ({} if batch.y is None else {"labels": batch.y.long()})
-    for name, column in columns.items():
+    columns = {"inputs": batch.x, **{f"`{name}`": batch.extras[name] for name in extras if name in batch.extras}}
+    for name, column in (columns | ({} if batch.y is None else {"labels": batch.y.long()})).items():
         rows = zip(batch.positions, column, strict=True)
         found[name] = sum(_hash(_bytes(position) + _bytes(row)) for position, row in rows)
     return found
@@ -48,7 +51,8 @@ def fingerprint_data(batch: Batch) -> Counter[str]:
 def describe_fingerprint(parts: Iterable[Counter[str]]) -> dict[str, str]:
     """Describe the data, given the fingerprints of its shares."""
     total = sum(parts, Counter[str]())
-    hashes = {name: f"{total[name] % 2 ** (8 * _SIZE):016x}" for name in ("labels", "inputs")}
+    names = ("labels", "inputs", *sorted(total.keys() - {"labels", "inputs", "samples"}))
+    hashes = {name: f"{total[name] % 2 ** (8 * _SIZE):016x}" for name in names}
     return {"number of samples": str(total["samples"]), **hashes}
 
 

@@ -180,6 +180,28 @@ def test_comparison_goes_on_with_the_model_that_failed(tmp_path, monkeypatch):
     assert all(path.stat().st_mtime_ns == time for path, time in written.items())
 
 
+class Masked(nn.Module):
+    """Takes a mask from the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x, mask):
+        return self.head(x * mask)
+
+
+def test_other_entries_that_the_model_takes_have_to_be_the_same(tmp_path):
+    x, y, mask = torch.rand(12, 3), torch.arange(12) % 2, torch.ones(12, 3)
+    torch.manual_seed(0)
+    model, options = Masked(), {"attacks": (), "fim_samples": 4, "progress": False, "resume": tmp_path}
+    evaluate(model, [{"x": x, "y": y, "mask": mask}], **options)
+    evaluate(model, [{"x": x, "y": y, "mask": mask, "name": torch.rand(12)}], **options)  # which it does not take
+    mask[-1] = 0
+    with pytest.raises(ValueError, match="`mask`: .* there, .* here"):
+        evaluate(model, [{"x": x, "y": y, "mask": mask}], **options)
+
+
 def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
