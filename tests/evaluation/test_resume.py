@@ -198,7 +198,7 @@ def test_other_entries_that_the_model_takes_have_to_be_the_same(tmp_path):
     evaluate(model, [{"x": x, "y": y, "mask": mask}], **options)
     evaluate(model, [{"x": x, "y": y, "mask": mask, "name": torch.rand(12)}], **options)  # which it does not take
     mask[-1] = 0
-    with pytest.raises(ValueError, match="`mask`: .* there, .* here"):
+    with pytest.raises(ValueError, match=r"`mask`: .* there, .* here"):
         evaluate(model, [{"x": x, "y": y, "mask": mask}], **options)
 
 
