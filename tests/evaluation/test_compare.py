@@ -24,6 +24,8 @@ def digits_comparison(digits, digits_network, robust_digits_network):
 def test_robust_network_ranks_above_the_natural_one(digits_comparison):
     assert digits_comparison.attacks == ["fgsm", "bim", "pgd", "mifgsm"]
     assert digits_comparison.budgets == pytest.approx([number / 100 for number in range(1, 21)])
+    assert digits_comparison.reports["robust"].decision_space.attack == "pgd, $\\epsilon$ = 0.11"
+    assert digits_comparison.concordance > 0.9
     better = {"natural": 2, "robust": 1}
     for key in ("cmmr", "adv_acc", "fim"):
         assert digits_comparison.ranks[key] == better, key
