@@ -40,6 +40,7 @@ def test_points_that_are_there_are_joined():
         "cw": [(0, 0.0)],
         "worst": [(0, 0.05), (3, 0.25)],
     }
+    assert [line.get_linestyle() for line in accuracy.lines[:6]] == ["-", ":", "-", "-", "-", "--"]
     assert curves(rdi) == {"RDI": [(0, 0.1), (1, 0.2), (3, 0.4)]}
     assert curves(roby) == {"ROBY": [(0, 0.6), (3, 0.3)]}
     assert curves(fisher) == {"Fisher information": [(0, 100.0), (1, 10.0), (3, 1.0)]}
