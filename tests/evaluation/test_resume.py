@@ -135,6 +135,15 @@ def test_batches_may_have_another_size_but_not_another_function(tmp_path):
         sweep_of(make_network(), resume=tmp_path)
 
 
+def test_finished_features_are_not_measured_again(tmp_path, monkeypatch):
+    left = [1000]
+    for _ in range(2):
+        monkeypatch.setattr(Passes, "left", left[-1])
+        evaluate_some(tmp_path, Flaky(), attacks=(), fim_samples=0)
+        left.append(Passes.left)
+    assert left[0] - left[1] == left[1] - left[2] + 5  # batches
+
+
 def test_damaged_files_are_measured_again(tmp_path):
     expected = without_times(evaluate_some(tmp_path, batch_size=5))
     for path in tmp_path.glob("*.pt"):

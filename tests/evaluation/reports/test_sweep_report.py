@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from lightning_robustness._measurement.assisted import Estimate
 from lightning_robustness._measurement.threat_model import AttackFacts, ThreatModel
 from tests.evaluation.reports.reports import ATTACKS, EPS, make_sweep
 
@@ -53,5 +54,7 @@ def test_verdict_on_a_sweep():
 def test_robust_accuracy_is_known_at_the_budgets():
     sweep = make_sweep(worst=[0.9, 0.5, 0.1])
     assert [sweep.robust_accuracy(eps).value for eps in (None, 0, 0.1, 0.3)] == [0.5, 0.9, 0.9, 0.1]
+    assisted = make_sweep(shares={"worst": [Estimate(0.5, 0.45, 0.55, 0.6, True)] * 3})
+    assert assisted.robust_accuracy(0.1)[:3] == (0.5, 0.45, 0.55)
     with pytest.raises(ValueError, match=r"`eps` .* 0.1, 0.2, 0.3, or 0 .*0.15"):
         sweep.robust_accuracy(0.15)
