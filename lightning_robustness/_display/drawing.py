@@ -1,5 +1,6 @@
 import io
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,11 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "os^DvPX"
 # Figures of 3.6 inches then have a bit more dots than a card of TensorBoard, which is 350 wide
 _DPI = 120
+
+
+def marked(number: int, colors: Sequence[str] = COLORS) -> dict[str, Any]:
+    """Return a color and a marker that tell the series of this number from others."""
+    return {"color": colors[number % len(colors)], "marker": MARKERS[number % len(MARKERS)]}
 
 
 def new_figure(width: float, height: float) -> "Figure":

@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lightning_robustness._display.drawing import inline_svg
+from lightning_robustness._display.pictures import AdversarialExample
 from lightning_robustness._display.table import Table
 
 if TYPE_CHECKING:
@@ -15,13 +16,6 @@ if TYPE_CHECKING:
 
 # Inches from which a figure takes a row of its own, and is scrolled on a narrow screen
 _WIDE = 6.0
-
-
-class Picture(NamedTuple):
-    """A small image of a page: its caption, and a PNG file in base64."""
-
-    caption: str
-    png: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +28,7 @@ class Page:
     notes: Sequence[str] = ()
     figures: Mapping[str, "Figure"] = field(default_factory=dict)
     tables: Sequence[Table] = ()
-    examples: Sequence[Picture] = ()
+    examples: Sequence[AdversarialExample] = ()
     glossary: Table | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,10 +62,11 @@ class Page:
     def _show_examples(self) -> str:
         if not self.examples:
             return ""
+        captions = [html.escape(f"{example.attack}: {example.caption}") for example in self.examples]
         shown = "".join(
-            f'<figure><img alt="{html.escape(picture.caption)}" src="data:image/png;base64,{html.escape(picture.png)}">'
-            f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>"
-            for picture in self.examples
+            f'<figure><img alt="{caption}" src="data:image/png;base64,{html.escape(example.png)}">'
+            f"<figcaption>{caption}</figcaption></figure>"
+            for caption, example in zip(captions, self.examples, strict=True)
         )
         legend = "<p>Clean image, perturbation (none is grey or, in one channel, white), adversarial image.</p>"
         return _section("Adversarial examples", f'{legend}<div class="examples">{shown}</div>')

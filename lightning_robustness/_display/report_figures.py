@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lightning_robustness._display.drawing import COLORS, MARKERS, new_figure, plain_figure
+from lightning_robustness._display.drawing import COLORS, marked, new_figure, plain_figure
 from lightning_robustness._measurement.assisted import BoundaryCurve
 from lightning_robustness._measurement.keys import get_key
 from lightning_robustness._numbers import write_budget, write_share
@@ -39,14 +39,6 @@ class Scale(NamedTuple):
 _PLAIN = Scale()
 
 
-class Series(NamedTuple):
-    """A metric in a scatter plot: its label, its value for each model, and their correlation with the accuracy."""
-
-    label: str
-    values: Sequence[float]
-    correlation: float
-
-
 def curves(
     budgets: Sequence[float],
     lines: Mapping[str, Sequence[float]],
@@ -59,15 +51,12 @@ def curves(
     """Draw lines over budgets, with bands from low to high, and a mark at one of the budgets."""
     figure = new_figure(_WIDTH, 3.6)
     axis = figure.subplots()
-    for index, (name, values) in enumerate(lines.items()):
-        line = _line(index, len(budgets))
-        if bands is not None:
-            axis.fill_between(budgets, *bands[name], color=line["color"], alpha=0.12, linewidth=0)
-        axis.plot(budgets, values, label=_text(name), **({"color": "k", "linestyle": "--"} if name == WORST else line))
+    _draw_curves(axis, budgets, lines, limits)
+    for number, (low, high) in enumerate([] if bands is None else bands.values()):
+        axis.fill_between(budgets, low, high, color=marked(number)["color"], alpha=0.12, linewidth=0)
     if mark is not None:
         axis.axvline(mark, color="0.5", linestyle=":", linewidth=1.2)
-    axis.set(xlabel=_write_budgets(axis, scale), ylabel=ylabel, ylim=limits)
-    axis.grid(alpha=0.3)
+    axis.set(xlabel=_write_budgets(axis, scale), ylabel=ylabel)
     axis.legend(fontsize=9, frameon=False)
     return figure
 
@@ -78,11 +67,8 @@ def panels_of_curves(
     """Draw lines over budgets in several panels, all with the same lines."""
     figure, axes = _grid(len(panels), 3.4, 2.9, columns=3, shared="all")
     for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        for index, (name, values) in enumerate(lines.items()):
-            axis.plot(budgets, values, label=_text(name), **_line(index, len(budgets)))
+        _draw_curves(axis, budgets, lines, _LIMITS)
         axis.set_title(_text(title), fontsize=10)
-        axis.set_ylim(_LIMITS)
-        axis.grid(alpha=0.3)
     _share_legend(figure, axes[0])
     figure.supxlabel(_write_budgets(axes[0], scale), fontsize=10)
     figure.supylabel(ylabel, fontsize=10)
@@ -131,21 +117,21 @@ def composite_map(budgets: Sequence[float], composite: Mapping[str, Mapping[str,
     return figure
 
 
-def scatter(series: Sequence[Series], accuracies: Mapping[str, float]) -> "Figure":
-    """Draw attack-free metrics against adversarial accuracy, one point per model, with a fitted line."""
+def scatter(series: Mapping[str, tuple[Mapping[str, float], float]], accuracies: Mapping[str, float]) -> "Figure":
+    """Draw attack-free metrics against adversarial accuracy, one point per model, with a fitted line.
+
+    Each series has a label, the values of the models, and their correlation with the accuracy.
+    """
     figure, axes = _grid(len(series), 3.4, 2.6, columns=3, shared="y")
-    accuracy = np.array(list(accuracies.values()))
-    for axis, metric in zip(axes, series, strict=True):
-        values = np.array(metric.values, dtype=float)
-        for index, (name, value) in enumerate(zip(accuracies, values, strict=True)):
-            color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-            axis.scatter([value], [accuracy[index]], label=_text(name), zorder=3, color=color, marker=marker)
-        if not math.isnan(metric.correlation):
-            slope, offset = np.polyfit(values, accuracy, 1)
-            ends = np.array([values.min(), values.max()])
+    for axis, (label, (values, correlation)) in zip(axes, series.items(), strict=True):
+        for number, (name, value) in enumerate(values.items()):
+            axis.scatter([value], [accuracies[name]], label=_text(name), zorder=3, **marked(number))
+        if not math.isnan(correlation):
+            slope, offset = np.polyfit(list(values.values()), [accuracies[name] for name in values], 1)
+            ends = np.array([min(values.values()), max(values.values())])
             axis.plot(ends, slope * ends + offset, color="0.5", linewidth=1)
-        axis.set_title(f"r = {metric.correlation:.2f}, n = {len(values)}", fontsize=9)
-        axis.set_xlabel(metric.label, fontsize=9)
+        axis.set_title(f"r = {correlation:.2f}, n = {len(values)}", fontsize=9)
+        axis.set_xlabel(label, fontsize=9)
         axis.tick_params(labelsize=9)
         axis.locator_params(axis="x", nbins=4)
         axis.grid(alpha=0.3)
@@ -182,10 +168,9 @@ def clouds(panels: Mapping[str, Sequence[Sequence[float]]], labels: Sequence[int
     for axis, (title, points) in zip(axes, panels.items(), strict=True):
         for number, label in enumerate(classes):
             rows = np.array(points)[np.array(labels) == label]
-            color, marker = _CLASS_COLORS[number % len(_CLASS_COLORS)], MARKERS[number % len(MARKERS)]
             # Thousands of points as shapes would make a page slow
-            look: dict[str, Any] = {"s": 14, "linewidths": 0, "alpha": 0.75, "rasterized": True}
-            axis.scatter(rows[:, 0], rows[:, 1], color=color, marker=marker, label=str(label), **look)
+            look = {"s": 14, "linewidths": 0, "alpha": 0.75, "rasterized": True} | marked(number, _CLASS_COLORS)
+            axis.scatter(rows[:, 0], rows[:, 1], label=str(label), **look)
         axis.set(title=title, xticks=[], yticks=[])
     if len(classes) <= 20:
         _share_legend(figure, axes[0], title="true class", markerscale=2)
@@ -220,14 +205,18 @@ def _text(name: str) -> str:
     return f" {escaped}" if name.startswith("_") else escaped
 
 
-def _line(index: int, length: int) -> dict[str, Any]:
-    return {
-        "color": COLORS[index % len(COLORS)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "markersize": 4,
-        "markevery": max(length // _MAX_MARKERS, 1),
-        "linewidth": 1.4,
-    }
+def _draw_curves(
+    axis: "Axes",
+    budgets: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    limits: tuple[float, float] | None,
+) -> None:
+    step = max(len(budgets) // _MAX_MARKERS, 1)
+    for number, (name, values) in enumerate(lines.items()):
+        look = {"markersize": 4, "markevery": step, "linewidth": 1.4} | marked(number)
+        axis.plot(budgets, values, label=_text(name), **({"color": "k", "linestyle": "--"} if name == WORST else look))
+    axis.set_ylim(limits)
+    axis.grid(alpha=0.3)
 
 
 def _grid(number: int, width: float, height: float, columns: int, shared: str) -> tuple["Figure", list["Axes"]]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_robustness._display.drawing import COLORS, MARKERS, plain_figure, set_title
+from lightning_robustness._display.drawing import COLORS, marked, plain_figure, set_title
 from lightning_robustness._display.pictures import Triples, as_images, mosaic
 from lightning_robustness._measurement.keys import Key, get_key
 from lightning_robustness._measurement.meters.attack import Examples
@@ -104,29 +104,25 @@ def _draw_accuracy(axis: "Axes", history: Sequence[Evaluation], position: str) -
     labels = {"acc": "clean", "boundary_acc": "first order", **{key: key.removeprefix("adv_acc/") for key in attacked}}
     labels |= {_WORST: "worst"} if _WORST in keys else {}
     for number, (key, label) in enumerate(labels.items()):
-        color, style = ("black", "--") if key == _WORST else (COLORS[number % len(COLORS)], "-")
-        style = ":" if key == "boundary_acc" else style
-        _draw_curve(axis, _points(history, key, position), label, color, style, MARKERS[number % len(MARKERS)])
+        look = marked(number) | {"linestyle": ":" if key == "boundary_acc" else "-"}
+        look |= {"color": "black", "linestyle": "--"} if key == _WORST else {}
+        _draw_curve(axis, _points(history, key, position), label, **look)
         if key in ("acc", reference_of(history), _WORST):
-            _draw_band(axis, history, key, position, color)
+            _draw_band(axis, history, key, position, look["color"])
     if axis.lines:
         places: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.26, 0.99), "ncols": 4}
         axis.legend(fontsize=_FONT, frameon=False, handlelength=1.4, columnspacing=1.0, labelspacing=0.2, **places)
     else:
-        axis.text(0.5, 0.5, "not measured", fontsize=_FONT, ha="center", va="center", transform=axis.transAxes)
+        _draw_nothing(axis)
 
 
-def _draw_curve(
-    axis: "Axes",
-    points: Sequence[tuple[float, float]],
-    label: str,
-    color: str,
-    style: str = "-",
-    marker: str = "o",
-) -> None:
+def _draw_curve(axis: "Axes", points: Sequence[tuple[float, float]], label: str, **look: Any) -> None:
     if points:
-        size = 3 if len(points) <= _MAX_MARKERS else 0
-        axis.plot(*zip(*points, strict=True), style, color=color, marker=marker, markersize=size, label=label)
+        axis.plot(*zip(*points, strict=True), markersize=3 if len(points) <= _MAX_MARKERS else 0, label=label, **look)
+
+
+def _draw_nothing(axis: "Axes") -> None:
+    axis.text(0.5, 0.5, "not measured", fontsize=_FONT, ha="center", va="center", transform=axis.transAxes)
 
 
 def _draw_band(axis: "Axes", history: Sequence[Evaluation], key: str, position: str, color: str) -> None:
@@ -145,7 +141,7 @@ def _draw_band(axis: "Axes", history: Sequence[Evaluation], key: str, position: 
 
 def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, float]]) -> None:
     """Draw one value, over a logarithmic axis if it spans two orders of magnitude."""
-    _draw_curve(axis, points, key.label, color=COLORS[2])
+    _draw_curve(axis, points, key.label, color=COLORS[2], marker="o")
     values = [value for _, value in points]
     if values and 0 < 100 * min(values) < max(values):
         axis.set_yscale("log")
@@ -153,7 +149,7 @@ def _draw_attack_free(axis: "Axes", key: Key, points: Sequence[tuple[float, floa
     title = f"{key.label} {_ARROWS[key.direction]}"
     axis.text(1, 1.08, title, fontsize=_FONT, ha="right", transform=axis.transAxes)
     if not values:
-        axis.text(0.5, 0.5, "not measured", fontsize=_FONT, ha="center", va="center", transform=axis.transAxes)
+        _draw_nothing(axis)
 
 
 def perturbation_figure(

@@ -17,37 +17,32 @@ from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, 
 from lightning_robustness.evaluation.reports.report import Report, read_json
 
 
-def _evaluate(options: Any) -> int:
-    return _measure(evaluate, options)
-
-
-def _sweep(options: Any) -> int:
-    return _measure(sweep, options)
-
-
-def _measure(function: Callable[..., RobustnessReport | SweepReport], options: Any) -> int:
-    """Measure one model."""
+def run(command: str, options: Any) -> int:
+    """Run a command and return its exit code."""
     _check_output(options)
+    return _report(options) if command == "report" else _measure(command, options)
+
+
+def _measure(command: str, options: Any) -> int:
+    """Measure one model, or compare several."""
+    functions: dict[str, Callable[..., Any]] = {"evaluate": evaluate, "sweep": sweep, "compare": compare}
+    function = functions[command]
     settings = _settings(function, options)
     fabric = make_fabric(options)
-    model = _load_model(options.model, options.checkpoint, options)
-    loader = load_data(options.data, options.split, options.data_args)
-    with launched(fabric, options, [model]) as is_first:
-        report = function(model, loader, device=options.device, **settings)
-    report.provenance |= _origin(options) | _describe_checkpoint(options.checkpoint)
-    return _finish(report, options, is_first, is_interrupted=bool(report.interrupted))
-
-
-def _compare(options: Any) -> int:
-    _check_output(options)
-    settings = _settings(compare, options)
-    fabric = make_fabric(options)
-    sources = _split_entries(options.models)
-    models = {name: _load_entry(name, source, options) for name, source in sources.items()}
+    models: dict[str, nn.Module | RobustnessReport]
+    if command == "compare":
+        sources = _split_entries(options.models)
+        models = {name: _load_entry(name, source, options) for name, source in sources.items()}
+    else:
+        models = {"": _load_model(options.model, options.checkpoint, options)}
     loader = None if options.data is None else load_data(options.data, options.split, options.data_args)
     with launched(fabric, options, models.values()) as is_first:
-        report = compare(models, loader, device=options.device, **settings)
+        measured = models if command == "compare" else models[""]
+        report = function(measured, loader, device=options.device, **settings)
     report.provenance |= _origin(options)
+    if not isinstance(report, ComparisonReport):
+        report.provenance |= _describe_checkpoint(options.checkpoint)
+        return _finish(report, options, is_first, is_interrupted=bool(report.interrupted))
     for name, own in report.reports.items():
         if isinstance(models[name], nn.Module):
             own.provenance |= _describe_checkpoint(sources[name].partition("@")[2])
@@ -56,14 +51,10 @@ def _compare(options: Any) -> int:
 
 def _report(options: Any) -> int:
     kinds: dict[str, type[Report]] = {k.__name__: k for k in (RobustnessReport, ComparisonReport, SweepReport)}
-    _check_output(options)
     kind = read_json(options.report).get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"Expected one of {', '.join(kinds)} in {options.report} but got {kind!r}.")
     return _finish(kinds[kind].from_json(options.report), options)
-
-
-COMMANDS = {"evaluate": _evaluate, "sweep": _sweep, "compare": _compare, "report": _report}
 
 
 def _split_entries(entries: Iterable[str]) -> dict[str, str]:
@@ -114,19 +105,10 @@ def _read_option(name: str, value: Any) -> Any:
     if value is None or name not in OPTIONS:
         return value
     if name.endswith("_fn"):
-        return _load_function(name, value)
+        return load_object(value)
     if name in ("eps", "rank_budget"):
         return _budget(value)
     return [_budget(budget) for budget in value] if name.endswith("budgets") else value
-
-
-def _load_function(name: str, path: str) -> Callable[..., Any]:
-    function = load_object(path)
-    if not callable(function):
-        raise TypeError(
-            f"Expected argument `{name}` to be the path of a function but got {path!r}, which is {function!r}."
-        )
-    return function  # type: ignore[no-any-return]
 
 
 def _budget(text: str | float) -> float:

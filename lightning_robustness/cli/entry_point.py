@@ -108,7 +108,7 @@ def _run(parser: Any, given: Sequence[str]) -> int:
     options = instantiate(parser, options)
     chosen = options[options.command]
     chosen["command_line"] = write_command(["lightning-robustness", *given])  # for the provenance of the report
-    return commands.COMMANDS[options.command](chosen)
+    return commands.run(options.command, chosen)
 
 
 def _fail(message: str, code: int = 1) -> int:

@@ -1,7 +1,8 @@
 """Build models and data from their paths, and load checkpoints."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,8 +30,6 @@ def load_model(
     name, init_args, given = split_target(path, arguments)
     content = {} if checkpoint is None else read_checkpoint(checkpoint, name, trust_checkpoint)
     build = load_object(name)
-    if not callable(build):
-        raise TypeError(f"Expected {name!r} to be a class or function that makes a model but got {build!r}.")
     if checkpoint is None and isinstance(build, type):
         raise ValueError(
             f"Expected argument `checkpoint` with the weights of {name!r} but got none: they would be random. On the "
@@ -58,8 +57,6 @@ def load_data(path: Target, split: Split = "test", arguments: Mapping[str, Any] 
     """Build a loader."""
     name, init_args, given = split_target(path, arguments)
     build = load_object(name)
-    if not callable(build):
-        raise TypeError(f"Expected {name!r} to be a data module or function that makes a loader but got {build!r}.")
     given |= read_arguments(build, init_args)
     data = _build(build, given, name, "data")
     method = f"{split}_dataloader"
@@ -90,16 +87,20 @@ def _has_loader(data: Any, split: str) -> bool:
     return method is not None and not method.__module__.startswith(("lightning.pytorch.", "pytorch_lightning."))
 
 
-def _build(build: Callable[..., Any], given: Mapping[str, Any], name: str, what: str, kind: type = object) -> Any:
+@contextmanager
+def _explained(kind: type[Exception], expected: str, remedy: str) -> Iterator[None]:
+    """Say what was expected where the code of a user or of Lightning fails."""
     try:
-        made = build(**given)
+        yield
     except Exception as error:
-        source = "the hyper-parameters of a checkpoint of Lightning, and from `model_args`"
-        raise TypeError(
-            f"Expected {name!r} to take the arguments {', '.join(given) or 'none'} but it failed: "
-            f"{type(error).__name__}: {error}. Arguments come from "
-            f"{source if what == 'model' else '`data_args`'} and `init_args`."
-        ) from error
+        raise kind(f"Expected {expected} but it failed: {type(error).__name__}: {error}. {remedy}") from error
+
+
+def _build(build: Callable[..., Any], given: Mapping[str, Any], name: str, what: str, kind: type = object) -> Any:
+    source = "the hyper-parameters of a checkpoint of Lightning, and from `model_args`"
+    remedy = f"Arguments come from {source if what == 'model' else '`data_args`'} and `init_args`."
+    with _explained(TypeError, f"{name!r} to take the arguments {', '.join(given) or 'none'}", remedy):
+        made = build(**given)
     if not isinstance(made, kind):
         raise TypeError(f"Expected {name!r} to make a torch.nn.Module but got {type(made).__name__}.")
     return made
@@ -108,13 +109,9 @@ def _build(build: Callable[..., Any], given: Mapping[str, Any], name: str, what:
 def _load_by_lightning(build: Any, checkpoint: str | Path, arguments: dict[str, Any], name: str) -> nn.Module:
     has_option = "weights_only" in inspect.signature(build.load_from_checkpoint).parameters  # since Lightning 2.6
     options = {"weights_only": False} if has_option else {}
-    try:
+    remedy = "Arguments that are not among the hyper-parameters of the checkpoint can be given as `model_args`."
+    with _explained(ValueError, f"{name!r} to load {checkpoint}", remedy):
         model: nn.Module = build.load_from_checkpoint(checkpoint, map_location="cpu", **options, **arguments)
-    except Exception as error:
-        raise ValueError(
-            f"Expected {name!r} to load {checkpoint} but it failed: {type(error).__name__}: {error} Arguments that are "
-            "not among the hyper-parameters of the checkpoint can be given as `model_args`."
-        ) from error
     return model
 
 
@@ -131,13 +128,11 @@ def _select(build: Callable[..., Any], content: Mapping[str, Any], given: Mappin
 
 def _prepare(model: nn.Module, content: dict[str, Any] | None, what: str) -> None:
     """Call the hooks in which a LightningModule creates its layers and edits the checkpoint."""
-    try:
+    with _explained(ValueError, what, "This came from `configure_model` or `on_load_checkpoint`."):
         if callable(getattr(model, "configure_model", None)):
             model.configure_model()  # type: ignore[operator]
         if content is not None:
             model.on_load_checkpoint(content)  # type: ignore[operator]
-    except Exception as error:
-        raise ValueError(f"Expected {what} but a hook failed: {type(error).__name__}: {error}") from error
 
 
 def _load_weights(model: nn.Module, state: Any, checkpoint: str | Path) -> None:

@@ -4,14 +4,39 @@ import argparse
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from lightning_robustness import __version__
 
+_COMMANDS = {
+    "evaluate": ("--model MODULE:CLASS --checkpoint FILE --data MODULE:CLASS [options]", "measure one model"),
+    "sweep": (
+        "--model MODULE:CLASS --checkpoint FILE --data MODULE:CLASS [options]",
+        "attack one model with increasing budgets",
+    ),
+    "compare": ("--models NAME=MODULE:CLASS@FILE ... --data MODULE:CLASS [options]", "compare several models"),
+    "report": ("FILE [--html FILE]", "show a saved report, or write it as a page"),
+}
 # A number, or a fraction such as 8/255
 _BUDGET = float | str
 # A path of a class or function, or a mapping of LightningCLI
 _TARGET = dict[str, Any] | str
+# Options that the command has of its own: their types and help
+_OWN: dict[str, tuple[Any, str]] = {
+    "models": (
+        str,
+        "name=package.module:Class@checkpoint, or name=report.json, by `evaluate --sweep_budgets`.",
+    ),
+    "model": (_TARGET, "package.module:Class, a function that returns a model, or {class_path: ..., init_args: ...}."),
+    "checkpoint": (str | None, "Checkpoint of Lightning, or a state dict. Required if the model is a class."),
+    "data": (_TARGET | None, "Data module, package.module:Class, a function that returns a loader, or a class_path."),
+    "model_args": (dict[str, Any], "Arguments of the class: {width: 32}."),
+    "data_args": (dict[str, Any], "Arguments of the data module."),
+    "trust_checkpoint": (bool, "Load pickled objects, which can run code, from checkpoints that you made or trust."),
+    "split": (Literal["val", "test"], "Which loader of the data module."),
+    "json": (str | None, "File to write all results to."),
+    "html": (str | None, "File to write a page with figures to."),
+}
 # Options of Fabric: their types and help
 _DEVICE_OPTIONS = {
     "devices": (int | str | None, "Number of devices, a list such as 0,1 or auto, with one process each"),
@@ -51,8 +76,8 @@ def make_parser(arguments: Sequence[str]) -> Any:
     parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
     parser.add_argument("--list_attacks", action=_ListAttacks, help="List attacks and settings.")
     commands = parser.add_subcommands(dest="command")
-    for name, (usage, summary, description) in _COMMANDS.items():
-        one = ArgumentParser(usage=f"lightning-robustness {name} {usage}", description=description)
+    for name, (usage, summary) in _COMMANDS.items():
+        one = ArgumentParser(usage=f"lightning-robustness {name} {usage}", description=f"{summary.capitalize()}.")
         if name in arguments:
             _add_options(one, name)
         commands.add_subcommand(name, one, help=summary)
@@ -75,70 +100,34 @@ class _ListAttacks(argparse.Action):
 
 
 def _add_options(parser: Any, command: str) -> None:
+    def add(name: str, **options: Any) -> None:
+        kind, help_text = _OWN[name]
+        parser.add_argument(f"--{name}", type=kind, help=help_text, **options)
+
     if command == "report":
         parser.add_argument("report", type=str, help="File that `--json` wrote.")
     else:
+        from jsonargparse import ActionConfigFile
+
         from lightning_robustness import evaluation
 
+        function = getattr(evaluation, command)
+        parser.description = inspect.getdoc(function).partition("\n")[0]  # type: ignore[union-attr]
         if command == "compare":
-            _add_models(parser)
-            _add_loading(parser, needs_data=False)
-            _add_settings(parser, evaluation.compare, evaluation.evaluate)
+            add("models", required=True, nargs="+")
         else:
-            _add_model(parser)
-            _add_loading(parser, needs_data=True)
-            _add_settings(parser, getattr(evaluation, command))
-    parser.add_argument("--json", type=str | None, default=None, help="File to write all results to.")
-    parser.add_argument("--html", type=str | None, default=None, help="File to write a page with figures to.")
-
-
-def _add_models(parser: Any) -> None:
-    parser.add_argument(
-        "--models",
-        required=True,
-        nargs="+",
-        help="name=package.module:Class@checkpoint, or name=report.json as written by `evaluate --sweep_budgets`.",
-    )
-
-
-def _add_model(parser: Any) -> None:
-    parser.add_argument(
-        "--model",
-        required=True,
-        type=_TARGET,
-        help="package.module:Class, a function that returns a model, or {class_path: ..., init_args: ...}.",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        type=str | None,
-        default=None,
-        help="Weights: a checkpoint of Lightning, or a state dict. Required if the model is a class.",
-    )
-
-
-def _add_loading(parser: Any, needs_data: bool) -> None:
-    from jsonargparse import ActionConfigFile
-
-    parser.add_argument("--model_args", type=dict[str, Any], default={}, help="Arguments of the class: {width: 32}.")
-    parser.add_argument(
-        "--trust_checkpoint",
-        type=bool,
-        nargs="?",
-        const=True,
-        default=False,
-        help="Load pickled objects, which can run code, from checkpoints. Only for files that you made or trust.",
-    )
-    parser.add_argument(
-        "--config", action=ActionConfigFile, help="YAML file with these options, or one of LightningCLI."
-    )
-    parser.add_argument(
-        "--data",
-        required=needs_data,
-        type=_TARGET if needs_data else _TARGET | None,
-        help="Data module, package.module:Class, a function that returns a loader, or a class_path.",
-    )
-    parser.add_argument("--data_args", type=dict[str, Any], default={}, help="Arguments of the data module.")
-    parser.add_argument("--split", choices=["val", "test"], default="test", help="Which loader of the data module.")
+            add("model", required=True)
+            add("checkpoint", default=None)
+        add("data", required=command != "compare")
+        add("split", default="test")
+        add("model_args", default={})
+        add("data_args", default={})
+        add("trust_checkpoint", nargs="?", const=True, default=False)
+        config_help = "YAML file with these options, or one of LightningCLI."
+        parser.add_argument("--config", action=ActionConfigFile, help=config_help)
+        _add_settings(parser, function, *([evaluation.evaluate] if command == "compare" else []))
+    add("json", default=None)
+    add("html", default=None)
 
 
 def _add_settings(parser: Any, function: Callable[..., Any], *passed_on: Callable[..., Any]) -> None:
@@ -161,28 +150,3 @@ def _add_settings(parser: Any, function: Callable[..., Any], *passed_on: Callabl
         names = inspect.signature(source).parameters.keys()
         parser.add_function_arguments(source, skip=added | (names - parameters.keys()))
         added |= names
-
-
-# For each command: the usage, a summary and a description
-_COMMANDS: dict[str, tuple[str, str, str]] = {
-    "evaluate": (
-        "--model MODULE:CLASS --checkpoint FILE --data MODULE:CLASS [options]",
-        "measure one model",
-        "Measure one model: RDI, ROBY, Fisher information, and success rates of attacks.",
-    ),
-    "sweep": (
-        "--model MODULE:CLASS --checkpoint FILE --data MODULE:CLASS [options]",
-        "attack one model with increasing budgets",
-        "Measure accuracy and image quality of one model over attacks and budgets.",
-    ),
-    "compare": (
-        "--models NAME=MODULE:CLASS@FILE ... --data MODULE:CLASS [options]",
-        "compare several models",
-        "Compare models by CMMR, adversarial accuracy and attack-free metrics.",
-    ),
-    "report": (
-        "FILE [--html FILE]",
-        "show a saved report, or write it as a page",
-        "Show a report that was saved as JSON, and write it as a page.",
-    ),
-}

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -132,6 +132,7 @@ def compare(
         {'steep': 2, 'flat': 1}
 
     """
+    given = locals().copy()
     # All arguments are checked before the first sweep
     if not isinstance(models, Mapping):
         raise TypeError(
@@ -153,43 +154,15 @@ def compare(
     processes = Processes()
     errors: dict[str, Exception] = {}
     left_out: list[str] = []
-    evaluate_one = partial(
-        evaluate,
-        attacks=(),
-        eps=budgets[len(budgets) // 2],
-        norm=norm,
-        strength=strength,
-        sweep_attacks=attacks,
-        sweep_budgets=budgets,
-        warm_starts=warm_starts,
-        attack_samples=attack_samples,
-        fim_samples=fim_samples,
-        fim_method=fim_method,
-        clever_samples=clever_samples,
-        clever_radius=clever_radius,
-        decision_space=decision_space,
-        input_space=input_space,
-        head=head,
-        forward_fn=forward_fn,
-        embed_fn=embed_fn,
-        batch_fn=batch_fn,
-        storage=storage,
-        roby_p=roby_p,
-        batch_size=batch_size,
-        device=device,
-        seed=seed,
-        per_sample=per_sample,
-        num_examples=num_examples,
-        progress=progress,
-    )
+    # Arguments that both take are passed on by their names
+    options = {name: given[name] for name in signature(evaluate).parameters.keys() & given.keys()}
+    options |= {"attacks": (), "eps": budgets[len(budgets) // 2], "sweep_attacks": attacks, "sweep_budgets": budgets}
     for name, model in modules.items():
         # A mismatch must surface before the next sweep
         known = next(iter(reports.values())).num_classes if reports else num_classes
         try:
             with processes.step():  # so that a model fails in all processes or in none
-                report = evaluate_one(
-                    model, cast(Iterable[Any], dataloader), num_classes=known, resume=subfolder(resume, name)
-                )
+                report = evaluate(model, **options | {"num_classes": known, "resume": subfolder(resume, name)})
             if report.interrupted is not None or report.sweep is None:
                 break
             if report.sweep.clean_accuracy > 0:

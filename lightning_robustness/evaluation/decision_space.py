@@ -26,7 +26,7 @@ Projection = Literal["pca", "tsne"]
 
 @dataclass
 class DecisionSpace:
-    """Inputs of the classifier head for clean and adversarial samples, projected to two dimensions."""
+    """Inputs of the classifier head, or logits without one, of clean and adversarial samples, in two dimensions."""
 
     method: str
     attack: str

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import check_integer, read_budgets
+from lightning_robustness._arguments import check_flag, check_integer, read_budgets
 from lightning_robustness._display.pictures import AdversarialExample, make_examples
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
 from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude, per_sample_columns, seconds
@@ -32,7 +32,7 @@ from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.decision_space import DecisionSpaceMeter, Projection, get_projection, project
 from lightning_robustness.evaluation.loading import Measured, Passed, pass_over
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.session import check_arguments, open_session
+from lightning_robustness.evaluation.session import open_session
 from lightning_robustness.evaluation.sweep import sweep_report
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
@@ -141,8 +141,8 @@ def evaluate(
         (0.75, 0.333, 0.5)
 
     """
-    flags = {"per_sample": per_sample, "warm_starts": warm_starts, "progress": progress}
-    check_arguments(model, dataloader, device, resume, flags)
+    check_flag("per_sample", per_sample)
+    check_flag("warm_starts", warm_starts)
     check_integer("num_examples", num_examples, minimum=0)
     access = Access(input_space, head, num_classes, forward_fn, embed_fn, batch_fn)
     budgets = read_budgets("sweep_budgets", sweep_budgets)
@@ -166,30 +166,31 @@ def evaluate(
     )
     extra = _extra_meters(plan, budgets, sweep_attacks, warm_starts, decision_space, eps, strength, norm)
     settings = plan.describe() | {"torch": torch.__version__}
-    facts = {"function": "evaluate", "attack_samples": attack_samples, "sweep_budgets": budgets, **access.describe()}
-    facts |= {"budget of minimum-norm attacks": plan.minimum_norm_budget, "other meters": extra}
-    with open_session(model, access, settings | facts, device, batch_size, seed, progress, resume) as session:
+    facts = {**settings, "function": "evaluate", "attack_samples": attack_samples, "sweep_budgets": budgets}
+    facts |= {**access.describe(), "budget of minimum-norm attacks": plan.minimum_norm_budget, "other meters": extra}
+    with open_session(model, dataloader, access, facts, device, batch_size, seed, progress, resume) as session:
         meters = [*plan.meters(), *plan.attack_meters(), *extra]
         look = partial(_look, bool(plan.attacks or extra), bool(meters))
         size = max([1, *(meter.size for meter in meters)])
         passed = pass_over(dataloader, session, size, look, storage, roby_p)
-        measured = _measure(meters, passed)
+        # Warnings have said what cannot be measured with discrete inputs
+        measured = passed.measure(() if passed.found is None or passed.found.is_discrete else meters)
         findings = conclude(plan, passed.features, measured.rows)
-        pictures, interrupted = list[AdversarialExample](), measured.interrupted
-        if interrupted is None:
-            try:
-                pictures = _draw_pictures(findings, plan, passed, num_examples)
-            except KeyboardInterrupt:
-                interrupted = "the adversarial examples"
-        if interrupted is not None:
-            rank_zero_warn(
-                f"The evaluation was interrupted while it measured {interrupted}: its report has what was finished."
-            )
-        if passed.features is not None and passed.features.outputs in OUTPUT_WARNINGS:
-            name = type(session.subject.model).__name__
-            rank_zero_warn(f"{name}: {OUTPUT_WARNINGS[passed.features.outputs]}")
         report = _report(findings, plan, passed, settings)
-        report.interrupted, report.adversarial_examples = interrupted, pictures
+        report.interrupted = measured.interrupted
+        if report.interrupted is None:
+            try:
+                report.adversarial_examples = _draw_pictures(findings, report.threat_model, plan, passed, num_examples)
+            except KeyboardInterrupt:
+                report.interrupted = "the adversarial examples"
+        if report.interrupted is not None:
+            rank_zero_warn(
+                f"The evaluation was interrupted while it measured {report.interrupted}: its report has what was "
+                "finished."
+            )
+        kind = report.settings.get("outputs")
+        if kind in OUTPUT_WARNINGS:
+            rank_zero_warn(f"{report.model}: {OUTPUT_WARNINGS[kind]}")
         report.metrics |= seconds(findings, _add_extra(report, extra, measured, budgets, passed))
         report.provenance |= session.origin(dataloader)
         if per_sample:
@@ -241,22 +242,13 @@ def _extra_meters(
     return meters
 
 
-def _measure(meters: Iterable[Meter], passed: Passed) -> Measured:
-    """Measure what the model and its inputs allow; warnings have said what they do not."""
-    if passed.is_interrupted:
-        return Measured({}, "the features")
-    if passed.found is None or passed.found.is_discrete:
-        return Measured({})
-    has_head = passed.found.route.head is not None
-    return passed.measure([meter for meter in meters if has_head or not isinstance(meter, DecisionSpaceMeter)])
-
-
-def _draw_pictures(findings: Findings, plan: Plan, passed: Passed, number: int) -> list[AdversarialExample]:
+def _draw_pictures(
+    findings: Findings, threat: ThreatModel, plan: Plan, passed: Passed, number: int
+) -> list[AdversarialExample]:
     """Draw samples that the first attack with a budget broke or, without such an attack, the first one."""
     if not number or passed.found is None or not passed.found.is_image:
         return []
     subject, processes, _ = passed.session
-    threat = _threat_model(findings, plan, passed)
     successful = [name for name, rows in findings.attacks.items() if rows["success"].any()]
     bounded = [name for name in successful if threat.attacks[name].budgets]
     for name in [*bounded, *successful][:1]:
@@ -268,19 +260,14 @@ def _draw_pictures(findings: Findings, plan: Plan, passed: Passed, number: int) 
     return []
 
 
-def _threat_model(findings: Findings, plan: Plan, passed: Passed) -> ThreatModel:
-    """Describe the attacks that were finished."""
-    attacks = {name: plan.attacks[name] for name in findings.attacks}
-    queries = {name: rows["queries"].double().mean().item() for name, rows in findings.attacks.items()}
-    number = max((len(rows) for rows in findings.attacks.values()), default=0)
-    has_images = passed.found is not None and passed.found.is_image
-    return ThreatModel.of(attacks, plan.input_space, number, has_images, queries, findings.l2_budget)
-
-
 def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[str, str]) -> RobustnessReport:
     found = passed.found
     head = {} if found is None else {"head": found.route.head or "none"}
     head |= {} if passed.features is None else {"outputs": passed.features.outputs}
+    attacks = {name: plan.attacks[name] for name in findings.attacks}  # those that were finished
+    queries = {name: rows["queries"].double().mean().item() for name, rows in findings.attacks.items()}
+    number = max((len(rows) for rows in findings.attacks.values()), default=0)
+    has_images = found is not None and found.is_image
     return RobustnessReport(
         model=type(passed.session.subject.model).__name__,
         num_classes=0 if found is None else found.route.num_classes,
@@ -289,7 +276,7 @@ def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[st
         signs=findings.signs,
         settings={**head, **settings},
         boundary=findings.curve,
-        threat_model=_threat_model(findings, plan, passed),
+        threat_model=ThreatModel.of(attacks, plan.input_space, number, has_images, queries, findings.l2_budget),
         classes=[] if findings.worst is None else class_accuracies(findings.worst),
         outcomes={name: own.to_plain() for name, own in findings.estimates.items()},
     )
@@ -301,13 +288,11 @@ def _add_extra(
     """Add the sweep and the decision space to a report; return the seconds that they took."""
     times: dict[str, float] = {}
     for meter in meters:
-        rows = measured.rows.get(meter.name)
-        if rows is None or not len(rows):
-            continue
         if isinstance(meter, SweepMeter):
             report.sweep = sweep_report(meter, budgets, measured, passed)
-            times["sweep"] = sum(report.sweep.seconds.values())
-        elif isinstance(meter, DecisionSpaceMeter):
+            times |= {} if report.sweep is None else {"sweep": sum(report.sweep.seconds.values())}
+        elif isinstance(meter, DecisionSpaceMeter) and meter.name in measured.rows:
+            rows = measured.rows[meter.name]
             with passed.session.processes.step():
                 report.decision_space = project(meter, rows, passed.session.subject)
             times["decision_space"] = rows.seconds

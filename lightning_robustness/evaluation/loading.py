@@ -4,7 +4,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -131,6 +131,8 @@ class Passed(NamedTuple):
 
     def measure(self, meters: Iterable[Meter]) -> Measured:
         """Measure the sample with one meter after the other, until the user interrupts."""
+        if self.is_interrupted:
+            return Measured({}, "the features")
         subject, processes, folder = self.session
         rows: dict[str, Rows] = {}
         for meter in meters:
@@ -157,22 +159,24 @@ def pass_over(
     start = perf_counter()
     subject, processes, folder = session
     own = take_share(subject.model, dataloader, processes, subject.seed)
-    saved = folder.features()
+    features = folder.features
     sample = FixedSample(2**62 if size is None else size, own.share.total, subject.seed)
-    under_way = _Pass(subject, sample, partial(FeaturePass, storage=storage, roby_p=roby_p), look)
+    is_known = features is not None
+    open_pass = partial(FeaturePass, storage=storage, roby_p=roby_p, device=subject.device)
+    under_way = _Pass(subject, sample, look, None if is_known else open_pass, folder.is_kept)
     is_interrupted = False
     try:
         with processes.step(), closing(_batches(own, subject)) as batches:
             for batch in batches:
                 processes.poll()
-                under_way.add(batch, is_measured=saved is not None, is_hashed=folder.is_kept)
+                under_way.add(batch)
     except KeyboardInterrupt:
         is_interrupted = True
     _check_shares(own, processes.gather(under_way.checksum))
     found = agree(processes, under_way.found if under_way.has_samples else None)
-    features = saved
-    if found is not None and saved is None:
-        features = under_way.compute(found, processes)
+    if found is not None and features is None:
+        # A process without samples takes part with none
+        features = (under_way.features or _open(open_pass, found.route)).compute(processes)
         # Loading and forward passes count too; the slowest process has the say
         features = features._replace(seconds=max(processes.gather(perf_counter() - start)))
     subject = under_way.subject if found is None else replace(under_way.subject, route=found.route)
@@ -184,54 +188,44 @@ def pass_over(
     if not sum(processes.gather(len(sample.positions))):
         raise ValueError("Expected `dataloader` to hold at least one sample but it is empty.")
     _check_data(passed, under_way.fingerprint)
-    if features is not None and saved is None:
+    if features is not None and not is_known:
         folder.save_features(features)
     return passed
 
 
+@dataclass
 class _Pass:
-    """A pass under way in this process."""
+    """A pass under way in this process; features are collected and samples hashed where that is wanted."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        sample: FixedSample,
-        make_features: Callable[..., FeaturePass],
-        look: Callable[[Subject, Batch], tuple[Subject, Found | None]],
-    ) -> None:
-        self.subject = subject
-        self.found: Found | None = None
-        self.fingerprint = Counter[str]()
-        self.checksum: int | None = None
-        self.has_samples = False
-        self._look = look
-        self._sample = sample
-        self._make_features = make_features
-        self._features: FeaturePass | None = None
+    subject: Subject
+    sample: FixedSample
+    look: Callable[[Subject, Batch], tuple[Subject, Found | None]]
+    open_pass: Callable[..., FeaturePass] | None
+    is_hashed: bool
+    found: Found | None = None
+    features: FeaturePass | None = None
+    fingerprint: Counter[str] = field(default_factory=Counter)
+    checksum: int | None = None
+    has_samples: bool = False
 
-    def add(self, batch: Batch, is_measured: bool, is_hashed: bool) -> None:
-        """Add a batch; its features, unless they are measured, and its fingerprint, if it is wanted."""
+    def add(self, batch: Batch) -> None:
+        """Add a batch."""
         if self.checksum is None:
             self.checksum = hash_tensor(batch.x)
-            self.subject, self.found = self._look(self.subject, batch.to(self.subject.device))
-            if self.found is not None and not is_measured:
-                self._features = self._open(self.found.route)
-                self._tap = self.found.route.tap(self.subject.model)
-        self._sample.add(batch)
-        if is_hashed:
-            self.fingerprint.update(fingerprint_data(batch))
-        if self._features is not None:
-            moved = batch.to(self.subject.device)
-            self._features.add(moved, self._tap.run(self.subject.logits_of_loaded(moved), moved.x))
+            self.subject, self.found = self.look(self.subject, batch.to(self.subject.device))
+            if self.found is not None and self.open_pass is not None:
+                self.features = _open(self.open_pass, self.found.route)
+        self.sample.add(batch)
+        if self.is_hashed:
+            self.fingerprint.update(fingerprint_data(batch, self.subject.extra_names))
+        if self.found is not None and self.features is not None:
+            moved, tap = batch.to(self.subject.device), self.found.route.tap(self.subject.model)
+            self.features.add(moved, tap.run(self.subject.logits_of_loaded(moved), moved.x))
         self.has_samples = True
 
-    def compute(self, found: Found, processes: Processes) -> Features:
-        """Compute the features of all processes; one without samples takes part with none."""
-        return (self._features or self._open(found.route)).compute(processes)
 
-    def _open(self, route: Route) -> FeaturePass:
-        has_head = route.head is not None
-        return self._make_features(route.num_classes, device=self.subject.device, has_embedding=has_head)
+def _open(open_pass: Callable[..., FeaturePass], route: Route) -> FeaturePass:
+    return open_pass(route.num_classes, has_embedding=route.head is not None)
 
 
 def _batches(own: OwnShare, subject: Subject) -> Generator[Batch, None, None]:

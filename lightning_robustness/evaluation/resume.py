@@ -35,21 +35,24 @@ def fingerprint_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def fingerprint_data(batch: Batch) -> Counter[str]:
-    """Return hashes of the inputs and labels of a batch; those of a data set are their sums, in any order."""
+def fingerprint_data(batch: Batch, extras: Iterable[str] = ()) -> Counter[str]:
+    """Return hashes of the inputs of a batch, its labels, and other entries that the model takes.
+
+    Those of a data set are their sums, in any order.
+    """
     found = Counter(samples=len(batch.positions))
-    for position, x in zip(batch.positions.tolist(), batch.x, strict=True):
-        found["inputs"] += _hash(position.to_bytes(_SIZE, "little") + _bytes(x))
-    if batch.y is not None:
-        pairs = torch.stack([batch.positions, batch.y.cpu().long()], dim=1).numpy()
-        found["labels"] = sum(_hash(pair.tobytes()) for pair in pairs)
+    columns = {"inputs": batch.x, **{f"`{name}`": batch.extras[name] for name in extras if name in batch.extras}}
+    for name, column in (columns | ({} if batch.y is None else {"labels": batch.y.long()})).items():
+        rows = zip(batch.positions, column, strict=True)
+        found[name] = sum(_hash(_bytes(position) + _bytes(row)) for position, row in rows)
     return found
 
 
 def describe_fingerprint(parts: Iterable[Counter[str]]) -> dict[str, str]:
     """Describe the data, given the fingerprints of its shares."""
     total = sum(parts, Counter[str]())
-    hashes = {name: f"{total[name] % 2 ** (8 * _SIZE):016x}" for name in ("labels", "inputs")}
+    names = ("labels", "inputs", *sorted(total.keys() - {"labels", "inputs", "samples"}))
+    hashes = {name: f"{total[name] % 2 ** (8 * _SIZE):016x}" for name in names}
     return {"number of samples": str(total["samples"]), **hashes}
 
 
@@ -66,17 +69,17 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-_FEATURES = "features.values.json"
-_MARGINS = "margins"
+_FEATURES = "features.pt"
 # Layout of the files, which changes with what rows hold
-_FORMAT = "3"
+_FORMAT = "4"
 
 
 class ResumeFolder:
     """Finished results, of this run and of earlier ones.
 
     Files are written completely or not at all, without pickled objects. Only the first process reads the results of
-    earlier runs, so a run may have another number of processes than the one before.
+    earlier runs, so a run may have another number of processes than the one before. ``features`` are those of all
+    samples, in every process, or None if they are not finished.
     """
 
     def __init__(self, folder: str | Path | None, processes: Processes) -> None:
@@ -84,7 +87,7 @@ class ResumeFolder:
         self._processes = processes
         self._rows: dict[str, list[Rows]] = {}
         self._positions: dict[str, Tensor] = {}
-        self._features: dict[str, Any] = {}
+        self.features: Features | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -103,7 +106,7 @@ class ResumeFolder:
                 _compare(self._folder, "settings", facts)
                 self._read(self._folder)
         found = {name: torch.cat([part.positions for part in parts]) for name, parts in self._rows.items()}
-        self._positions, self._features = self._processes.gather((found, self._features))[0]
+        self._positions, self.features = self._processes.gather((found, self.features))[0]
 
     def check(self, facts: Mapping[str, str]) -> None:
         """Check that the results are of the same data; all processes must call it."""
@@ -111,21 +114,12 @@ class ResumeFolder:
             if self._folder is not None and self._processes.rank == 0:
                 _compare(self._folder, "data", facts)
 
-    def features(self) -> Features | None:
-        """Return the features of all samples, if they are finished; all processes must call it."""
-        if not self._features:
-            return None
-        margins = Rows.join(self._processes.gather(self.rows(_MARGINS)))
-        return Features(distances={}, margins=margins, **self._features)
-
     def save_features(self, features: Features) -> None:
         """Keep the features of all samples, which every process has; all of them must call it."""
         with self._processes.step():
             if self._folder is not None and self._processes.rank == 0:
-                if len(features.margins):
-                    self.save(_MARGINS, features.margins)
-                text = json.dumps({name: getattr(features, name) for name in ("values", "seconds", "outputs")})
-                write_file(self._folder / _FEATURES, _seal(text.encode()))
+                content = features._replace(distances={})._asdict() | {"margins": asdict(features.margins)}
+                _write(self._folder / _FEATURES, content)
 
     def positions(self, name: str) -> Tensor:
         """Return the positions of the samples that a meter has finished."""
@@ -138,20 +132,16 @@ class ResumeFolder:
     def save(self, name: str, rows: Rows) -> None:
         """Keep rows of a meter."""
         if self._folder is not None:
-            path = self._folder / f"{_slug(name)}.{int(rows.positions.min()):012d}.pt"
-            content = io.BytesIO()
-            torch.save(asdict(rows), content)
-            write_file(path, _seal(content.getvalue()))
+            _write(self._folder / f"{_slug(name)}.{int(rows.positions.min()):012d}.pt", asdict(rows))
 
     def _read(self, folder: Path) -> None:
-        for path in [*folder.glob(_FEATURES), *sorted(folder.glob("*.pt"))]:
+        for path in sorted(folder.glob("*.pt")):
             try:
-                content = _unseal(path)
+                content = torch.load(io.BytesIO(_unseal(path)), weights_only=True)
                 if path.name == _FEATURES:
-                    self._features = json.loads(content)
+                    self.features = Features(**content | {"margins": Rows(**content["margins"])})
                 else:
-                    rows = Rows(**torch.load(io.BytesIO(content), weights_only=True))
-                    self._add(path.name.rsplit(".", 2)[0], rows)
+                    self._add(path.name.rsplit(".", 2)[0], Rows(**content))
             except Exception as error:  # a damaged file can fail in any way
                 rank_zero_warn(f"{path} cannot be read, so its results are computed again: {error}")
 
@@ -216,6 +206,13 @@ def _slug(name: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:60]}-{zlib.crc32(name.encode()):08x}"
 
 
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write tensors and plain values to a file."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_file(path, _seal(buffer.getvalue()))
+
+
 def _seal(content: bytes) -> bytes:
     """Add a checksum to the content of a file."""
     return content + f"\n{_hash(content):016x}".encode()
@@ -262,8 +259,7 @@ def _check_whole(model: nn.Module) -> None:
                 f"Expected a model that each process can use by itself but got {names.pop()} inside of "
                 f"{type(model).__name__}. Pass the module within, such as `model.module`, whole in each process."
             )
-    is_sharded = any(hasattr(p, "ds_id") or type(p).__name__ == "DTensor" for p in model.parameters())
-    if is_sharded or any(type(p.data).__name__ == "DTensor" for p in model.parameters()):
+    if any(hasattr(p, "ds_id") or "DTensor" in {type(p).__name__, type(p.data).__name__} for p in model.parameters()):
         raise ValueError(
             f"Expected a model that is whole in each process but the parameters of {type(model).__name__} are sharded. "
             "Evaluate a checkpoint of it, loaded in each process."

@@ -32,19 +32,10 @@ class Session(NamedTuple):
         return self.processes.gather(own)[0]
 
 
-def check_arguments(model: Any, dataloader: Any, device: Any, resume: Any, flags: Mapping[str, Any]) -> None:
-    """Check the arguments of all evaluations."""
-    check_module(model, "which can be moved to a device")
-    check_loader(dataloader)
-    check_folder(resume)
-    check_device(device)
-    for name, flag in flags.items():
-        check_flag(name, flag)
-
-
 @contextmanager
 def open_session(
     model: nn.Module,
+    dataloader: Any,
     access: Access,
     facts: Mapping[str, Any],
     device: str | torch.device | None,
@@ -54,6 +45,11 @@ def open_session(
     resume: str | Path | None,
 ) -> Iterator[Session]:
     """Open the folder, whose results must be of the same facts, and have the model on the device meanwhile."""
+    check_module(model, "which can be moved to a device")
+    check_loader(dataloader)
+    check_folder(resume)
+    check_device(device)
+    check_flag("progress", progress)
     processes = Processes()
     if isinstance(model, DistributedDataParallel):
         model = model.module  # which each process can use by itself

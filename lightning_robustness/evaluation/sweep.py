@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import check_integer, read_budgets
+from lightning_robustness._arguments import check_flag, check_integer, read_budgets
 from lightning_robustness._measurement.assisted import assist, falling
 from lightning_robustness._measurement.meters.sweep import (
     SWEEP_ATTACKS,
@@ -18,7 +18,6 @@ from lightning_robustness._measurement.meters.sweep import (
     plan_sweep,
 )
 from lightning_robustness._measurement.plan import WORST, AttackLike, announce
-from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import ThreatModel, is_image
 from lightning_robustness._model.access import Access
@@ -28,7 +27,7 @@ from lightning_robustness.attacks.attack import Norm
 from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.loading import Measured, Passed, pass_over
 from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, SweepReport
-from lightning_robustness.evaluation.session import check_arguments, open_session
+from lightning_robustness.evaluation.session import open_session
 from lightning_robustness.input_space import InputSpace
 
 
@@ -114,8 +113,8 @@ def sweep(
         [0.667, 0.333, 0.0]
 
     """
-    flags = {"per_sample": per_sample, "warm_starts": warm_starts, "progress": progress}
-    check_arguments(model, dataloader, device, resume, flags)
+    check_flag("per_sample", per_sample)
+    check_flag("warm_starts", warm_starts)
     check_integer("seed", seed, minimum=0)
     check_integer("batch_size", batch_size, minimum=1)
     if attack_samples is not None:
@@ -126,37 +125,63 @@ def sweep(
     facts = {"function": "sweep", "attacks": plan[0], "budgets": budgets, "warm_starts": warm_starts}
     facts |= {"attack_samples": attack_samples, "seed": seed}
     facts |= {"input space": access.input_space, **access.describe()}
-    with open_session(model, access, facts, device, batch_size, seed, progress, resume) as session:
+    with open_session(model, dataloader, access, facts, device, batch_size, seed, progress, resume) as session:
         passed = pass_over(dataloader, session, attack_samples, _look)
         if passed.is_interrupted:
             raise KeyboardInterrupt
         meter = SweepMeter(sys.maxsize if attack_samples is None else attack_samples, plan, warm_starts)
         announce(plan[0], _count(passed, meter), len(budgets))
-        measured = passed.measure([meter])
-        if not len(measured.rows[meter.name]):
+        report = sweep_report(meter, budgets, passed.measure([meter]), passed)
+        if report is None:
             raise KeyboardInterrupt
-        report = sweep_report(meter, budgets, measured, passed)
         report.provenance |= session.origin(dataloader)
     return report if per_sample else report._without_samples()
 
 
-def sweep_report(meter: SweepMeter, budgets: Sequence[float], measured: Measured, passed: Passed) -> SweepReport:
-    """Report a sweep of the sample of a pass, as far as it was finished."""
+def sweep_report(meter: SweepMeter, budgets: Sequence[float], measured: Measured, passed: Passed) -> SweepReport | None:
+    """Report a sweep of the sample of a pass, as far as it was finished; None if no samples are."""
+    rows = measured.rows.get(meter.name)
+    if rows is None or not len(rows):
+        return None
     subject, processes, _ = passed.session
-    rows = measured.rows[meter.name]
+    names, first, right = list(meter.plan[0]), rows["first"], rows["right"]
     is_interrupted = measured.interrupted == meter.label
-    samples = passed.take(meter.size)
     if is_interrupted:
         total = _count(passed, meter)
         rank_zero_warn(f"The sweep was interrupted: its report covers {len(rows)} of {total} samples.")
+    samples = passed.take(meter.size)
     has_images = len(samples.positions) > 0 and is_image(samples.x[:1]) and subject.access.embed_fn is None
     are_images = any(processes.gather(has_images))
     margins = None if passed.features is None else passed.features.margins
-    report = _report(meter, rows, budgets, is_interrupted, margins, subject.seed)
+    rights = dict(zip([*names, WORST], [*right.unbind(dim=1), right.all(dim=1)], strict=True))
+    known = {name: [assist(margins, subject.seed, rows, column) for column in own.T] for name, own in rights.items()}
+    order = falling if meter.warm_starts else list
+    shares = {name: order([own.estimate() for own in row]) for name, row in known.items()}
+    # The worst case is never above an attack
+    shares[WORST] = [falling(list(column))[-1] for column in zip(*shares.values(), strict=True)]
+    # Shape: attacks, budgets, metrics
+    values = torch.cat([right.double().mean(dim=0).unsqueeze(2), rows["quality"].mean(dim=0)], dim=2)
+    ends = torch.tensor([0.0, *budgets, math.inf], dtype=torch.float64)
+    is_right = first[:, 0] >= 0 if margins is None or not len(margins) else margins["right"]
+    seconds = rows["seconds"].sum(dim=0)
+    share = rows.seconds / seconds.sum().item()  # of the slowest process
     settings = describe_sweep(meter.plan, budgets, rows["y"], subject.input_space, subject.seed)
-    settings |= {} if meter.warm_starts else {"warm starts": "no"}
-    threat = ThreatModel.of(meter.plan[0], subject.input_space, len(rows), are_images)
-    return replace(report, settings=settings, threat_model=threat)
+    return SweepReport(
+        attacks=names,
+        budgets=list(budgets),
+        values={name: values[..., number].tolist() for number, name in enumerate(SWEEP_METRICS)},
+        worst=[share.value for share in shares[WORST]],
+        clean_accuracy=is_right.double().mean().item(),
+        samples=len(first),
+        seconds=dict(zip(names, (share * seconds).tolist(), strict=True)),
+        settings=settings | ({} if meter.warm_starts else {"warm starts": "no"}),
+        interrupted=is_interrupted,
+        breaking_eps={name: ends[column + 1].tolist() for name, column in zip(names, first.T, strict=True)},
+        index=rows.positions.tolist(),
+        shares=shares,
+        outcomes=[own.to_plain() for own in known[WORST]],
+        threat_model=ThreatModel.of(meter.plan[0], subject.input_space, len(rows), are_images),
+    )
 
 
 def _count(passed: Passed, meter: SweepMeter) -> int:
@@ -168,35 +193,3 @@ def _look(subject: Subject, batch: Batch) -> tuple[Subject, None]:
     """Find out what the model takes from a batch; the attacks find out the rest."""
     batch.labels()
     return replace(subject, extra=subject.access.find_extras(subject.model, batch)), None
-
-
-def _report(
-    meter: SweepMeter, rows: Rows, budgets: Sequence[float], is_interrupted: bool, margins: Rows | None, seed: int
-) -> SweepReport:
-    names, first, right, quality = list(meter.plan[0]), rows["first"], rows["right"], rows["quality"]
-    is_right = first[:, 0] >= 0 if margins is None or not len(margins) else margins["right"]
-    rights = dict(zip([*names, WORST], [*right.unbind(dim=1), right.all(dim=1)], strict=True))
-    known = {name: [assist(margins, seed, rows, column) for column in own.T] for name, own in rights.items()}
-    order = falling if meter.warm_starts else list
-    shares = {name: order([own.estimate() for own in row]) for name, row in known.items()}
-    # The worst case is never above an attack
-    shares[WORST] = [falling(list(column))[-1] for column in zip(*shares.values(), strict=True)]
-    # Shape: attacks, budgets, metrics
-    values = torch.cat([right.double().mean(dim=0).unsqueeze(2), quality.mean(dim=0)], dim=2)
-    ends = torch.tensor([0.0, *budgets, math.inf], dtype=torch.float64)
-    seconds = rows["seconds"].sum(dim=0)
-    share = rows.seconds / seconds.sum().item()  # of the slowest process
-    return SweepReport(
-        attacks=names,
-        budgets=list(budgets),
-        values={name: values[..., number].tolist() for number, name in enumerate(SWEEP_METRICS)},
-        worst=[share.value for share in shares[WORST]],
-        clean_accuracy=is_right.double().mean().item(),
-        samples=len(first),
-        seconds=dict(zip(names, (share * seconds).tolist(), strict=True)),
-        interrupted=is_interrupted,
-        breaking_eps={name: ends[column + 1].tolist() for name, column in zip(names, first.T, strict=True)},
-        index=rows.positions.tolist(),
-        shares=shares,
-        outcomes=[own.to_plain() for own in known[WORST]],
-    )

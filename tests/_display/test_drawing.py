@@ -1,15 +1,8 @@
 import sys
 
-import matplotlib.pyplot as plt
 import pytest
 
 from lightning_robustness._display.drawing import new_figure
-
-
-def test_figure_has_the_size_and_is_unknown_to_pyplot():
-    plt.close("all")
-    assert new_figure(3.0, 2.0).get_size_inches().tolist() == [3.0, 2.0]
-    assert plt.get_fignums() == []
 
 
 @pytest.mark.parametrize("module", ["matplotlib.figure", "matplotlib.backends.backend_agg"])

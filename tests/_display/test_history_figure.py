@@ -12,8 +12,8 @@ from lightning_robustness._measurement.verdict import kept_epoch
 
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 HISTORY = (
-    {"epoch": 0, "step": 10, "acc": 0.5, "rdi": 0.1, "roby": 0.6, "fim": 100.0, "adv_acc/worst": 0.0}
-    | {"adv_acc/square": 0.2, "adv_acc/pgd": 0.1},
+    {"epoch": 0, "step": 10, "acc": 0.5, "rdi": 0.1, "roby": 0.6, "fim": 100.0, "adv_acc/worst": 0.05}
+    | {"adv_acc/square": 0.2, "adv_acc/pgd": 0.1, "adv_acc/cw": 0.0, "boundary_acc": 0.15},
     {"epoch": 1, "step": 20, "acc": 0.7, "rdi": 0.2, "roby": float("nan"), "fim": 10.0, "skipped": 0.0},
     {"epoch": 2, "step": 30, "skipped": 1.0},
     {"epoch": 3, "step": 40, "acc": 0.9, "rdi": 0.4, "roby": 0.3, "fim": 1.0, "adv_acc/pgd": 0.3}
@@ -34,20 +34,16 @@ def test_points_that_are_there_are_joined():
     accuracy, rdi, roby, fisher = history_figure(HISTORY, "robustness").axes
     assert curves(accuracy) == {
         "clean": [(0, 0.5), (1, 0.7), (3, 0.9)],
+        "first order": [(0, 0.15)],
         "square": [(0, 0.2)],
         "pgd": [(0, 0.1), (3, 0.3)],
-        "worst": [(0, 0.0), (3, 0.25)],
+        "cw": [(0, 0.0)],
+        "worst": [(0, 0.05), (3, 0.25)],
     }
+    assert [line.get_linestyle() for line in accuracy.lines[:6]] == ["-", ":", "-", "-", "-", "--"]
     assert curves(rdi) == {"RDI": [(0, 0.1), (1, 0.2), (3, 0.4)]}
     assert curves(roby) == {"ROBY": [(0, 0.6), (3, 0.3)]}
     assert curves(fisher) == {"Fisher information": [(0, 100.0), (1, 10.0), (3, 1.0)]}
-
-
-def test_an_attack_that_breaks_more_than_the_worst_case_is_drawn():
-    values = {"acc": 0.9, "adv_acc/pgd": 0.5, "adv_acc/cw": 0.0, "adv_acc/worst": 0.4, "boundary_acc": 0.6}
-    drawn = curves(history_figure([{"epoch": 0, "step": 9, **values}], "robustness").axes[0])
-    expected = {"clean": 0.9, "first order": 0.6, "pgd": 0.5, "cw": 0.0, "worst": 0.4}
-    assert drawn == {name: [(0, value)] for name, value in expected.items()}
 
 
 def test_titles_labels_and_legends():
@@ -56,7 +52,7 @@ def test_titles_labels_and_legends():
     names = [axis.texts[0].get_text() for axis in figure.axes[1:]]
     assert names == ["RDI \u2191", "ROBY \u2193", "Fisher information \u2193"]
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert legend == ["clean", "square", "pgd", "worst"]
+    assert legend == ["clean", "first order", "square", "pgd", "cw", "worst"]
 
 
 RISING = [
@@ -71,12 +67,6 @@ def test_the_most_robust_epoch_is_marked():
     for axis in figure.axes:
         (marker,) = [line for line in axis.lines if line.get_label().startswith("_")]
         assert marker.get_xdata() == [2, 2]
-
-
-def test_nothing_is_marked_without_attacks():
-    figure = history_figure([{"epoch": 0, "step": 0, "acc": 0.5}], "robustness")
-    assert title(figure) == "robustness: no attack ran"
-    assert [len(axis.lines) for axis in figure.axes] == [1, 0, 0, 0]
 
 
 def test_bands_are_confidence_intervals():
@@ -142,6 +132,9 @@ def test_an_attack_at_the_end_keeps_the_epochs():
 def test_nothing_measured():
     for axis in history_figure([], "robustness").axes:
         assert axis.texts[-1].get_text() == "not measured"
+    unattacked = history_figure([{"epoch": 0, "step": 0, "acc": 0.5}], "robustness")
+    assert title(unattacked) == "robustness: no attack ran"
+    assert [len(axis.lines) for axis in unattacked.axes] == [1, 0, 0, 0]  # nothing is marked
 
 
 @pytest.mark.parametrize("length", [1, 3, 40])

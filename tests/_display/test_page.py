@@ -2,7 +2,8 @@ import base64
 import re
 
 from lightning_robustness._display.drawing import COLORS, new_figure
-from lightning_robustness._display.page import Page, Picture
+from lightning_robustness._display.page import Page
+from lightning_robustness._display.pictures import AdversarialExample
 from lightning_robustness._display.table import Table
 
 
@@ -22,7 +23,7 @@ def full_page():
         notes=["note <1>"],
         figures={"curve": figure("<script>"), "again": figure()},
         tables=[Table("First table", ["a"], [[1]]), Table("Second table", ["a"], [[1]], folded=True)],
-        examples=[Picture('"<b>', base64.b64encode(b"png").decode())],
+        examples=[AdversarialExample('"<b>', 3, 3, 5, 8, base64.b64encode(b"png").decode())],
         glossary=Table("Terms", ["a"], [["<i>"]]),
         provenance={"seed": "<0>"},
     ).to_html()
@@ -43,7 +44,7 @@ def test_everything_is_escaped():
     assert "<li>note &lt;1&gt;</li>" in page
     assert "<dt>norm &lt;1&gt;</dt><dd>l2 &amp; more</dd>" in page
     assert "<dt>seed</dt><dd>&lt;0&gt;</dd>" in page
-    assert 'alt="&quot;&lt;b&gt;"' in page
+    assert 'alt="&quot;&lt;b&gt;: class 3' in page
     assert not re.findall("<script|<b>|<i>", page)
     assert "&lt;script&gt;" in page
 

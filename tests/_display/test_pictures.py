@@ -54,10 +54,3 @@ def test_large_images_are_shrunk():
 
 def test_no_examples_give_no_pictures():
     assert make_examples("pgd", examples(torch.rand(2, 1, 4, 4), number=0), InputSpace()) == []
-
-
-def test_inputs_without_bounds_have_those_of_the_batch():
-    kept = examples(torch.tensor([-3.0, 5.0]).reshape(1, 1, 1, 2), delta=0.0, number=1)
-    (example,) = make_examples("pgd", kept, InputSpace(None, None))
-    assert pixels(example)[0, :2, 0].tolist() == [0.0, 1.0]
-    assert example.factor == 1

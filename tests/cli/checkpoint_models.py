@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,7 @@ class Data:
         return self._loader(self.number // 2)
 
 
-def make_net():
-    return Net(width=5)
-
-
-def make_interrupted():
-    return Interrupted()
-
-
-def make_fragile():
-    return Fragile()
+make_net, make_interrupted, make_fragile = partial(Net, width=5), partial(Interrupted), partial(Fragile)
 
 
 def make_loader(number=8):

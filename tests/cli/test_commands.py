@@ -49,23 +49,18 @@ def ended(capsys, *arguments, code=2):
     return shown.err if code else shown.out
 
 
+def report_of(command, text, *arguments, code=0):
+    """Run a command, with arguments as they are and options in a line, and read the report that it writes."""
+    assert cli.main([command, *arguments, *text.split(), "--json", "x.json"]) == code
+    kinds = {"evaluate": RobustnessReport, "sweep": SweepReport, "compare": ComparisonReport}
+    return kinds[command].from_json("x.json")
+
+
 def test_evaluate_is_that_of_the_package(checkpoint, capsys):
-    arguments = [
-        "--attacks",
-        "fgsm",
-        "pgd",
-        "--eps",
-        "1/10",
-        "--attack_samples",
-        "20",
-        "--sweep_budgets",
-        "0.05",
-        "1/10",
-    ]
-    assert cli.main(["evaluate", *MODEL, *DATA, *arguments, "--json", "x.json", "--html", "x.html"]) == 0
+    text = "--attacks fgsm pgd --eps 1/10 --attack_samples 20 --sweep_budgets 0.05 1/10 --html x.html"
+    report = report_of("evaluate", text, *MODEL, *DATA)
     options = {"eps": 0.1, "attack_samples": 20, "sweep_budgets": [0.05, 0.1], "progress": False}
     expected = evaluate(checkpoint, Data().test_dataloader(), ["fgsm", "pgd"], **options)
-    report = RobustnessReport.from_json("x.json")
     assert report.rates == expected.rates
     assert report.sweep.values["accuracy"] == expected.sweep.values["accuracy"]
     assert str(report) == capsys.readouterr().out.rstrip("\n")
@@ -73,10 +68,9 @@ def test_evaluate_is_that_of_the_package(checkpoint, capsys):
 
 
 def test_options_of_the_input_space_and_the_data(checkpoint):
-    options = ["--input_space.mean", "0", "--input_space.std", "0.5", "--input_space.high", "0.5", "--attacks"]
-    arguments = ["--split", "val", "--data_args", "{number: 30}", "--model_args", "{width: 4}", "--json", "x.json"]
-    assert cli.main(["evaluate", *MODEL, *DATA, *options, *arguments]) == 0
-    report = RobustnessReport.from_json("x.json")
+    space = "--input_space.mean 0 --input_space.std 0.5 --input_space.high 0.5"
+    arguments = ["--data_args", "{number: 30}", "--model_args", "{width: 4}"]
+    report = report_of("evaluate", f"--attacks --split val {space}", *MODEL, *DATA, *arguments)
     assert report.metrics["samples"] == 15
     assert report.settings["input space"] == "InputSpace(low=0.0, high=0.5, mean=0.0, std=0.5)"
     assert report.rates == {}
@@ -85,49 +79,28 @@ def test_options_of_the_input_space_and_the_data(checkpoint):
 def test_options_from_a_file(checkpoint):
     config = {"model": f"{HERE}:Net", "checkpoint": "net.pt", "data": f"{HERE}:Data", "attacks": ["fgsm"], "eps": 0.1}
     Path("config.yaml").write_text(json.dumps(config))
-    assert cli.main(["evaluate", "--config", "config.yaml", "--progress", "false", "--json", "x.json"]) == 0
-    assert list(RobustnessReport.from_json("x.json").rates) == ["fgsm", "worst"]
+    assert list(report_of("evaluate", "--config config.yaml --progress false").rates) == ["fgsm", "worst"]
 
 
 def test_sweep_is_that_of_the_package(checkpoint, capsys):
-    arguments = [
-        "--attacks",
-        "fgsm",
-        "--budgets",
-        "0.05",
-        "1/10",
-        "--attack_samples",
-        "20",
-        "--per_sample",
-        "true",
-        "--json",
-        "x.json",
-    ]
-    assert cli.main(["sweep", *MODEL, *DATA, *arguments]) == 0
+    text = "--attacks fgsm --budgets 0.05 1/10 --attack_samples 20 --per_sample true"
+    report = report_of("sweep", text, *MODEL, *DATA)
     options = {"attack_samples": 20, "per_sample": True, "progress": False}
     expected = sweep(checkpoint, Data().test_dataloader(), ["fgsm"], [0.05, 0.1], **options)
-    report = SweepReport.from_json("x.json")
     assert report.values["accuracy"] == expected.values["accuracy"]
     assert report.breaking_eps == expected.breaking_eps
     assert str(report) == capsys.readouterr().out.rstrip("\n")
 
 
 def test_functions_by_their_paths(checkpoint):
-    functions = ["--forward_fn", f"{HERE}:double", "--batch_fn", f"{HERE}.swap"]
-    arguments = [*MODEL, *DATA, "--attacks", "--json", "x.json"]
-    assert cli.main(["evaluate", *arguments, *functions]) == 0
+    text = f"--attacks --forward_fn {HERE}:double --batch_fn {HERE}.swap"
     x, y = Data().test_dataloader().dataset.tensors
     accuracy = (checkpoint(2 * x.flip(1)).argmax(dim=1) == y).float().mean().item()
-    assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
-
-
-def test_embeddings_by_the_path_of_their_function(checkpoint):
-    arguments = ["--attacks", "fgsm", "--budgets", "0.1", "--attack_samples", "40", "--json", "x.json", "--embed_fn"]
-    assert cli.main(["sweep", *MODEL, *DATA, *arguments, f"{HERE}:halve"]) == 0
-    x, y = Data().test_dataloader().dataset.tensors
+    assert report_of("evaluate", text, *MODEL, *DATA).metrics["acc"] == pytest.approx(accuracy)
+    text = f"--attacks fgsm --budgets 0.1 --attack_samples 40 --embed_fn {HERE}:halve"
     space = InputSpace(low=None, high=None)
     expected = sweep(checkpoint, [(x / 2, y)], ["fgsm"], [0.1], input_space=space, progress=False)
-    report = SweepReport.from_json("x.json")
+    report = report_of("sweep", text, *MODEL, *DATA)
     assert report.values["accuracy"] == expected.values["accuracy"]
     assert report.clean_accuracy == expected.clean_accuracy
 
@@ -161,16 +134,10 @@ def trained(monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_configuration_of_lightning_cli_as_it_is(trained):
     config, accuracy = trained
-    arguments = ["--split", "val", "--attacks", "--progress", "false", "--json", "x.json"]
-    sections = {
-        "several.yaml": {"fit": config, "test": {}},
-        "full.yaml": {**config, "optimizer": None, "ckpt_path": None},
-    }
-    for name, content in sections.items():
-        Path(name).write_text(yaml.safe_dump(content))
-    for name in ("config.yaml", *sections):
-        assert cli.main(["evaluate", "--config", name, "--checkpoint", "cli.ckpt", *arguments]) == 0
-        report = RobustnessReport.from_json("x.json")
+    several, full = {"fit": config, "test": {}}, {**config, "optimizer": None, "ckpt_path": None}
+    for content in (config, several, full):
+        Path("any.yaml").write_text(yaml.safe_dump(content))
+        report = report_of("evaluate", "--config any.yaml --checkpoint cli.ckpt --split val --attacks --progress false")
         assert report.model == "Composed"
         assert report.metrics["samples"] == 24
         assert report.metrics["acc"] == pytest.approx(accuracy)
@@ -179,27 +146,23 @@ def test_configuration_of_lightning_cli_as_it_is(trained):
 @pytest.mark.filterwarnings("ignore")
 def test_class_paths_on_the_command_line(trained, capsys):
     config, accuracy = trained
-    arguments = ["--checkpoint", "cli.ckpt", "--split", "val", "--attacks", "--progress", "false", "--json", "x.json"]
+    text = "--checkpoint cli.ckpt --split val --attacks --progress false"
     data = ["--data", f"{HERE}.ValidationData", "--data_args", "{number: 24}"]
-    targets = ["--model", json.dumps(config["model"]), *data]
-    assert cli.main(["evaluate", *targets, *arguments]) == 0
-    assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+    report = report_of("evaluate", text, "--model", json.dumps(config["model"]), *data)
+    assert report.metrics["acc"] == pytest.approx(accuracy)
     # Without the configuration, the checkpoint would have to say what to import
-    targets[:2] = ["--model", f"{HERE}.Composed"]
-    assert "`network` holds `class_path`" in ended(capsys, "evaluate", *targets, *arguments)
-    assert cli.main(["evaluate", *targets, *arguments, "--trust_checkpoint"]) == 0
-    assert RobustnessReport.from_json("x.json").metrics["acc"] == pytest.approx(accuracy)
+    targets = ["--model", f"{HERE}.Composed", *data]
+    assert "`network` holds `class_path`" in ended(capsys, "evaluate", *targets, *text.split())
+    report = report_of("evaluate", f"{text} --trust_checkpoint", *targets)
+    assert report.metrics["acc"] == pytest.approx(accuracy)
 
 
-@pytest.mark.parametrize("form", [["--config", "c.yaml"], ["--config=c.yaml"]])
+@pytest.mark.parametrize("form", ["--config c.yaml", "--config=c.yaml"])
 def test_configuration_of_a_script_with_fixed_classes(checkpoint, form):
     Path("c.yaml").write_text("trainer: {max_epochs: 3}\nmodel: {width: 4}\ndata: {number: 12}\n")
-    targets = [*MODEL, "--data", f"{HERE}:Data"]
-    assert cli.main(["evaluate", *form, *targets, "--attacks", "--progress", "false", "--json", "x.json"]) == 0
-    assert RobustnessReport.from_json("x.json").metrics["samples"] == 12
-    compared = ["--models", f"a={HERE}:Net@net.pt", *DATA, "--attacks", "fgsm", "--budgets", "0.1", "0.2"]
-    assert cli.main(["compare", *form, *compared, "--json", "x.json"]) == 0
-    assert ComparisonReport.from_json("x.json").reports["a"].metrics["samples"] == 12
+    assert report_of("evaluate", f"{form} --attacks", *MODEL, *DATA).metrics["samples"] == 12
+    text = f"{form} --models a={HERE}:Net@net.pt --attacks fgsm --budgets 0.1 0.2"
+    assert report_of("compare", text, *DATA).reports["a"].metrics["samples"] == 12
 
 
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")
@@ -224,12 +187,10 @@ def test_checkpoint_with_code_in_the_current_directory(capsys):
 
 
 def test_compare_models_and_reports(checkpoint, capsys):
-    sweep = ["--sweep_budgets", "0.05", "0.1", "--sweep_attacks", "fgsm", "--attacks"]
-    assert cli.main(["evaluate", *MODEL, *DATA, *sweep, "--json", "a.json"]) == 0
+    report_of("evaluate", "--sweep_budgets 0.05 0.1 --sweep_attacks fgsm --attacks", *MODEL, *DATA).to_json("a.json")
     models = ["--models", "saved=a.json", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net"]
-    settings = ["--attacks", "fgsm", "--budgets", "0.05", "1/10", "--prior", "{accuracy: 2}", "--balance", "0.08"]
-    assert cli.main(["compare", *models, *DATA, *settings, "--json", "c.json"]) == 0
-    report = ComparisonReport.from_json("c.json")
+    text = "--attacks fgsm --budgets 0.05 1/10 --balance 0.08"
+    report = report_of("compare", text, *models, *DATA, "--prior", "{accuracy: 2}")
     assert report.scores["saved"] == pytest.approx(report.scores["loaded"])
     assert report.ranks["cmmr"].keys() == {"saved", "loaded", "fresh"}
     assert (report.prior, report.balance) == ({"accuracy": 2.0}, 0.08)
@@ -252,7 +213,6 @@ def test_report_shows_what_was_saved(report, capsys):
         ([], "{evaluate,sweep,compare,report}"),
         (["evaluate", *DATA], "evaluate.model"),
         (["evaluate", "--model", "no_such:Net", *DATA], "package.module:Name but got 'no_such:Net'"),
-        (["evaluate", *MODEL, *DATA, "--model_args", "{size: 3}"], "to take the arguments size but"),
         (["evaluate", "--model", f"{HERE}:Net", *DATA], "pass `--checkpoint FILE`"),
         (["compare", "--models", f"a={HERE}:Net", *DATA], f"or {HERE}:Net@FILE to `compare`"),
         # Data
@@ -261,11 +221,11 @@ def test_report_shows_what_was_saved(report, capsys):
         (["compare", "--models", f"a={HERE}:Net@net.pt"], "Expected `--data` to evaluate the model 'a' on"),
         # Checks of the parser, and of the functions that the command calls
         (["evaluate", *MODEL, *DATA, "--fim_method", "best"], "fim_method"),
-        (["evaluate", *MODEL, *DATA, "--input_space.low", "1", "--input_space.high", "0"], "`low`"),
         (["evaluate", *MODEL, *DATA, "--eps", "1/0"], "a budget such as 0.1 or 8/255"),
-        (["evaluate", *MODEL, *DATA, "--device", "gpu"], "`device`"),
-        (["evaluate", *MODEL, *DATA, "--forward_fn", "math:pi"], "`forward_fn` to be the path of a function"),
-        (["sweep", *MODEL, *DATA, "--budgets", "0.2", "0.1"], "`budgets` to hold positive, increasing"),
+        (
+            ["evaluate", *MODEL, *DATA, "--forward_fn", "math:pi"],
+            "On the command line: --forward_fn package.module:function",
+        ),
         (["compare", "--models", f"a={HERE}:Net@net.pt", *DATA, "--prior", "{acc: 2}"], "`prior`"),
         (["compare", "--models", "net.pt"], "name=package.module:Class@checkpoint or name=report.json"),
         (["compare", "--models", *[f"a={HERE}:Net@net.pt"] * 2, *DATA], "but got 'a' twice"),
@@ -274,10 +234,8 @@ def test_report_shows_what_was_saved(report, capsys):
         (["report", "x.json", "--html", "."], "directory that exists but got ."),
         (["evaluate", "--config", "junk.yaml"], "`--config` to be a YAML file but junk.yaml"),
         (["evaluate", "--config", "notes.txt"], "`--config` to be a YAML file with options but notes.txt"),
-        (["report", "."], "Expected a report as JSON in ."),
         (["report", "kind.json"], "in kind.json but got ['SweepReport']"),
         (["report", "empty.json"], "RobustnessReport, ComparisonReport, SweepReport in empty.json but got None"),
-        (["compare", "--models", "a=none.json"], "none.json"),
     ],
 )
 def test_wrong_arguments_exit_with_2(arguments, message, checkpoint, capsys):
@@ -294,12 +252,6 @@ def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):
     assert 'pip install "lightning-robustness[plot]"' in error
 
 
-def test_traceback_of_wrong_arguments(capsys):
-    arguments = ["evaluate", *MODEL, "--data", f"{HERE}:make_nothing"]
-    assert "Traceback" not in ended(capsys, *arguments)
-    assert "Traceback" in ended(capsys, "--traceback", *arguments)
-
-
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_failed_evaluation_exits_with_1(capsys):
     arguments = ["evaluate", "--model", f"{HERE}:make_fragile", *DATA]
@@ -310,14 +262,15 @@ def test_failed_evaluation_exits_with_1(capsys):
     assert "Traceback" not in error
     assert cli.main(["--traceback", *arguments]) == 1
     assert "Traceback" in capsys.readouterr().err
+    wrong = ["evaluate", *MODEL, "--data", f"{HERE}:make_nothing"]
+    assert "Traceback" not in ended(capsys, *wrong)
+    assert "Traceback" in ended(capsys, "--traceback", *wrong)
 
 
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted")
 def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
-    arguments = ["--model", f"{HERE}:make_interrupted", *DATA, "--attacks", "pgd", "--json", "x.json"]
-    assert cli.main(["evaluate", *arguments]) == 130
-    report = RobustnessReport.from_json("x.json")
+    report = report_of("evaluate", f"--model {HERE}:make_interrupted --attacks pgd", *DATA, code=130)
     assert report.interrupted == "the Fisher information"
     assert report.metrics["samples"] == 40
     assert "Note: The run was interrupted while it measured the Fisher information" in capsys.readouterr().out
@@ -326,9 +279,8 @@ def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted", "ignore:The sweep was interrupted")
 def test_interruption_of_a_comparison(checkpoint):
-    models = ["--models", f"a={HERE}:Net@net.pt", f"b={HERE}:make_interrupted", *DATA]
-    assert cli.main(["compare", *models, *["--fim_samples", "0", "--json", "x.json", "--budgets", "0.1", "0.2"]]) == 130
-    assert ComparisonReport.from_json("x.json").missing == ["b"]
+    models = ["--models", f"a={HERE}:Net@net.pt", f"b={HERE}:make_interrupted"]
+    assert report_of("compare", "--fim_samples 0 --budgets 0.1 0.2", *models, *DATA, code=130).missing == ["b"]
 
 
 def test_interruption_before_there_is_anything(monkeypatch, capsys):
@@ -355,13 +307,10 @@ def test_help_names_every_option_and_no_address(command, capsys):
     assert ":func:" not in text
 
 
-def test_help_tells_commands_and_exit_codes(capsys):
+def test_help_version_and_attacks(capsys):
     text = " ".join(ended(capsys, "--help", code=0).split())
     assert "{evaluate,sweep,compare,report}" in text
     assert "Exit codes: 0 done, 1 " in text
-
-
-def test_version_and_attacks(capsys):
     assert ended(capsys, "--version", code=0).strip() == f"lightning-robustness {__version__}"
     lines = [line.split(maxsplit=2) for line in ended(capsys, "--list_attacks", code=0).splitlines()]
     assert tuple(dict.fromkeys(line[0] for line in lines)) == (*ATTACK_NAMES, "torchattacks:NAME")
@@ -389,20 +338,16 @@ def test_package_is_a_command_whose_help_imports_nothing_heavy(options, code, ou
 
 
 def test_reports_know_checkpoint_and_command(checkpoint):
-    expected = hashlib.sha256(Path("net.pt").read_bytes()).hexdigest()
-    model = ["--model", f"{HERE}:Net", "--checkpoint", str(Path("net.pt").absolute())]
-    options = ["--attacks", "fgsm", "--attack_samples", "8", "--seed", "3", "--fim_samples", "0"]
-    assert cli.main(["evaluate", *model, *DATA, *options, "--json", "x.json"]) == 0
-    provenance = RobustnessReport.from_json("x.json").provenance
-    assert (provenance["checkpoint"], provenance["checkpoint SHA-256"]) == ("net.pt", expected)
+    model, sha256 = ["--model", f"{HERE}:Net"], hashlib.sha256(Path("net.pt").read_bytes()).hexdigest()
+    text = f"--checkpoint {Path('net.pt').absolute()} --attacks fgsm --attack_samples 8 --seed 3 --fim_samples 0"
+    provenance = report_of("evaluate", text, *model, *DATA).provenance
+    assert (provenance["checkpoint"], provenance["checkpoint SHA-256"]) == ("net.pt", sha256)
     assert (provenance["data module"], provenance["seed"]) == (f"{HERE}:Data, test", "3")
-    assert provenance["command"].startswith(
-        f"lightning-robustness evaluate --model {HERE}:Net --checkpoint net.pt --data"
-    )
+    assert provenance["command"].startswith(f"lightning-robustness evaluate --model {HERE}:Net --data ")
+    assert " --checkpoint net.pt " in provenance["command"]
     assert str(Path.cwd()) not in Path("x.json").read_text()
-    sweep = ["--attacks", "fgsm", "--budgets", "0.1", "0.2", "--attack_samples", "8"]
-    assert cli.main(["sweep", "--model", f"{HERE}:make_net", *DATA, *sweep, "--json", "s.json"]) == 0
-    provenance = SweepReport.from_json("s.json").provenance
+    text = f"--model {HERE}:make_net --attacks fgsm --budgets 0.1 0.2 --attack_samples 8"
+    provenance = report_of("sweep", text, *DATA).provenance
     assert provenance["checkpoint"] == "none"
     assert provenance["command"].startswith("lightning-robustness sweep")
 
@@ -410,16 +355,14 @@ def test_reports_know_checkpoint_and_command(checkpoint):
 @pytest.mark.filterwarnings("ignore:Only one class was predicted")
 def test_compare_sorts_at_a_budget(checkpoint, capsys):
     models = ["--models", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net", *DATA]
-    options = ["--attacks", "fgsm", "--budgets", "2/255", "4/255", "8/255"]
-    files = ["--json", "c.json", "--html", "c.html"]
-    assert cli.main(["compare", *models, *options, "--rank_budget", "8/255", *files]) == 0
-    report = ComparisonReport.from_json("c.json")
+    text = "--attacks fgsm --budgets 2/255 4/255 8/255 --html c.html --rank_budget"
+    report = report_of("compare", f"{text} 8/255", *models)
     assert report.budget == 8 / 255
     assert report.reports["loaded"].provenance["checkpoint"] == "net.pt"
     assert report.reports["fresh"].provenance["checkpoint"] == "none"
     assert hashlib.sha256(Path("net.pt").read_bytes()).hexdigest() in Path("c.html").read_text()
     assert "robust at 8/255" in capsys.readouterr().out
-    error = ended(capsys, "compare", *models, *options, "--rank_budget", "16/255")
+    error = ended(capsys, "compare", *models, *text.split(), "16/255")
     assert "to be one of the sweep, 2/255, 4/255, 8/255" in error
 
 

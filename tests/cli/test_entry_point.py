@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from lightning_robustness._lightning.devices import convert
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport
 from tests.cli.checkpoint_models import Net
+from tests.evaluation.distributed_evaluation import without_times
 
 HERE = "tests.cli.checkpoint_models"
 ROOT = Path(__file__).parents[2]
@@ -36,11 +36,10 @@ def run(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
 
 
-def without_times(path):
-    report = json.loads(Path(path).read_text())
-    report["metrics"] = {name: value for name, value in report["metrics"].items() if "seconds" not in name}
-    del report["sweep"]["seconds"], report["provenance"]
-    return report
+def read(path):
+    return {
+        name: part for name, part in without_times(RobustnessReport.from_json(path)).items() if name != "provenance"
+    }
 
 
 def test_two_devices_give_the_report_of_one():
@@ -50,7 +49,7 @@ def test_two_devices_give_the_report_of_one():
     assert "Starting with 2 processes" in done.stderr
     # The first process alone prints
     assert done.stdout == f"{RobustnessReport.from_json('two.json')}\n"
-    one, two = without_times("one.json"), without_times("two.json")
+    one, two = read("one.json"), read("two.json")
     for name in ("rates", "settings", "num_classes", "signs"):
         assert two[name] == one[name], name
     assert two["sweep"]["values"]["accuracy"] == one["sweep"]["values"]["accuracy"]
@@ -80,7 +79,7 @@ def test_one_device_by_fabric():
     assert cli.main([*EVALUATE, *ATTACKS, "--json", "plain.json"]) == 0
     options = ["--devices", "1", "--accelerator", "cpu", "--precision", "32-true"]
     assert cli.main([*EVALUATE, *ATTACKS, *options, "--json", "fabric.json"]) == 0
-    assert without_times("fabric.json") == without_times("plain.json")
+    assert read("fabric.json") == read("plain.json")
     sweep = ["sweep", *EVALUATE[1:-4], "--attacks", "fgsm", "--budgets", "0.05", "0.1", *options]
     assert cli.main([*sweep, "--json", "sweep.json", "--resume", "folder"]) == 0
     assert SweepReport.from_json("sweep.json").samples == 40
@@ -143,8 +142,3 @@ def test_half_precision_has_a_warning():
     fabric = Fabric(accelerator="cpu", devices=1, precision="16-true")
     with pytest.warns(UserWarning, match="'16-true', small gradients"):
         convert(nn.Linear(2, 2), fabric, "16-true")
-
-
-def test_the_report_is_read_again():
-    assert cli.main([*EVALUATE, "--attacks", "--json", "x.json", "--precision", "bf16-true", "--devices", "1"]) == 0
-    assert RobustnessReport.from_json("x.json").metrics["samples"] == 40

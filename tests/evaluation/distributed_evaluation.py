@@ -1,10 +1,7 @@
-"""Evaluations in one process or several: run by torchrun, each process writes its results as JSON."""
+"""Evaluations in one process or several."""
 
 import json
-import os
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -144,11 +141,6 @@ def make_errors():
     for parameter in sharded.parameters():
         parameter.ds_id = 1  # as DeepSpeed marks them
 
-    def broken_batch(batch):
-        if rank == last:
-            raise OSError("the disk is full")
-        return batch
-
     calls = []
 
     def slow_or_broken(model, x, y):
@@ -160,8 +152,6 @@ def make_errors():
 
     cases = {
         "slow attack": lambda: evaluate(make_network(), loader, {"bad": slow_or_broken}, batch_size=1, **options),
-        "batch": lambda: evaluate(make_network(), loader, (), batch_fn=broken_batch, **options),
-        "sweep": lambda: sweep(make_network(), loader, ["pgd"], [0.1], batch_fn=broken_batch, progress=False),
         "weights": lambda: evaluate(make_network(rank), loader, (), **options),
         "order": lambda: evaluate(make_network(), shuffled, (), **options),
         "sampler": lambda: evaluate(make_network(), DataLoader(make_data(), sampler=sampler), (), **options),
@@ -174,11 +164,3 @@ def make_errors():
     errors = {name: _text_of(function) for name, function in cases.items()}
     ddp = evaluate(nn.parallel.DistributedDataParallel(make_network()), loader, (), **options)
     return {"errors": errors, "ddp": ddp.metrics["rdi"], "calls": len(calls)}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    results = make_reports()
-    Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()

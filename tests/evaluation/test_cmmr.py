@@ -44,42 +44,6 @@ def test_equals_the_formulas(table, prior, balance):
         np.testing.assert_allclose(value.numpy(), reference, atol=1e-9)
 
 
-def test_by_hand():
-    # One model, one attack, three budgets. r of accuracy is 1, 1/2, 0; r of MSE is 1, 0, 0.
-    table = torch.tensor([[0.9, 0.1], [0.5, 0.3], [0.1, 0.3]]).reshape(1, 1, 3, 2)
-    result = composite_scores(table, (True, False))
-    # Shares of accuracy are 2/3 and 1/3, that of MSE is 1, whose entropy is 0
-    information = 1 - (2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3)) / math.log(3)
-    weight = information / (information + 1)
-    assert result.weights.tolist() == pytest.approx([weight, 1 - weight], rel=1e-6)
-    assert result.composite.flatten().tolist() == pytest.approx([1, weight / 2, 0], rel=1e-6)
-    assert result.scores.item() == pytest.approx((1 + weight / 2) / 3, rel=1e-6)
-
-
-@given(tables, st.randoms())
-def test_order_of_models_and_metrics_does_not_matter(table, random):
-    models, metrics = list(range(table.shape[0])), list(range(5))
-    random.shuffle(models)
-    random.shuffle(metrics)
-    prior = np.linspace(1, 2, 5)
-    result = composite_scores(torch.tensor(table), BENEFIT, prior.tolist())
-    shuffled = composite_scores(
-        torch.tensor(table[models][..., metrics]), [BENEFIT[j] for j in metrics], prior[metrics].tolist()
-    )
-    torch.testing.assert_close(shuffled.scores, result.scores[models])
-    torch.testing.assert_close(shuffled.weights, result.weights[metrics])
-
-
-@given(tables)
-def test_scale_of_a_metric_does_not_matter_and_values_are_shares(table):
-    result = composite_scores(torch.tensor(table), BENEFIT)
-    scaled = composite_scores(torch.tensor(7 * table + 3), BENEFIT)
-    torch.testing.assert_close(scaled.scores, result.scores, atol=1e-6, rtol=0)
-    assert result.weights.sum().item() == pytest.approx(1)
-    assert (result.composite >= 0).all()
-    assert (result.composite <= 1 + 1e-12).all()
-
-
 @pytest.mark.parametrize("filler", [0.25, math.nan])
 def test_constant_or_missing_metric_counts_for_nothing(filler):
     table = torch.rand(2, 3, 4, 5)
@@ -95,13 +59,6 @@ def test_metric_that_varies_by_rounding_only_is_constant():
     table = torch.rand(2, 1, 4, 2)
     table[..., 1] = 0.3 + 1e-8 * torch.rand(2, 1, 4)
     assert composite_scores(table, (True, True)).weights.tolist() == [1, 0]
-
-
-def test_balance_lowers_all_scores_by_its_share():
-    table = torch.rand(2, 1, 4, 5)
-    plain, balanced = composite_scores(table, BENEFIT), composite_scores(table, BENEFIT, balance=0.08)
-    torch.testing.assert_close(balanced.scores, 0.92 * plain.scores)
-    assert balanced.weights.sum().item() == pytest.approx(0.92)
 
 
 @pytest.mark.parametrize(

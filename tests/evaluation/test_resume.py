@@ -71,20 +71,13 @@ def changed_data(label=0, shift=0.0):
     return TensorDataset(x + shift, y)
 
 
-def test_the_budget_that_c_and_w_counts_within_has_to_be_the_same(tmp_path):
-    options = {"attacks": ["cw"], "fim_samples": 0}
-    expected = evaluate_some(tmp_path, eps=EPS, **options)
-    with pytest.raises(ValueError, match=r"minimum-norm attacks: .*there, .*eps=0\.5.* here"):
-        evaluate_some(tmp_path, eps=0.5, **options)
-    assert without_times(evaluate_some(tmp_path, eps=EPS, **options)) == without_times(expected)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model": make_network(1)}, "weights: [0-9a-f]{16} there, [0-9a-f]{16} here"),
         ({"attacks": {"pgd": PGD(eps=EPS, steps=3)}}, "steps=2.* there, .*steps=3.* here"),
         ({"seed": 3}, "seed: 0 there, 3 here"),
+        ({"attacks": ["cw"], "eps": 0.5}, r"minimum-norm attacks: .*there, .*eps=0\.5.* here"),
         ({"forward_fn": lambda model, x: model(x)}, "forward_fn: None there, .*<lambda> here"),
         ({"data": changed_data(label=1)}, "labels: [0-9a-f]{16} there, [0-9a-f]{16} here"),
         ({"data": changed_data(shift=1e-6)}, "inputs: [0-9a-f]{16} there, [0-9a-f]{16} here"),
@@ -92,7 +85,7 @@ def test_the_budget_that_c_and_w_counts_within_has_to_be_the_same(tmp_path):
     ],
 )
 def test_results_of_something_else_are_refused(tmp_path, changes, message):
-    evaluate_some(tmp_path)
+    evaluate_some(tmp_path, **({"attacks": ["cw"], "eps": EPS} if "eps" in changes else {}))
     with pytest.raises(ValueError, match=f"same model, data and settings in .*{message}"):
         evaluate_some(tmp_path, **changes)
 
@@ -135,26 +128,28 @@ def test_results_of_a_model_that_computes_something_else_are_refused(tmp_path, r
         run(tmp_path, Switched(**before | after))
 
 
-def test_results_of_another_function_are_refused(tmp_path):
-    evaluate_some(tmp_path)
+def test_batches_may_have_another_size_but_not_another_function(tmp_path):
+    expected = without_times(evaluate_some(tmp_path, batch_size=5))
+    assert without_times(evaluate_some(tmp_path, batch_size=3)) == expected
     with pytest.raises(ValueError, match="function: evaluate there, sweep here"):
         sweep_of(make_network(), resume=tmp_path)
 
 
-def test_batches_may_have_another_size(tmp_path):
-    expected = without_times(evaluate_some(tmp_path, batch_size=5))
-    assert without_times(evaluate_some(tmp_path, batch_size=3)) == expected
+def test_finished_features_are_not_measured_again(tmp_path, monkeypatch):
+    left = [1000]
+    for _ in range(2):
+        monkeypatch.setattr(Passes, "left", left[-1])
+        evaluate_some(tmp_path, Flaky(), attacks=(), fim_samples=0)
+        left.append(Passes.left)
+    assert left[0] - left[1] == left[1] - left[2] + 5  # batches
 
 
 def test_damaged_files_are_measured_again(tmp_path):
     expected = without_times(evaluate_some(tmp_path, batch_size=5))
-    damaged = sorted(tmp_path.glob("attack*.pt"))[1]
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.warns(UserWarning, match="computed again"):
-        assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
-    (tmp_path / "features.values.json").write_text("{")
-    with pytest.warns(UserWarning, match=r"features.values.json .*computed again"):
-        assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
+    for path in tmp_path.glob("*.pt"):
+        path.write_bytes(path.read_bytes()[:100])
+        with pytest.warns(UserWarning, match=f"{path.name} .*computed again"):
+            assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ValueError, match=r"settings .*cannot be read"):
         evaluate_some(tmp_path)
@@ -165,12 +160,10 @@ def test_samples_that_were_written_twice_count_once(tmp_path):
     path = min(tmp_path.glob("attack*.pt"))
     shutil.copy(path, tmp_path / path.name.replace(".0000", ".9999"))
     assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
-
-
-def test_files_hold_no_pickled_objects(tmp_path):
-    evaluate_some(tmp_path)
+    # The files hold no pickled objects
     for path in tmp_path.glob("*.pt"):
-        assert torch.load(path, weights_only=True).keys() == {"positions", "columns", "seconds"}
+        content = torch.load(path, weights_only=True)
+        assert content.get("margins", content).keys() == {"positions", "columns", "seconds"}
     assert {path.suffix for path in tmp_path.iterdir()} == {".pt", ".json"}
 
 
@@ -194,6 +187,28 @@ def test_comparison_goes_on_with_the_model_that_failed(tmp_path, monkeypatch):
     assert without_times(compare(models, loader, progress=False, resume=tmp_path, **options)) == expected
     assert len({path.parent for path in written}) == 2  # one for each model, however alike their names
     assert all(path.stat().st_mtime_ns == time for path, time in written.items())
+
+
+class Masked(nn.Module):
+    """Takes a mask from the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x, mask):
+        return self.head(x * mask)
+
+
+def test_other_entries_that_the_model_takes_have_to_be_the_same(tmp_path):
+    x, y, mask = torch.rand(12, 3), torch.arange(12) % 2, torch.ones(12, 3)
+    torch.manual_seed(0)
+    model, options = Masked(), {"attacks": (), "fim_samples": 4, "progress": False, "resume": tmp_path}
+    evaluate(model, [{"x": x, "y": y, "mask": mask}], **options)
+    evaluate(model, [{"x": x, "y": y, "mask": mask, "name": torch.rand(12)}], **options)  # which it does not take
+    mask[-1] = 0
+    with pytest.raises(ValueError, match=r"`mask`: .* there, .* here"):
+        evaluate(model, [{"x": x, "y": y, "mask": mask}], **options)
 
 
 def network():

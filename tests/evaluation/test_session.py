@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -50,16 +52,26 @@ class DataModule:
         return []
 
 
+X, Y = torch.rand(4, 2), torch.arange(4)
+FLOATS = "TensorDataset(torch.as_tensor(x), torch.as_tensor(y).long())"
+
+
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
         (DataModule(), "the data module DataModule. Pass"),
-        (DATA, r"TensorDataset. Pass `DataLoader\("),
-        (3, "`dataloader`.* int"),
+        (DATA, "TensorDataset. Pass `DataLoader("),
+        (3, "got int"),
+        # Inputs and labels
+        ((X, Y), "`DataLoader(TensorDataset(x, y), batch_size=128)`"),
+        ((X, Y.float()), "`DataLoader(TensorDataset(x, y.long()), batch_size=128)`"),
+        ([X.byte(), Y], "`DataLoader(TensorDataset(x, y), batch_size=128)`"),
+        ((X.numpy(), Y.numpy()), "TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), "),
+        ((X.numpy(), Y.double().numpy()), FLOATS),
     ],
 )
 def test_what_is_no_loader(loader, message):
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=f"`dataloader`.*{re.escape(message)}"):
         check_loader(loader)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness._measurement import plan
-from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
+from lightning_robustness.attacks import PGD, Square, get_attack, run_attack
 from lightning_robustness.evaluation import compare, sweep
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
@@ -117,13 +117,9 @@ def test_attack_objects_and_names_of_ones_own(digits, robust_digits_network):
     assert report.attacks == ["few", "many", "black_box"]
     few, many, black_box = (curve[1] for curve in report.values["accuracy"])
     assert many < min(few, black_box)
-
-
-def test_cascade_by_name(digits, digits_network):
-    x, y = digits[0][1200:1220], digits[1][1200:1220]
-    report = sweep(digits_network, [(x, y)], ["cascade"], [0.25, 0.3], progress=False)
-    assert report.values["accuracy"] == [[0.0, 0.0]]
-    assert report.values["ald2"][0][1] > report.values["ald2"][0][0] > 0.25
+    cascade = sweep(robust_digits_network, loader, ["cascade"], [0.5, 0.6], progress=False).values
+    assert cascade["accuracy"] == [[0.0, 0.0]]
+    assert cascade["ald2"][0][1] > cascade["ald2"][0][0] > 0.5
 
 
 @pytest.mark.parametrize("eps", [[0.1, 0.1], [0.0, 0.1]])
@@ -133,9 +129,11 @@ def test_budgets_must_increase(eps):
 
 
 @pytest.mark.parametrize("eps", [np.array([0.125, 0.25], dtype=np.float32), torch.tensor([0.125, 0.25])])
-def test_budgets_may_be_arrays(eps):
-    report = sweep(linear(), [(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))], ["fgsm"], eps, progress=False)
+def test_budgets_may_be_arrays_and_attacks_an_iterator(eps):
+    data = [(torch.tensor([[0.75, 0.5]]), torch.tensor([0]))]
+    report = sweep(linear(), data, iter(["fgsm"]), eps, progress=False)
     assert json.loads(report.to_json())["budgets"] == [0.125, 0.25]
+    assert report.values["accuracy"] == [[1.0, 0.0]]  # the first class wins the tie at 0.125
 
 
 def test_settings_say_what_was_run():
@@ -152,19 +150,6 @@ def test_settings_say_what_was_run():
         "seed": "4",
         "checksum of the labels": f"{zlib.crc32(np.array([0, 1]).tobytes()):08x}",
     }
-
-
-@pytest.mark.parametrize("attack", ["cw", CW(), lambda model, x, y: x])
-def test_attacks_must_have_a_budget(attack):
-    with pytest.raises(ValueError, match=r"`eps`.* Leave it out"):
-        sweep(linear(), [(torch.rand(2, 2), torch.zeros(2, dtype=torch.long))], [attack])
-
-
-def test_attacks_may_come_from_an_iterator():
-    data = [(torch.tensor([[0.75, 0.5]]), torch.tensor([0]))]
-    report = sweep(linear(), data, iter(["fgsm"]), [0.1, 0.2], progress=False)
-    assert report.values["accuracy"] == [[1.0, 0.0]]
-    assert report.settings["attacked samples"] == "1"
 
 
 def test_inputs_must_have_labels_and_be_in_the_range_and_logits_finite():
@@ -202,7 +187,7 @@ def test_interruption_returns_what_is_finished(digits, digits_network):
         report = sweep(Interrupted(), [(x, y)], **options)
     assert report.interrupted
     assert report.samples == 80
-    assert report.notes == ["The sweep was interrupted: it covers 80 samples."]
+    assert "80 samples" in report.notes[0]
     assert report.values == sweep(digits_network, [(x[:80], y[:80])], **options).values
 
 

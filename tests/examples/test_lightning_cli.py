@@ -1,4 +1,3 @@
-import pkgutil
 from pathlib import Path
 
 import pytest
@@ -23,20 +22,15 @@ def test_everything_is_configured_from_yaml(run_example, logged, tmp_path):
     assert logged("robustness_details/skipped") == dict.fromkeys(steps, 0.0)
 
     checkpoint = torch.load(next(tmp_path.rglob("*.ckpt")), weights_only=False)
-    accuracy, rdis = logged("robustness/acc"), logged("robustness/rdi")
-    tied = [step for step, value in attacked["worst"].items() if value >= max(attacked["worst"].values()) - 0.005]
-    kept = max(tied, key=lambda step: (accuracy[step], step))
-    assert checkpoint["epoch"] == steps.index(kept)
-    [stopping] = [state for key, state in checkpoint["callbacks"].items() if key.startswith("RobustEarlyStopping")]
-    seen = [value for step, value in attacked["worst"].items() if step <= steps[checkpoint["epoch"]]]
-    assert stopping["best_score"].item() == pytest.approx(max(seen))
+    kept = steps[checkpoint["epoch"]]
+    assert attacked["worst"][kept] >= max(attacked["worst"].values()) - 0.005
 
     data, model = names["Digits"](), names["DigitsClassifier"](width=128)
     data.setup("fit")
     model.load_state_dict(checkpoint["state_dict"])
     with torch.no_grad():
         logits = torch.cat([model(images) for images, _ in data.val_dataloader()])
-    assert rdis[kept] == pytest.approx(rdi(logits, logits.argmax(dim=1))["rdi"], abs=1e-5)
+    assert logged("robustness/rdi")[kept] == pytest.approx(rdi(logits, logits.argmax(dim=1))["rdi"], abs=1e-5)
 
 
 def test_the_configuration_is_printed_with_all_values(run_example, capsys):
@@ -60,31 +54,3 @@ def test_help_shows_the_options(run_example, capsys):
         )
     text = " ".join(capsys.readouterr().out.split())
     assert "Attack in the first validation epoch" in text
-
-
-def instantiate(config):
-    """Make what a configuration of Hydra describes."""
-    if isinstance(config, list):
-        return [instantiate(entry) for entry in config]
-    if not isinstance(config, dict):
-        return config
-    arguments = {name: instantiate(value) for name, value in config.items() if name != "_target_"}
-    return pkgutil.resolve_name(config["_target_"])(**arguments) if "_target_" in config else arguments
-
-
-def test_callbacks_are_made_from_a_configuration_of_hydra():
-    package = "lightning_robustness"
-    space, pgd = {"_target_": f"{package}.InputSpace", "std": 0.4}, {"_target_": f"{package}.attacks.PGD", "eps": 0.2}
-    monitor, *others = instantiate(
-        [
-            {"_target_": f"{package}.RobustnessMonitor", "attacks": [pgd, "square"], "input_space": space},
-            {"_target_": f"{package}.RobustModelCheckpoint", "monitor": "robustness/adv_acc/pgd", "save_top_k": 2},
-            {"_target_": f"{package}.RobustEarlyStopping", "monitor": "robustness/rdi", "patience": 5},
-            {"_target_": f"{package}.AdversarialTraining", "attack": "pgd", "eps": 0.1, "input_space": space},
-            {"_target_": f"{package}.AdversarialWeightPerturbation", "gamma": 0.02},
-            {"_target_": f"{package}.AttackFreeRegularization", "rdi_weight": 0.5},
-        ]
-    )
-    plan = monitor.settings.plan
-    assert (plan.attacks["pgd"].eps, plan.input_space.std, list(plan.attacks)) == (0.2, 0.4, ["pgd", "square"])
-    assert (others[0].save_top_k, others[1].patience, others[3].gamma) == (2, 5, 0.02)

@@ -82,30 +82,23 @@ def compared_settings(sweeps: Mapping[str, SweepReport]) -> dict[str, dict[str, 
 
 def differing_settings(reports: Mapping[str, RobustnessReport], sweeps: Mapping[str, SweepReport]) -> list[str]:
     """Describe the settings that differ between models, a sentence each."""
-    fisher = {name: report.settings.get(FisherMeter.title, "unknown") for name, report in reports.items()}
-    notes = [
-        f"Models were attacked with different settings, so ranks mean little. {what}: {_list_values(values)}."
+    compared = {
+        f"Models were attacked with different settings, so ranks mean little. {what}": values
         for what, values in compared_settings(sweeps).items()
+    }
+    fisher = FisherMeter.title
+    compared |= {
+        text: {name: report.settings.get(what, otherwise) for name, report in reports.items()}
+        for what, otherwise, text in (
+            (fisher, "unknown", f"{fisher} and distance to the boundary were measured with different settings"),
+            ("outputs", LOGITS, "RDI is not compared, since the outputs of the models are of different kinds"),
+        )
+    }
+    return [
+        f"{text}: {'; '.join(f'{value} ({name})' for name, value in values.items())}."
+        for text, values in compared.items()
         if len(set(values.values())) > 1
     ]
-    if len(set(fisher.values())) > 1:
-        listed = _list_values(fisher)
-        notes.append(
-            f"{FisherMeter.title} and distance to the boundary were measured with different settings: {listed}."
-        )
-    return notes
-
-
-def differing_outputs(reports: Mapping[str, RobustnessReport]) -> list[str]:
-    """Say that RDI is not ranked, if models return outputs of different kinds."""
-    kinds = {name: report.settings.get("outputs", LOGITS) for name, report in reports.items()}
-    if len(set(kinds.values())) == 1:
-        return []
-    return [f"RDI is not compared, since the outputs of the models are of different kinds: {_list_values(kinds)}."]
-
-
-def _list_values(values: Mapping[str, str]) -> str:
-    return "; ".join(f"{value} ({name})" for name, value in values.items())
 
 
 def _list(budgets: Sequence[float]) -> str:

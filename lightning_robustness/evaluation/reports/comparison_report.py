@@ -20,22 +20,14 @@ from lightning_robustness.evaluation.reports.comparison_checks import (
     check_budget,
     check_prior,
     check_reports,
-    differing_outputs,
     differing_settings,
 )
 from lightning_robustness.evaluation.reports.comparison_tables import (
-    agreement_table,
-    checkpoint_table,
+    comparison_tables,
     comparison_verdict,
     correlate,
-    correlation_table,
-    explain_weights,
-    model_table,
     rank_models,
-    settings_table,
     unweighted,
-    value_table,
-    weight_table,
 )
 from lightning_robustness.evaluation.reports.report import Report, Share
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
@@ -98,7 +90,7 @@ class ComparisonReport(Report):
     @cached_property
     def robust_accuracy(self) -> dict[str, float]:
         """Accuracy of each model under the worst of the attacks at ``budget``."""
-        return {name: self._robust(name).value for name in self.reports}
+        return {name: share.value for name, share in self._shares.items()}
 
     @cached_property
     def scores(self) -> dict[str, float]:
@@ -171,9 +163,7 @@ class ComparisonReport(Report):
     @property
     @override
     def verdict(self) -> str:
-        shares = {name: self._robust(name) for name in self._order()}
-        clean = self._sweeps[next(iter(shares))].clean_accuracy
-        text = comparison_verdict(shares, self.ties, self._budget_text, clean)
+        text = comparison_verdict(self)
         return f"{text}; interrupted, without {', '.join(self.missing)}." if self.missing else f"{text}."
 
     @cached_property
@@ -204,8 +194,10 @@ class ComparisonReport(Report):
     def _budget_text(self) -> str:
         return write_budget(self.budget or 0.0, self._first._norm)
 
-    def _robust(self, name: str) -> Share:
-        return self._sweeps[name].robust_accuracy(self.budget)
+    @cached_property
+    def _shares(self) -> dict[str, Share]:
+        """Accuracy of each model under the worst of the attacks at ``budget``, with its interval."""
+        return {name: sweep.robust_accuracy(self.budget) for name, sweep in self._sweeps.items()}
 
     def _order(self) -> list[str]:
         """Return the names of the models, the most robust first."""
@@ -217,7 +209,7 @@ class ComparisonReport(Report):
         notes = [f"The run was interrupted: no results for {', '.join(self.missing)}."] if self.missing else []
         notes += [f"{name} is left out: it classifies no sample correctly." for name in self.left_out]
         notes += [f"{name} is left out: it could not be measured. {error}" for name, error in self.failed.items()]
-        notes += differing_settings(self.reports, self._sweeps) + differing_outputs(self.reports)
+        notes += differing_settings(self.reports, self._sweeps)
         notes += [f"{name}: {note}" for name, report in self.reports.items() for note in report.notes]
         notes += unweighted(self.entropy_weights, self._sweeps.values())
         if len(self.reports) < 3:
@@ -226,32 +218,7 @@ class ComparisonReport(Report):
 
     @override
     def tables(self) -> list[Table]:
-        models, metrics = self._order(), self._metrics()
-        clean = {name: sweep.clean_accuracy for name, sweep in self._sweeps.items()}
-        columns = {"mean over budgets": self.adversarial_accuracy, "clean": clean, "CMMR": self.scores}
-        shares = {name: self._robust(name) for name in models}
-        tables = [
-            model_table(
-                shares,
-                self._budget_text,
-                self.differences,
-                self.ties,
-                columns,
-                explain_weights(self.weights, self.weighting),
-            ),
-            value_table(list(self.correlations), {model: self.reports[model] for model in models}),
-            Table(
-                "Ranks, 1 is most robust",
-                ["metric", *models],
-                [[metrics[name].label, *(rank[model] for model in models)] for name, rank in self.ranks.items()],
-            ),
-            weight_table(self.entropy_weights, self.prior, self.weights),
-            correlation_table(self.correlations, len(models)),
-            agreement_table(self.metric_pearson, self.attack_pearson, self.concordance),
-            checkpoint_table(self.reports),
-            settings_table(self._sweeps, self.balance),
-        ]
-        return [table for table in tables if table.rows or table.title != "Checkpoints"]
+        return comparison_tables(self)
 
     @override
     def figures(self) -> dict[str, "Figure"]:
@@ -271,7 +238,7 @@ class ComparisonReport(Report):
             drawn["Attack-free metrics against adversarial accuracy"] = self._plot_correlations()
         for name, report in self.reports.items():
             if report.decision_space is not None:
-                drawn[f"Decision space of {name}: inputs of the classifier head"] = report.decision_space.plot()
+                drawn[f"Decision space of {name}: embeddings of the samples"] = report.decision_space.plot()
         return drawn
 
     @override
@@ -292,10 +259,9 @@ class ComparisonReport(Report):
         return figures.curves(budgets, lines, "robust accuracy", self._first._scale, bands, mark=self.budget)
 
     def _plot_correlations(self) -> "Figure":
-        series = [
-            figures.Series(get_key(name).axis_label, list(self._values(name).values()), row["pearson"])
-            for name, row in self.correlations.items()
-        ]
+        series = {
+            get_key(name).axis_label: (self._values(name), row["pearson"]) for name, row in self.correlations.items()
+        }
         return figures.scatter(series, self.adversarial_accuracy)
 
     @override
@@ -312,9 +278,8 @@ class ComparisonReport(Report):
     @override
     def to_dict(self) -> dict[str, Any]:
         own = super().to_dict()
-        last = {name: own.pop(name) for name in ("budget", "reports")}
-        derived = {name: getattr(self, name) for name in self._derived}
-        return {**own, "budget": last["budget"], **derived, "reports": last["reports"]}
+        reports = own.pop("reports")
+        return own | {name: getattr(self, name) for name in self._derived} | {"reports": reports}
 
     def _score(self) -> CompositeScores:
         # Shape: models, attacks, budgets, metrics
@@ -343,4 +308,6 @@ class ComparisonReport(Report):
             return computed[key]
         return {name: report.metrics.get(key, math.nan) for name, report in self.reports.items()}
 
-    _derived = tuple(name for name, value in vars().items() if isinstance(value, cached_property))
+    _derived = tuple(
+        name for name, value in vars().items() if isinstance(value, cached_property) and not name.startswith("_")
+    )

@@ -1,19 +1,20 @@
 """Tables of a comparison of models, and its result in one sentence."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from lightning_robustness._display.table import Cell, Table
-from lightning_robustness._measurement.keys import get_key
 from lightning_robustness._measurement.statistics import kendall, pearson, spearman
 from lightning_robustness._measurement.verdict import list_names
 from lightning_robustness._numbers import write_budget, write_share
 from lightning_robustness.evaluation.reports.comparison_checks import compared_settings
-from lightning_robustness.evaluation.reports.report import Share
-from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.reports.sweep_report import SweepReport
+
+if TYPE_CHECKING:
+    from lightning_robustness.evaluation.reports.comparison_report import ComparisonReport
 
 # Values with a smaller relative difference are equal
 _ROUNDING = 1e-12
@@ -52,107 +53,94 @@ def unweighted(weights: Mapping[str, float], sweeps: Collection[SweepReport]) ->
     return notes
 
 
-def comparison_verdict(shares: Mapping[str, Share], ties: Sequence[str], budget: str, clean: float) -> str:
+def comparison_verdict(report: "ComparisonReport") -> str:
     """Say which of several models is the most robust, or that the best ones cannot be told apart."""
-    first, *others = shares
-    share = shares[first]
-    number = f"{write_share(share.value)} robust accuracy {share}, {write_share(clean)} clean"
-    if ties:
+    first, *others = report._order()
+    shares = {name: f"{write_share(share.value)} {share}" for name, share in report._shares.items()}
+    clean = write_share(report._sweeps[first].clean_accuracy)
+    number = f"{write_share(report.robust_accuracy[first])} robust accuracy {report._shares[first]}, {clean} clean"
+    if report.ties:
+        samples, tied = report._shares[first].samples, report.ties[0]
         return (
-            f"{first} and {list_names(ties)} are not distinguishable at n = {share.samples}, of {len(shares)} models "
-            f"at {budget}: {first} has {number}, {ties[0]} {write_share(shares[ties[0]].value)} {shares[ties[0]]}"
+            f"{first} and {list_names(report.ties)} are not distinguishable at n = {samples}, of {len(shares)} models "
+            f"at {report._budget_text}: {first} has {number}, {tied} {shares[tied]}"
         )
     place = f"the most robust of {len(shares)} models" if others else "the only model"
-    text = f"{first} is {place} at {budget}: {number}"
-    if others:
-        second = shares[others[0]]
-        text += f"; {others[0]} is next with {write_share(second.value)} {second}"
-    return text
+    following = f"; {others[0]} is next with {shares[others[0]]}" if others else ""
+    return f"{first} is {place} at {report._budget_text}: {number}{following}"
 
 
-def model_table(
-    shares: Mapping[str, Share],
-    budget: str,
-    differences: Mapping[str, Sequence[float]],
-    ties: Collection[str],
-    columns: Mapping[str, Mapping[str, float]],
-    note: str,
-) -> Table:
-    """Make the table of models, the most robust first, with the difference of each to the best."""
-    header = ["model", f"robust at {budget}", "95 % from", "to", "less the best", "from", "to", "", *columns]
-    rows: list[list[Cell]] = [
-        [
-            *(name, *share[:3], *differences.get(name, [math.nan] * 3), "tied" if name in ties else ""),
-            *(column[name] for column in columns.values()),
-        ]
-        for name, share in shares.items()
+def comparison_tables(report: "ComparisonReport") -> list[Table]:
+    """Make all tables, the models first."""
+    reports, metrics = {name: report.reports[name] for name in report._order()}, report._metrics()
+    described = {name: (metrics[name].label, metrics[name].direction) for name in report.correlations}
+    checkpoints = [
+        [name, own.provenance["checkpoint"], own.provenance.get("checkpoint SHA-256", "unknown")]
+        for name, own in report.reports.items()
+        if "checkpoint" in own.provenance
     ]
-    pairs = "Differences to the best have the 95 % interval of the paired test; tied: not distinguishable from it."
-    return Table("Models, the most robust first", header, rows, note=f"{note} {pairs}")
+    return [
+        _models(report),
+        Table(
+            "Attack-free metrics",
+            ["metric", "more robust", *reports],
+            [[*texts, *(own._cell(name) for own in reports.values())] for name, texts in described.items()],
+        ),
+        Table(
+            "Ranks, 1 is most robust",
+            ["metric", *reports],
+            [[metrics[name].label, *(rank[model] for model in reports)] for name, rank in report.ranks.items()],
+        ),
+        Table(
+            "Weights of the metrics in CMMR",
+            ["metric", "entropy weight", "prior", "weight"],
+            [
+                [label, report.entropy_weights[name], report.prior.get(name, 1.0), report.weights[name]]
+                for name, label in METRIC_LABELS.items()
+            ],
+            folded=True,
+        ),
+        Table(
+            "Correlation of attack-free metrics with adversarial accuracy",
+            ["metric", "more robust", "Pearson", "Spearman", "Kendall", "models"],
+            [[*described[name], *row.values(), len(reports)] for name, row in report.correlations.items()],
+        ),
+        Table(
+            f"Pearson's correlation of M with each metric, and of CMMR with M (Kendall's W {report.concordance:.4f})",
+            ["attack", *METRIC_LABELS.values(), "CMMR"],
+            [[attack, *row.values(), report.attack_pearson[attack]] for attack, row in report.metric_pearson.items()],
+            folded=True,
+        ),
+        *([Table("Checkpoints", ["model", "checkpoint", "SHA-256"], checkpoints)] if checkpoints else []),
+        _settings(report),
+    ]
 
 
-def value_table(names: Sequence[str], reports: Mapping[str, RobustnessReport]) -> Table:
-    """Make a table of attack-free metrics, a column per model."""
-    rows = [[*_describe(name), *(report._cell(name) for report in reports.values())] for name in names]
-    return Table("Attack-free metrics", ["metric", "more robust", *reports], rows)
-
-
-def correlation_table(correlations: Mapping[str, Mapping[str, float]], num_models: int) -> Table:
-    """Make a table of how well attack-free metrics predict adversarial accuracy."""
-    return Table(
-        "Correlation of attack-free metrics with adversarial accuracy",
-        ["metric", "more robust", "Pearson", "Spearman", "Kendall", "models"],
-        [[*_describe(name), *row.values(), num_models] for name, row in correlations.items()],
-    )
-
-
-def weight_table(entropy: Mapping[str, float], prior: Mapping[str, float], weights: Mapping[str, float]) -> Table:
-    """Make a table of the weights in CMMR; metrics without a prior weight have 1."""
-    return Table(
-        "Weights of the metrics in CMMR",
-        ["metric", "entropy weight", "prior", "weight"],
-        [[label, entropy[name], prior.get(name, 1.0), weights[name]] for name, label in METRIC_LABELS.items()],
-        folded=True,
-    )
-
-
-def explain_weights(weights: Mapping[str, float], weighting: str) -> str:
-    """List the weights in CMMR in a sentence, the largest first."""
-    ordered = sorted(weights.items(), key=lambda item: -item[1])
+def _models(report: "ComparisonReport") -> Table:
+    """Make the table of models, with the difference of each to the best."""
+    clean = {name: sweep.clean_accuracy for name, sweep in report._sweeps.items()}
+    columns = {"mean over budgets": report.adversarial_accuracy, "clean": clean, "CMMR": report.scores}
+    header = ["model", f"robust at {report._budget_text}", "95 % from", "to", "less the best", "from", "to", *columns]
+    rows: list[list[Cell]] = [
+        [name, *share[:3], *report.differences.get(name, [math.nan] * 3), *(own[name] for own in columns.values())]
+        for name, share in ((name, report._shares[name]) for name in report._order())
+    ]
+    ordered = sorted(report.weights.items(), key=lambda item: -item[1])
     listed = ", ".join(f"{METRIC_LABELS[metric]} {weight:.2f}" for metric, weight in ordered)
-    return f"CMMR weighs metrics {_WEIGHTINGS[weighting]}, not by how much they matter: {listed}."
+    weighted = f"CMMR weighs metrics {_WEIGHTINGS[report.weighting]}, not by how much they matter: {listed}."
+    pairs = "Differences to the best have the 95 % interval of the paired test."
+    if report.ties:
+        header.append("tied")
+        for row in rows:
+            row.append("yes" if row[0] in report.ties else "")
+        pairs += " Tied models are not distinguishable from the best."
+    return Table("Models, the most robust first", header, rows, note=f"{weighted} {pairs}")
 
 
-def agreement_table(
-    metric_pearson: Mapping[str, Mapping[str, float]], attack_pearson: Mapping[str, float], concordance: float
-) -> Table:
-    """Make a table of how well metrics and attacks agree with the composite scores."""
-    return Table(
-        f"Pearson's correlation of M with each metric, and of CMMR with M (Kendall's W {concordance:.4f})",
-        ["attack", *METRIC_LABELS.values(), "CMMR"],
-        [[attack, *row.values(), attack_pearson[attack]] for attack, row in metric_pearson.items()],
-        folded=True,
-    )
-
-
-def checkpoint_table(reports: Mapping[str, RobustnessReport]) -> Table:
-    """Make a table of the checkpoints that models were loaded from, where known."""
-    origins = {name: report.provenance for name, report in reports.items() if "checkpoint" in report.provenance}
-    rows = [[name, row["checkpoint"], row.get("checkpoint SHA-256", "unknown")] for name, row in origins.items()]
-    return Table("Checkpoints", ["model", "checkpoint", "SHA-256"], rows)
-
-
-def settings_table(sweeps: Mapping[str, SweepReport], balance: float) -> Table:
-    """Make a table of the settings of the sweeps, and of the balancing weight of CMMR."""
-    first = next(iter(sweeps.values()))
-    budgets = ", ".join(map(write_budget, first.budgets))
-    rows = {"attacks": ", ".join(first.attacks), "budgets": budgets, "attacked samples": str(first.samples)}
-    rows["balancing weight"] = f"{balance:g}"
-    for what, values in compared_settings(sweeps).items():
+def _settings(report: "ComparisonReport") -> Table:
+    """Make the table of the settings of the sweeps, and of the balancing weight of CMMR."""
+    rows = {"attacks": ", ".join(report.attacks), "budgets": ", ".join(map(write_budget, report.budgets))}
+    rows |= {"attacked samples": str(report._first.samples), "balancing weight": f"{report.balance:g}"}
+    for what, values in compared_settings(report._sweeps).items():
         rows[what] = "; ".join(dict.fromkeys(values.values()))
     return Table("Settings", ["setting", "value"], list(rows.items()), folded=True)
-
-
-def _describe(name: str) -> tuple[str, str]:
-    key = get_key(name)
-    return key.label, key.direction

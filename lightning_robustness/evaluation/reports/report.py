@@ -1,7 +1,7 @@
 import importlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Union, get_args, ge
 
 from typing_extensions import Self
 
-from lightning_robustness._display.page import Page, Picture
+from lightning_robustness._display.page import Page
+from lightning_robustness._display.pictures import AdversarialExample
 from lightning_robustness._display.table import Table, glossary
 from lightning_robustness._measurement.statistics import accuracy_interval
 from lightning_robustness._numbers import write_interval
@@ -106,6 +107,7 @@ class Report:
 
     title: str
     provenance: dict[str, str]
+    adversarial_examples: Sequence[AdversarialExample] = ()
     _derived: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -125,10 +127,6 @@ class Report:
     def figures(self) -> dict[str, "Figure"]:
         """Draw the figures of the page, by caption, the most important first."""
         raise NotImplementedError
-
-    def _examples(self) -> list[Picture]:
-        """Return pictures of adversarial examples."""
-        return []
 
     def _terms(self) -> list[str]:
         """Return the names of the values that the glossary of the page explains."""
@@ -213,7 +211,7 @@ class Report:
             notes=self.notes,
             figures=self.figures(),
             tables=self.tables(),
-            examples=self._examples(),
+            examples=self.adversarial_examples,
             glossary=glossary(self._terms()),
             provenance=self.provenance,
         ).to_html()

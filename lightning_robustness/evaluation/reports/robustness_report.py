@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from lightning_robustness._display import report_figures as figures
-from lightning_robustness._display.page import Picture
 from lightning_robustness._display.pictures import AdversarialExample
 from lightning_robustness._display.table import Cell, NumberText, Table
 from lightning_robustness._measurement.assisted import BoundaryCurve
@@ -157,10 +156,18 @@ class RobustnessReport(Report):
 
     @override
     def tables(self) -> list[Table]:
-        tables = [self._summary(), self._attacks(), self._classes(), self._signs(), self._seconds()]
-        settings = Table("Settings", ["setting", "value"], list(self.settings.items()), folded=True)
-        tables += [settings] if self.sweep is None else [*self.sweep.tables(), settings]
-        return [tables[0], *(table for table in tables[1:] if table.rows)]
+        signs = [list(sign) for sign in self.signs]
+        times = {name: value for name, value in self.metrics.items() if name.startswith("seconds/")}
+        seconds: list[list[Cell]] = [[name.removeprefix("seconds/"), value] for name, value in times.items()]
+        tables = [
+            self._attacks(),
+            self._classes(),
+            Table("Signs of masked gradients", ["sign", "evidence", "meaning", "remedy"], signs),
+            Table("Time", ["part", "seconds"], seconds, folded=True),
+            *([] if self.sweep is None else self.sweep.tables()),
+            Table("Settings", ["setting", "value"], list(self.settings.items()), folded=True),
+        ]
+        return [self._summary(), *(table for table in tables if table.rows)]
 
     @override
     def figures(self) -> dict[str, "Figure"]:
@@ -171,12 +178,8 @@ class RobustnessReport(Report):
             curve = figures.boundary_figure({"": self.boundary}, self._has_pixels)
             drawn["Robust accuracy to first order, without attacks"] = curve
         if self.decision_space is not None:
-            drawn["Decision space: inputs of the classifier head"] = self.decision_space.plot()
+            drawn["Decision space: embeddings of the samples"] = self.decision_space.plot()
         return drawn
-
-    @override
-    def _examples(self) -> list[Picture]:
-        return [Picture(f"{example.attack}: {example.caption}", example.png) for example in self.adversarial_examples]
 
     @override
     def _terms(self) -> list[str]:
@@ -245,17 +248,6 @@ class RobustnessReport(Report):
             [[a.label, a.clean, a.robust, a.samples] for a in ordered[:_MAX_CLASSES]],
             note="Plain shares of the attacked samples that are right, without an attack and under the worst of all.",
         )
-
-    def _signs(self) -> Table:
-        return Table(
-            "Signs of masked gradients", ["sign", "evidence", "meaning", "remedy"], [list(s) for s in self.signs]
-        )
-
-    def _seconds(self) -> Table:
-        parts: list[list[Any]] = [
-            [key.removeprefix("seconds/"), value] for key, value in self.metrics.items() if key.startswith("seconds/")
-        ]
-        return Table("Time", ["part", "seconds"], parts, folded=True)
 
     def _plot_accuracies(self) -> "Figure":
         clean, samples = self.metrics.get("acc", math.nan), self.metrics.get("samples", 0)

@@ -5,10 +5,8 @@ import sys
 
 import pandas as pd
 import pytest
-import scipy.stats
 
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport
-from lightning_robustness.evaluation.reports.report import Share
 from tests.evaluation.reports.reports import make_full_report, make_report, make_sweep
 
 MODELS = {"a": make_report(1), "b": make_full_report()}
@@ -89,12 +87,9 @@ def test_pandas_is_optional(monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "x.json .*cannot be read"),
         (b"\xff\xfe\x00", "x.json .*cannot be read"),
         ("[" * 100_000, "x.json .*cannot be read"),
         ("[" * 100_000 + "]" * 100_000, "x.json .*cannot be read"),
-        ("[1]", "x.json but got list"),
-        ("{}", "RobustnessReport .*x.json .*None"),
         ('{"kind": "RobustnessReport"}', "x.json .*`adversarial_examples` is missing"),
         (make_sweep().to_json(), "RobustnessReport .*x.json .*SweepReport"),
     ],
@@ -103,10 +98,3 @@ def test_files_with_something_else(tmp_path, content, message):
     (tmp_path / "x.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         RobustnessReport.from_json(tmp_path / "x.json")
-
-
-@pytest.mark.parametrize(("accuracy", "count"), [(0.5, 10), (0.613, 1000), (0.0, 7), (1.0, 7)])
-def test_intervals_are_those_of_wilson(accuracy, count):
-    share = Share.of(accuracy, count)
-    expected = scipy.stats.binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
-    assert (share.low, share.high) == pytest.approx((expected.low, expected.high), abs=1e-6)

@@ -52,10 +52,6 @@ def test_reading_is_the_opposite_of_writing(value):
     assert repr(from_plain(Outer, plain)) == repr(value)
 
 
-def test_order_of_fields_is_that_of_the_class():
-    assert list(to_plain(Outer(1.0, 2, {}, None))) == [*("number", "count", "inner", "maybe", "is_there")]
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
