@@ -305,6 +305,16 @@ def test_pgd_waits_once_a_step(batch, digits_network, all_steps):
     assert totals[1] - totals[0] == (0 if all_steps else 7)
 
 
+@pytest.mark.parametrize("all_steps", [False, True])
+def test_square_waits_once_a_query(batch, digits_network, all_steps):
+    totals = []
+    for num_queries in (10, 40):
+        with Synchronisations() as counter:
+            run_attack(digits_network, Square(eps=0.1, num_queries=num_queries, all_steps=all_steps), *batch)
+        totals.append(counter.total)
+    assert totals[1] - totals[0] == (0 if all_steps else 30)
+
+
 # Where devices lack something
 
 
