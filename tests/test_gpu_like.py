@@ -174,7 +174,7 @@ def test_bisection_ends_where_a_check_of_the_whole_batch_confirms(batch, digits_
     # So much noise that the boundary of a batch of another size is another one
     with GpuLike(float32_noise=1e-3), open_classifier(digits_network, *batch) as (model, x, y):
         goal = Goal(model, targeted=False)
-        found = search(goal, x, y, 6, 0.35)
+        found, _ = search(goal, x, y, 6, 0.35)
         assert found.succeeded.all()
         is_missing = torch.arange(len(x)) < 40
         found = found._replace(

@@ -167,23 +167,7 @@ def test_auto_depends_on_the_number_of_classes():
         assert (parts.residual is None) == is_exact
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_empty_batch(method):
-    assert fisher_spectral_norm(nn.Linear(3, 2), torch.randn(0, 3), method).shape == (0,)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_logits_that_are_not_finite(method):
-    with pytest.raises(ValueError, match="2 of 3 samples have NaN or infinite ones"):
-        fisher_spectral_norm(lambda x: x.sqrt(), torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -2.0]]), method)
-
-
 def test_models_that_do_not_fit():
-    mixing = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False))
-    with pytest.raises(ValueError, match="treats each sample by itself"):
-        fisher_spectral_norm(mixing, torch.randn(4, 3))
-    with pytest.raises(ValueError, match="logits that autograd can differentiate"):
-        fisher_spectral_norm(lambda x: x.detach(), torch.randn(4, 3))
     assert fisher_spectral_norm(lambda x: x.detach(), torch.randn(4, 3), "blackbox").shape == (4,)
     with pytest.raises(RuntimeError, match="neither twice nor in forward mode"):
         fisher_spectral_norm(square(twice=False, in_forward_mode=False), torch.randn(4, 6), "lanczos")

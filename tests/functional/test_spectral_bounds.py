@@ -26,10 +26,6 @@ def dense_block(layers, x):
     return x
 
 
-def residual_block(layers, x):
-    return functional.gelu(layers[0](x)) + x
-
-
 # The bound holds
 
 
@@ -185,28 +181,11 @@ def test_text_is_a_table():
     ]
 
 
-def test_leaves_the_network_as_it_was():
-    network = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
-    network[1].weight.grad = torch.ones(2, 3)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    with torch.inference_mode():
-        assert spectral_bounds(network, torch.randn(4, 3)).bound is not None
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert all(module.training for module in network.modules())
-    assert network[1].weight.requires_grad
-    assert torch.equal(network[1].weight.grad, torch.ones(2, 3))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.double])
 def test_precision(dtype):
     network = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(10, 2)).to(dtype)
     bound = spectral_bounds(network, torch.randn(1, 1, 5, dtype=dtype)).bound
     assert bound == pytest.approx(spectral_bounds(network.double(), torch.randn(1, 1, 5).double()).bound)
-
-
-def test_errors_of_the_model_are_its_own():
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        spectral_bounds(nn.Linear(2, 2), torch.ones(1, 3))
 
 
 class NormedAttention(nn.Module):
