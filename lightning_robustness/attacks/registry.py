@@ -149,7 +149,7 @@ def get_attack(
         shared = {field.name: options.pop(field.name) for field in fields(Attack) if field.name in options}
         return TorchattacksAdapter(attack=name, options=options | budget, **shared)
     if name and library == "autoattack":
-        attack, options = library, {"version": name} | options
+        return get_attack(library, eps, strength=strength, preset=preset, version=name, **options)
     if attack not in _ATTACKS:
         raise ValueError(
             f"Expected `attack` to be the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "

@@ -18,6 +18,7 @@ from lightning_robustness.attacks import (
     get_attack,
     run_attack,
 )
+from lightning_robustness.attacks.registry import ATTACK_NAMES
 from tests.attacks.linear import closest_boundary, random_linear
 
 STEPS = {
@@ -30,21 +31,6 @@ STEPS = {
     "fisher": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
 }
 KINDS = (CW, DDN, PGD, MinimumNormCW, Cascade, FisherStep, SirenAttack, Square, TorchattacksAdapter)
-NAMES = (
-    "fgsm",
-    "rfgsm",
-    "bim",
-    "pgd",
-    "pgd_l2",
-    "mifgsm",
-    "cw",
-    "ddn",
-    "square",
-    "siren",
-    "fisher",
-    "cascade",
-    "ensemble",
-)
 
 
 @pytest.mark.parametrize("preset", STEPS)
@@ -152,7 +138,9 @@ def test_cascades_take_the_number_of_classes_from_the_model(name):
     assert steps < result.queries[result.eligible & ~result.success].max() < steps + 20
 
 
-@pytest.mark.parametrize("name", [*NAMES, "torchattacks:PGD", "torchattacks:DeepFool"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in ATTACK_NAMES if name != "autoattack"), "torchattacks:PGD", "torchattacks:DeepFool"]
+)
 def test_attacks_are_small_frozen_picklable_and_readable(name):
     attack = get_attack(name)
     assert pickle.loads(pickle.dumps(attack)) == attack

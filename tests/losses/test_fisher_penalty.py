@@ -182,9 +182,3 @@ def test_only_gradients_are_left(kind, num_products):
     assert model.body[0].weight.grad.any()
     assert model.head.bias.grad is None  # frozen
     assert_same({k: v for k, v in before.items() if k != "gradients"}, snapshot(model))
-
-
-def test_samples_that_depend_on_each_other():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match="treats each sample by itself"):
-        fisher_penalty(model, torch.randn(5, 3))

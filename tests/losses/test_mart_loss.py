@@ -65,8 +65,3 @@ def test_gradients_reach_the_weights_from_both_passes(digits):
     gradients = torch.autograd.grad(expected, network.parameters())
     for parameter, gradient in zip(network.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
-
-
-def test_bad_weight():
-    with pytest.raises(ValueError, match="`weight`"):
-        mart_loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), weight=-1)

@@ -78,8 +78,3 @@ def test_a_training_step_is_two_plain_passes_in_train_mode(digits, is_half, tole
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=tolerance)
     for ours, theirs in zip(network.buffers(), expected.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_bad_weight():
-    with pytest.raises(ValueError, match=r"`weight`.* but got -1"):
-        trades_loss(nn.Linear(2, 2), torch.ones(1, 2), torch.zeros(1).long(), weight=-1)
