@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -199,34 +199,25 @@ def _instance_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
     return _running_scale(options)
 
 
+def _pooling(options: Any, x: Tensor, name: str) -> Iterator[tuple[int, ...]]:
+    """Yield kernel size, stride and another option of each dimension."""
+    values = (options.kernel_size, options.stride or options.kernel_size, getattr(options, name))
+    return zip(*(per_dimension(value, x.ndim - 2) for value in values), strict=True)
+
+
 def _max_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
     """Take the root of the number of windows that an input is in: each of them can pass on its change."""
-    num_dims = x.ndim - 2
-    windows = 1
-    for k, s, d, m in zip(
-        per_dimension(options.kernel_size, num_dims),
-        per_dimension(options.stride or options.kernel_size, num_dims),
-        per_dimension(options.dilation, num_dims),
-        y.shape[2:],
-        strict=True,
-    ):
-        windows *= min(math.ceil(k / (s // math.gcd(s, d))), m)
+    sizes = zip(_pooling(options, x, "dilation"), y.shape[2:], strict=True)
+    windows = math.prod(min(math.ceil(k / (s // math.gcd(s, d))), m) for (k, s, d), m in sizes)
     return SpectralNorm(math.sqrt(windows), exact=windows == 1)
 
 
 def _avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
     """Multiply the norms of all dimensions: average pooling is a Kronecker product of one matrix per dimension."""
-    num_dims = x.ndim - 2
     if getattr(options, "divisor_override", None):
         return None
     norm = 1.0
-    for k, s, p, n in zip(
-        per_dimension(options.kernel_size, num_dims),
-        per_dimension(options.stride or options.kernel_size, num_dims),
-        per_dimension(options.padding, num_dims),
-        x.shape[2:],
-        strict=True,
-    ):
+    for (k, s, p), n in zip(_pooling(options, x, "padding"), x.shape[2:], strict=True):
         basis = torch.eye(n, dtype=torch.double).unsqueeze(1)
         pooled = functional.avg_pool1d(basis, k, s, p, options.ceil_mode, options.count_include_pad)
         norm *= matrix_spectral_norm(pooled.squeeze(1))
