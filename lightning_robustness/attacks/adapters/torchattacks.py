@@ -179,9 +179,9 @@ class TorchattacksAdapter(ForeignAttack):
             part.alpha = alpha * eps / default
             return
         rank_zero_warn(
-            f"{steps} steps of {alpha:g} cannot reach the budget {eps:g} of torchattacks' {type(part).__name__}, in units"
-            f" of [0, 1]: it will look weak. Pass `alpha` of at least {eps / steps:g}, or the name of the class without "
-            "`alpha`.",
+            f"{steps} steps of {alpha:g} cannot reach the budget {eps:g} of torchattacks' {type(part).__name__}, in "
+            f"units of [0, 1]: it will look weak. Pass `alpha` of at least {eps / steps:g}, or the name of the class "
+            "without `alpha`.",
             stacklevel=1,  # once in a run, not once per batch
         )
 
