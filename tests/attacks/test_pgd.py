@@ -56,22 +56,18 @@ def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
     torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
 
 
+REFERENCES = {"fgsm": "FGSM", "bim": "BIM", "mifgsm": "MIFGSM", "rfgsm": "RFGSM", "pgd": "PGD"}
+
+
 @pytest.mark.usefixtures("torch_draws")
-@pytest.mark.parametrize(
-    ("name", "reference_name", "options"),
-    [
-        ("fgsm", "FGSM", {}),
-        ("bim", "BIM", {"alpha": 0.03, "steps": 6}),
-        ("mifgsm", "MIFGSM", {"alpha": 0.03, "steps": 6}),
-        ("rfgsm", "RFGSM", {"alpha": 0.03, "steps": 6}),
-    ],
-)
+@pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("targeted", [False, True])
-def test_settings_give_the_other_attacks(digits, robust_digits_network, name, reference_name, options, targeted):
+def test_settings_give_the_other_attacks(digits, robust_digits_network, name, targeted):
+    options = {} if name == "fgsm" else {"alpha": 0.03, "steps": 6}
     network, x, y = wide(robust_digits_network), digits[0][:64].double(), digits[1][:64]
     attack = get_attack(name, eps=0.2, **options, all_steps=True, targeted=targeted)
     with sandbox(network, x, y) as (x, y):
-        their = getattr(torchattacks, reference_name)(network, eps=0.2, **options)
+        their = getattr(torchattacks, REFERENCES[name])(network, eps=0.2, **options)
         if targeted:
             their.set_mode_targeted_by_function(lambda images, labels: labels)
         expected = their(x, (y + 1) % 10 if targeted else y)
@@ -80,22 +76,14 @@ def test_settings_give_the_other_attacks(digits, robust_digits_network, name, re
 
 
 @pytest.mark.usefixtures("torch_draws")
-@pytest.mark.parametrize(
-    ("name", "reference_name", "options"),
-    [
-        ("fgsm", "FGSM", {}),
-        ("bim", "BIM", {"alpha": 0.02, "steps": 12}),
-        ("mifgsm", "MIFGSM", {"alpha": 0.02, "steps": 12}),
-        ("rfgsm", "RFGSM", {"alpha": 0.02, "steps": 12}),
-        ("pgd", "PGD", {"alpha": 0.02, "steps": 12}),
-    ],
-)
+@pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize(("network", "eps"), [("digits_network", 0.1), ("robust_digits_network", 0.2)])
-def test_success_rate_of_torchattacks_at_least(digits, request, name, reference_name, options, network, eps):
+def test_success_rate_of_torchattacks_at_least(digits, request, name, network, eps):
+    options = {} if name == "fgsm" else {"alpha": 0.02, "steps": 12}
     network, x, y = request.getfixturevalue(network), digits[0][:1150], digits[1][:1150]
     right = network(x).argmax(dim=1) == y  # the others are not attacked, and would take random numbers in theirs alone
     x, y = x[right], y[right]
-    expected = success_rate(network, x, y, reference(network, x, y, reference_name, eps=eps, **options))
+    expected = success_rate(network, x, y, reference(network, x, y, REFERENCES[name], eps=eps, **options))
     result = run_attack(network, get_attack(name, eps=eps, **options), x, y)
     assert result.eligible.sum() == len(x) > 1000
     assert result.success_rate >= expected - 1.5 / len(x)  # rounding may decide one sample
