@@ -242,6 +242,13 @@ def test_is_never_below_the_dense_matrix(
         assert value == pytest.approx(expected, rel=1e-10)
 
 
+def test_a_transposed_convolution_has_the_norm_of_its_adjoint():
+    layer = nn.Conv2d(2, 4, 3, stride=2, padding=1).double()
+    adjoint = nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1, output_padding=1).double()
+    adjoint.weight = layer.weight
+    assert norms(adjoint, (4, 4, 4))[0] == norms(layer, (2, 8, 8))[0]
+
+
 def test_zero_padding_is_close_to_the_dense_matrix():
     value, exact, expected = norms(nn.Conv2d(3, 4, 3, padding=1).double(), (3, 10, 10))
     assert not exact
