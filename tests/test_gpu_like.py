@@ -174,7 +174,7 @@ def test_bisection_ends_where_a_check_of_the_whole_batch_confirms(batch, digits_
     # So much noise that the boundary of a batch of another size is another one
     with GpuLike(float32_noise=1e-3), open_classifier(digits_network, *batch) as (model, x, y):
         goal = Goal(model, targeted=False)
-        found = search(goal, x, y, 6, 0.35)
+        found, _ = search(goal, x, y, 6, 0.35)
         assert found.succeeded.all()
         is_missing = torch.arange(len(x)) < 40
         found = found._replace(
@@ -303,6 +303,16 @@ def test_pgd_waits_once_a_step(batch, digits_network, all_steps):
             run_attack(digits_network, PGD(eps=0.01, steps=steps, all_steps=all_steps), *batch)
         totals.append(counter.total)
     assert totals[1] - totals[0] == (0 if all_steps else 7)
+
+
+@pytest.mark.parametrize("all_steps", [False, True])
+def test_square_waits_once_a_query(batch, digits_network, all_steps):
+    totals = []
+    for num_queries in (10, 40):
+        with Synchronisations() as counter:
+            run_attack(digits_network, Square(eps=0.1, num_queries=num_queries, all_steps=all_steps), *batch)
+        totals.append(counter.total)
+    assert totals[1] - totals[0] == (0 if all_steps else 30)
 
 
 # Where devices lack something

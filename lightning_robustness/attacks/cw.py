@@ -78,8 +78,7 @@ class CW(Attack):
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
         goal, box = Goal(model, self.targeted, self.kappa), _Box(model, start=_STARTING_SHARE)
-        nothing = torch.zeros_like(y)
-        first = Closest(x, x.new_full((len(x),), torch.inf), nothing, nothing.bool())
+        first = Closest(x, x.new_full((len(x),), torch.inf), torch.zeros_like(y))
         found = self._search_weights(goal, box, x, y, first)
         return Perturbation(found.x_adv, found.queries)
 
@@ -173,9 +172,9 @@ class MinimumNormCW(CW):
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
         goal, box = Goal(model, self.targeted, self.kappa), _Box(model, widening=_WIDENING)
-        first = search(goal, x, y, self.initial_steps, DDN.gamma)
+        first, _ = search(goal, x, y, self.initial_steps, DDN.gamma)
         found = self._search_weights(goal, box, x, y, first, goes_on=True)
-        return retreat(goal, x, y, found)._replace(zero_gradients=None)
+        return retreat(goal, x, y, found)
 
 
 class _Box:

@@ -73,7 +73,8 @@ class DDN(Attack):
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
         goal = Goal(model, self.targeted)
-        return retreat(goal, x, y, search(goal, x, y, self.steps, self.gamma))
+        found, zero_gradients = search(goal, x, y, self.steps, self.gamma)
+        return retreat(goal, x, y, found)._replace(zero_gradients=zero_gradients)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,6 @@ class Closest(NamedTuple):
     x_adv: Tensor
     distance: Tensor
     queries: Tensor
-    zero_gradients: Tensor
 
     @property
     def succeeded(self) -> Tensor:
@@ -122,8 +122,8 @@ class Closest(NamedTuple):
         return self.distance.isfinite()
 
 
-def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Closest:
-    """Run DDN without the bisection at the end."""
+def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> tuple[Closest, Tensor]:
+    """Run DDN without the bisection at the end; tell which first gradients were zero, too."""
     model, draws = goal.model, goal.model.draws
     x_adv = x
     closest = x
@@ -148,15 +148,15 @@ def search(goal: Goal, x: Tensor, y: Tensor, steps: int, gamma: float) -> Closes
         length = step_size * (_LAST_STEP + (_FIRST_STEP - _LAST_STEP) * decay)
         delta = x_adv - x + gradient * (length / nonzero(l2_norm(gradient)))
         x_adv = model.clamp(x + delta * (norm / nonzero(l2_norm(delta))))
-    found = Closest(closest, distance, torch.full_like(y, steps), zero_gradients)
-    return found if bool(found.succeeded.all()) else _try_random_images(goal, x, y, found, steps)
+    found = Closest(closest, distance, torch.full_like(y, steps))
+    return _try_random_images(goal, x, y, found, steps), zero_gradients
 
 
 @torch.no_grad()
 def retreat(goal: Goal, x: Tensor, y: Tensor, found: Closest) -> Perturbation:
     """Move back towards the inputs by bisection, as far as the attack still succeeds: steps overshoot."""
     if not found.succeeded.any():
-        return Perturbation(found.x_adv, found.queries, found.zero_gradients)
+        return Perturbation(found.x_adv, found.queries)
     # All samples, also those without success: in a batch of another size, other kernels round in other ways
     failed = as_column(torch.zeros_like(found.distance), x)
     succeeded = torch.ones_like(failed)
@@ -166,7 +166,7 @@ def retreat(goal: Goal, x: Tensor, y: Tensor, found: Closest) -> Perturbation:
         succeeds = as_column(goal.deficit(logits, y) <= 0, x)
         failed, succeeded = torch.where(succeeds, failed, share), torch.where(succeeds, share, succeeded)
     x_adv = torch.where(succeeded == 1, found.x_adv, goal.model.clamp(torch.lerp(x, found.x_adv, succeeded)))
-    return Perturbation(x_adv, found.queries + _RETREAT_STEPS * found.succeeded.long(), found.zero_gradients)
+    return Perturbation(x_adv, found.queries + _RETREAT_STEPS * found.succeeded.long())
 
 
 def _sharpness(step: int, steps: int) -> float:
@@ -186,7 +186,7 @@ def _first_norm(model: Classifier, x: Tensor, deficit: Tensor, gradient: Tensor)
 @torch.no_grad()
 def _try_random_images(goal: Goal, x: Tensor, y: Tensor, found: Closest, stream: int) -> Closest:
     """Try random images within the range for samples without success, the last resort where gradients mislead."""
-    model, (x_adv, distance, queries, zero_gradients) = goal.model, found
+    model, (x_adv, distance, queries) = goal.model, found
     if model.low is None or model.high is None:
         return found
     for attempt in range(_RANDOM_IMAGES):
@@ -200,4 +200,4 @@ def _try_random_images(goal: Goal, x: Tensor, y: Tensor, found: Closest, stream:
         rows, images = rows[succeeds], images[succeeds]
         x_adv = x_adv.index_copy(0, rows, images)
         distance = distance.index_copy(0, rows, l2_norm(images - x[rows]).flatten())
-    return Closest(x_adv, distance, queries, zero_gradients)
+    return Closest(x_adv, distance, queries)

@@ -162,7 +162,7 @@ class PGD(Attack):
             rows = slice(None) if len(survivors) == len(x) else survivors  # a view instead of a copy
             bounds = [corner[rows] for corner in ball]
             start = self._start(model, x[rows], bounds, model.draws.rows(rows), restart)
-            descent = self.descend(model, x[rows], y[rows], start, bounds, plan[restart])
+            descent = self.descend(model, x[rows], y[rows], start, bounds, loss, rank)
             x_adv = descent.x_adv if isinstance(rows, slice) else x_adv.index_copy(0, rows, descent.x_adv)
             queries[rows] += descent.queries
             if restart == 0 and descent.zero_gradients is not None:
@@ -183,15 +183,16 @@ class PGD(Attack):
         y: Tensor,
         start: Tensor,
         ball: Sequence[Tensor] | None = None,
-        goal: tuple[PGDLoss, int] | None = None,
+        loss: PGDLoss | None = None,
+        rank: int = 0,
     ) -> Perturbation:
-        """Take all steps from a given start; the goal is a loss and the rank of a rival, by default the first's."""
-        loss, rank = goal or self._plan()[0]
+        """Take all steps from a given start, with the first loss unless another is given; rivals have a rank."""
+        loss = loss or self.losses[0]
         target, num_passes = self._target(model, x, y, loss, rank)
         final, queries = start if self.all_steps else start.clone(), torch.full_like(y, self.steps + num_passes)
         zero_gradients, steps = torch.zeros_like(y, dtype=torch.bool), self._steps(start)
         origin = torch.arange(len(x), device=x.device)
-        batch = _Batch(origin, start, y, target, tuple(self._ball(model, x) if ball is None else ball))
+        batch = _Batch(origin, start, y, target, tuple(ball or self._ball(model, x)))
         for step in range(self.steps):
             logits, gradient = model.gradient(batch.x_adv, partial(self._weights, target=batch.target, loss=loss))
             if step == 0:

@@ -4,10 +4,11 @@ import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Literal, NamedTuple, cast, get_args
+from functools import partial
+from typing import Any, Literal
 
 from lightning_robustness._arguments import check_attack, check_option
-from lightning_robustness.attacks.adapters.autoattack import AutoAttackAdapter, Version
+from lightning_robustness.attacks.adapters.autoattack import AutoAttackAdapter
 from lightning_robustness.attacks.adapters.torchattacks import TorchattacksAdapter
 from lightning_robustness.attacks.attack import Attack, Cascade, Norm
 from lightning_robustness.attacks.cw import CW, MinimumNormCW
@@ -22,38 +23,20 @@ Strength = Literal["fast", "strong", "paper"]
 _RIVALS = 9
 # The strongest verdict that 16 gradients buy; and with 1,000 queries of Square, within a point of AutoAttack
 _FAST_PGD: dict[str, Any] = {"steps": 8, "loss": ("cross_entropy", "margin"), "schedule": "shrinking"}
-_STRONG_PGD = {"steps": 20, "loss": ("cross_entropy", "margin", *["rivals"] * _RIVALS), "schedule": "adaptive"}
+_STRONG_PGD = _FAST_PGD | {"steps": 20, "loss": (*_FAST_PGD["loss"], *["rivals"] * _RIVALS), "schedule": "adaptive"}
 # Budgets where none is given
 _EPS: dict[Norm, float] = {"linf": PGD.eps, "l2": 1.0}
 _L2: dict[str, Any] = {"norm": "l2", "eps": _EPS["l2"]}
-
-
-def cascade(eps: float | None = None, norm: Norm = "linf", targeted: bool = False, all_steps: bool = False) -> Cascade:
-    """Make a cascade that is close to AutoAttack for a fraction of its time.
-
-    Fast PGD, 20 adaptive steps against each of the nine highest rivals of the label, and Square with 1,000 queries;
-    each sees only what those before it did not break.
-    """
-    return _cascade(_FAST_PGD, 20, 1000, eps, norm, targeted, all_steps)
-
-
-def ensemble(eps: float | None = None, norm: Norm = "linf", targeted: bool = False, all_steps: bool = False) -> Cascade:
-    """Make an ensemble like the standard one of AutoAttack (Croce and Hein, 2020) from the attacks here.
-
-    As published, there are 100 steps with DLR against each rival, the minimum-norm attack FAB, and 5,000 queries: they
-    found nothing more where it was tried, and take three times as long.
-    """
-    return _cascade({"steps": 100, "schedule": "adaptive"}, 40, 4000, eps, norm, targeted, all_steps)
 
 
 def _cascade(
     first: dict[str, Any],
     steps: int,
     num_queries: int,
-    eps: float | None,
-    norm: Norm,
-    targeted: bool,
-    all_steps: bool,
+    eps: float | None = None,
+    norm: Norm = "linf",
+    targeted: bool = False,
+    all_steps: bool = False,
 ) -> Cascade:
     """Make a cascade of PGD, adaptive steps against each rival, and Square."""
     modes: dict[str, Any] = {"targeted": targeted, "all_steps": all_steps}
@@ -63,72 +46,48 @@ def _cascade(
     return Cascade(attacks=(PGD(**first, **shared), second, Square(num_queries=num_queries, **shared)), **modes)
 
 
-class _Setting(NamedTuple):
-    make: Callable[..., Attack]
-    options: dict[str, Any]
-
-
-def _always(make: Callable[..., Attack], **options: Any) -> dict[Strength, _Setting]:
-    return dict.fromkeys(get_args(Strength), _Setting(make, options))
-
-
-# The attack behind a name, by strength: the cheapest useful verdict, one to report, and the attack as published
-_ATTACKS: dict[str, dict[Strength, _Setting]] = {
-    "fgsm": _always(PGD, steps=1, start="clean"),
-    "rfgsm": _always(PGD, start="sign"),
-    "bim": _always(PGD, start="clean"),
-    "pgd": {"fast": _Setting(PGD, _FAST_PGD), "strong": _Setting(PGD, _STRONG_PGD), "paper": _Setting(PGD, {})},
-    "pgd_l2": {
-        "fast": _Setting(PGD, _FAST_PGD | _L2),
-        "strong": _Setting(PGD, _STRONG_PGD | _L2),
-        "paper": _Setting(PGD, _L2),
-    },
-    "mifgsm": _always(PGD, start="clean", momentum=1.0),
-    "cw": {
-        "fast": _Setting(MinimumNormCW, {"initial_steps": 16, "steps": 2}),
-        "strong": _Setting(MinimumNormCW, {}),
-        "paper": _Setting(CW, {}),
-    },
-    "ddn": _always(DDN),
-    "square": {
-        "fast": _Setting(Square, {"num_queries": 100}),
-        "strong": _Setting(Square, {"num_queries": 1000}),
-        "paper": _Setting(Square, {"as_published": True}),
-    },
-    "siren": _always(SirenAttack),
-    "fisher": _always(FisherStep),
-    "cascade": _always(cascade),
-    "ensemble": _always(ensemble),
-    "autoattack": _always(AutoAttackAdapter),
+# The attack behind a name, as published
+_ATTACKS: dict[str, Callable[..., Attack]] = {
+    "fgsm": partial(PGD, steps=1, start="clean"),
+    "rfgsm": partial(PGD, start="sign"),
+    "bim": partial(PGD, start="clean"),
+    "pgd": PGD,
+    "pgd_l2": partial(PGD, **_L2),
+    "mifgsm": partial(PGD, start="clean", momentum=1.0),
+    "cw": CW,
+    "ddn": DDN,
+    "square": partial(Square, as_published=True),
+    "siren": SirenAttack,
+    "fisher": FisherStep,
+    # Close to AutoAttack for a fraction of its time; each member sees only what those before it did not break
+    "cascade": partial(_cascade, _FAST_PGD, 20, 1000),
+    # Like the standard ensemble of AutoAttack (Croce and Hein, 2020), which has 100 steps with DLR against each rival,
+    # the minimum-norm attack FAB, and 5,000 queries: they found nothing more where it was tried, and take three times
+    # as long
+    "ensemble": partial(_cascade, {"steps": 100, "schedule": "adaptive"}, 40, 4000),
+    "autoattack": AutoAttackAdapter,
+}
+# What is behind it for the cheapest useful verdict, and for one to report, where that is another
+_BY_STRENGTH: dict[tuple[str, str], Callable[..., Attack]] = {
+    ("pgd", "fast"): partial(PGD, **_FAST_PGD),
+    ("pgd", "strong"): partial(PGD, **_STRONG_PGD),
+    ("pgd_l2", "fast"): partial(PGD, **_FAST_PGD, **_L2),
+    ("pgd_l2", "strong"): partial(PGD, **_STRONG_PGD, **_L2),
+    ("cw", "fast"): partial(MinimumNormCW, initial_steps=16, steps=2),
+    ("cw", "strong"): MinimumNormCW,
+    ("square", "fast"): partial(Square, num_queries=100),
+    ("square", "strong"): partial(Square, num_queries=1000),
 }
 ATTACK_NAMES = tuple(_ATTACKS)
-# Settings that a preset gives an attack, where these are not all of its group
-_TAKEN = {"fgsm": ("eps",), "pgd_l2": ("steps",), "cascade": ("eps",), "ensemble": ("eps",)}
-
-
-def _settings(
-    eps: float, alpha: float, steps: int, cw_steps: int, c: float, num_queries: int
-) -> dict[str, dict[str, float | int]]:
-    return {
-        "steps": {"eps": eps, "alpha": alpha, "steps": steps},
-        "cw": {"steps": cw_steps, "lr": 0.01, "c": c},
-        "square": {"eps": eps, "num_queries": num_queries},
-    }
-
-
-_MNIST = _settings(eps=0.3, alpha=0.01, steps=40, cw_steps=50, c=1.0, num_queries=5000)
-_CIFAR100 = _settings(eps=0.01, alpha=0.001, steps=10, cw_steps=10, c=0.1, num_queries=200)
-_FISHER = _settings(eps=8 / 255, alpha=2 / 255, steps=20, cw_steps=20, c=1.0, num_queries=5000)
-_PRESETS = {
-    "mnist": _MNIST,
-    "fashion-mnist": _MNIST,
-    "cifar10": _settings(eps=0.1, alpha=0.0025, steps=10, cw_steps=10, c=0.5, num_queries=200),
-    "cifar100": _CIFAR100,
-    "tiny-imagenet": _CIFAR100,
-    "imagenet": _FISHER,
-    "fisher": _FISHER,
-    "speech": {"siren": {"eps": 0.5, "alpha": 0.05, "steps": 50, "gradient_steps": 50}},
+# Settings of the papers: budget, step size and steps of gradient attacks, steps and weight of C&W, queries of Square
+_SETTINGS = {
+    "mnist": (0.3, 0.01, 40, 50, 1.0, 5000),
+    "cifar10": (0.1, 0.0025, 10, 10, 0.5, 200),
+    "cifar100": (0.01, 0.001, 10, 10, 0.1, 200),
+    "fisher": (8 / 255, 2 / 255, 20, 20, 1.0, 5000),
 }
+_SAME_SETTINGS = {"fashion-mnist": "mnist", "tiny-imagenet": "cifar100", "imagenet": "fisher"}
+_SPEECH = {"eps": 0.5, "alpha": 0.05, "steps": 50, "gradient_steps": 50}
 
 
 def get_attack(
@@ -184,26 +143,25 @@ def get_attack(
         )
     budget: dict[str, Any] = {} if eps is None else {"eps": eps}
     library, _, name = attack.partition(":")
-    if name and library in ("torchattacks", "autoattack"):
+    if name and library == "torchattacks":
         if preset is not None:
             raise ValueError(f"Expected no preset for {attack!r} but got {preset!r}. Pass its arguments one by one.")
-        if library == "autoattack":
-            _check_options(attack, options, ("norm", *_shared()))
-            return AutoAttackAdapter(version=cast(Version, name), **budget, **options)
-        shared = {option: options.pop(option) for option in _shared() if option in options}
+        shared = {field.name: options.pop(field.name) for field in fields(Attack) if field.name in options}
         return TorchattacksAdapter(attack=name, options=options | budget, **shared)
+    if name and library == "autoattack":
+        return get_attack(library, eps, strength=strength, preset=preset, version=name, **options)
     if attack not in _ATTACKS:
         raise ValueError(
             f"Expected `attack` to be the name of an attack but got {attack!r}. Known: {', '.join(ATTACK_NAMES)}, and "
             "torchattacks:NAME for the classes of torchattacks, autoattack:VERSION for versions of AutoAttack."
         )
-    make, defaults = _ATTACKS[attack][strength]
+    make = _BY_STRENGTH.get((attack, strength), _ATTACKS[attack])
     known = tuple(inspect.signature(make).parameters)
     _check_options(attack, options, tuple(option for option in known if option != "eps"))
     settings = _preset(attack, preset)
     if "eps" in settings and eps is None and options.get("norm") == "l2":
         raise ValueError(f"Expected `eps` with norm='l2' but got preset={preset!r}, whose budget is in l-infinity.")
-    return make(**(defaults | settings | (budget if "eps" in known else {}) | options))
+    return make(**(settings | (budget if "eps" in known else {}) | options))
 
 
 def _from_object(attack: Callable[..., Any], given: bool) -> Callable[..., Any]:
@@ -221,18 +179,22 @@ def _preset(attack: str, preset: str | None) -> dict[str, Any]:
         raise ValueError(
             f"Expected no preset for {attack!r}, as the papers have none, but got {preset!r}. Leave it out."
         )
-    group = attack if attack in ("cw", "square", "siren") else "steps"
-    known = [name for name, groups in _PRESETS.items() if group in groups]
+    known = ["speech"] if attack == "siren" else [*_SETTINGS, *_SAME_SETTINGS]
     if not isinstance(preset, str) or preset not in known:
         raise ValueError(
             f"Expected argument `preset` for {attack!r} to be one of {', '.join(known)} but got {preset!r}."
         )
-    settings = _PRESETS[preset][group]
-    return {name: settings[name] for name in _TAKEN.get(attack, tuple(settings))}
-
-
-def _shared() -> tuple[str, ...]:
-    return tuple(field.name for field in fields(Attack))
+    if attack == "siren":
+        return _SPEECH
+    eps, alpha, steps, cw_steps, c, num_queries = _SETTINGS[_SAME_SETTINGS.get(preset, preset)]
+    settings: dict[str, dict[str, Any]] = {
+        "cw": {"steps": cw_steps, "lr": 0.01, "c": c},
+        "square": {"eps": eps, "num_queries": num_queries},
+        "pgd_l2": {"steps": steps},
+    }
+    if attack in ("fgsm", "cascade", "ensemble"):
+        return {"eps": eps}
+    return settings.get(attack, {"eps": eps, "alpha": alpha, "steps": steps})
 
 
 def _check_options(attack: str, options: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -113,10 +113,10 @@ class SirenAttack(Attack):
             idle = torch.where(value < lowest, 0, idle + 1)
             best, lowest = own_best[particle, torch.arange(len(x), device=x.device)], value
             broken = lowest < 0
-            if not self.all_steps and broken.any():
-                final[index[broken]] = model.clamp(x + best)[broken]
-                queries[index[broken]] = (step + 1) * self.num_particles
-                rest = (~broken).nonzero().squeeze(1)
+            rest = index if self.all_steps else (~broken).nonzero().squeeze(1)
+            if len(rest) < len(broken):
+                final.index_copy_(0, index, model.clamp(x + best))  # written again where the swarm continues
+                queries[index] = torch.where(broken, (step + 1) * self.num_particles, queries[index])
                 index, x, y, best, lowest, idle = (t[rest] for t in (index, x, y, best, lowest, idle))
                 draws = draws.rows(rest)
                 places, velocities, own_best, own_lowest = (
@@ -127,12 +127,12 @@ class SirenAttack(Attack):
             fresh = draws.stream(step)
             velocities = self._accelerate(velocities, places, own_best, best, step, fresh)
             places = (places + velocities).clamp_(-self.eps, self.eps)
-            lost = idle >= self.patience
-            if lost.any():
+            lost = (idle >= self.patience).nonzero().squeeze(1)
+            if len(lost):
                 places[:, lost] = self._scatter(x[lost], fresh.rows(lost))
                 velocities[:, lost], own_lowest[:, lost] = 0.0, torch.inf
-                places[0, lost], idle = best[lost], idle.masked_fill(lost, 0)
-        final[index] = model.clamp(x + best)
+                places[0, lost], idle[lost] = best[lost], 0
+        final.index_copy_(0, index, model.clamp(x + best))
         return final, queries, index
 
     def _scatter(self, x: Tensor, draws: Draws) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from lightning_robustness._arguments import check_flag, check_integer, check_number, check_option
 from lightning_robustness._isolation.draws import Draws
 from lightning_robustness.attacks._classifier import Classifier
-from lightning_robustness.attacks._steps import Loss, l2_norm, margin, nonzero
+from lightning_robustness.attacks._steps import Loss, as_column, l2_norm, margin, nonzero
 from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
 
 # Number of queries that random numbers are drawn for at a time
@@ -77,9 +77,9 @@ class Square(Attack):
     @torch.no_grad()
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
-        image, queries, draws = _as_images(x), torch.zeros_like(y), model.draws
-        final, index = torch.empty_like(image), torch.arange(len(x), device=x.device)
-        lowest = x.new_full((len(x),), torch.inf)
+        image, draws = _as_images(x), model.draws
+        final, queries = torch.empty_like(image), torch.full_like(y, self.num_queries)
+        index, lowest = torch.arange(len(x), device=x.device), x.new_full((len(x),), torch.inf)
         best, places, signs = self._start(model, image, draws), x, x
         for query in range(self.num_queries):
             if query % _BLOCK == 0:  # drawn for many queries at once, since each draw has a fixed cost
@@ -90,17 +90,18 @@ class Square(Attack):
             if query:
                 candidate = self._propose(model, image, best, self.window(query, *image.shape[2:]), *drawn)
             objective, broken = self._objective(model, candidate.reshape(-1, *x.shape[1:]), y)
-            better = ((objective < lowest) | (broken & (not self.all_steps))).nonzero().squeeze(1)
-            best[better], lowest[better] = candidate[better], objective[better]
-            if not self.all_steps and broken.any():
-                final[index[broken]] = best[broken]
-                queries[index[broken]] = query + 1
-                rest = (~broken).nonzero().squeeze(1)
+            better = (objective < lowest) | (broken & (not self.all_steps))
+            best, lowest = torch.where(as_column(better, best), candidate, best), torch.where(better, objective, lowest)
+            # The number of these is all that the device is waited for
+            rest = index if self.all_steps else (~broken).nonzero().squeeze(1)
+            if len(rest) < len(broken):
+                final.index_copy_(0, index, best)  # written again where the search continues
+                queries[index] = torch.where(broken, query + 1, self.num_queries)
                 index, image, best, y, lowest = (t[rest] for t in (index, image, best, y, lowest))
                 draws, places, signs = draws.rows(rest), places[rest], signs[rest]
                 if len(index) == 0:
                     break
-        final[index], queries[index] = best, self.num_queries
+        final.index_copy_(0, index, best)
         return Perturbation(final.reshape(x.shape), queries)
 
     def window(self, query: int, height: int, width: int) -> tuple[int, int]:

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -39,22 +40,26 @@ def class_statistics(features: Tensor, preds: Tensor, p: float) -> ClassStatisti
     return ClassStatistics(classes, counts, centers, distances, at_least_float32(features.dtype))
 
 
+def _chunks(features: Tensor, index: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a few rows at a time, widened, and their classes; none before there is a width, as no norm has a value."""
+    if features.shape[1]:
+        for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
+            yield rows.to(dtype), labels
+
+
 def sum_by_class(features: Tensor, index: Tensor, num_classes: int) -> Tensor:
     """Sum the features of each class, shape ``(num_classes, D)``."""
     sums = features.new_zeros(num_classes, features.shape[1], dtype=accumulation_dtype(features.device))
-    for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
-        sums.index_add_(0, labels, rows.to(sums.dtype))
+    for rows, labels in _chunks(features, index, sums.dtype):
+        sums.index_add_(0, labels, rows)
     return sums
 
 
 def sum_distances_by_class(features: Tensor, index: Tensor, centers: Tensor, p: float) -> Tensor:
     """Sum the distances of the samples of each class to its centre, shape ``(num_classes,)``."""
     sums = centers.new_zeros(len(centers))
-    if not centers.shape[1]:  # before any data; the largest of no coordinates has no value
-        return sums
-    for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
-        distances = torch.linalg.vector_norm(rows.to(centers.dtype) - centers[labels], ord=p, dim=1)
-        sums.index_add_(0, labels, distances)
+    for rows, labels in _chunks(features, index, centers.dtype):
+        sums.index_add_(0, labels, torch.linalg.vector_norm(rows - centers[labels], ord=p, dim=1))
     return sums
 
 
@@ -65,11 +70,9 @@ def expand_distances_by_class(features: Tensor, index: Tensor, centers: Tensor, 
     centre c' is r + u.c - u.c' to first order, a lower bound since a norm is convex.
     """
     offsets, slopes = centers.new_zeros(len(centers)), torch.zeros_like(centers)
-    if not centers.shape[1]:
-        return offsets, slopes
-    for rows, labels in zip(features.split(_CHUNK), index.split(_CHUNK), strict=True):
+    for rows, labels in _chunks(features, index, centers.dtype):
         c = centers[labels]
-        difference = rows.to(centers.dtype) - c
+        difference = rows - c
         r = torch.linalg.vector_norm(difference, ord=p, dim=1)
         u = _norm_gradient(difference, r, p)
         offsets.index_add_(0, labels, r + (u * c).sum(dim=1))

@@ -1,10 +1,12 @@
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from lightning_robustness._arguments import check_flag, check_integer, check_number, check_option
 from lightning_robustness._model.access import check_finite, compute_logits
 from lightning_robustness._numbers import accumulation_dtype, decompose
 from lightning_robustness.functional._jacobian import InputJacobian
@@ -69,6 +71,35 @@ class FisherOperator:
 
 _STEP_SIZE = 1e-3  # of the central differences
 
+FisherMethod = Literal["auto", "exact", "lanczos", "power", "rayleigh", "blackbox"]
+Distribution = Literal["gaussian", "rademacher"]
+
+
+@dataclass(frozen=True)
+class FisherSettings:
+    """How the spectral norm is computed, checked once: the options that function, metric and meter share."""
+
+    method: FisherMethod = "auto"
+    input_space: InputSpace | None = None
+    tolerance: float = 1e-6
+    max_steps: int = 100
+    num_directions: int = 20
+    distribution: Distribution = "gaussian"
+    rayleigh_ritz: bool = True
+    chunk_size: int | None = None
+    seed: int = 0
+    direction: bool = False
+
+    def __post_init__(self) -> None:
+        check_option("method", self.method, FisherMethod)
+        check_option("distribution", self.distribution, Distribution)
+        check_number("tolerance", self.tolerance)
+        check_flag("rayleigh_ritz", self.rayleigh_ritz)
+        check_integer("max_steps", self.max_steps, minimum=1)
+        check_integer("num_directions", self.num_directions, minimum=1)
+        if self.chunk_size is not None:
+            check_integer("chunk_size", self.chunk_size, minimum=1)
+
 
 class FisherComponents(NamedTuple):
     """Spectral norm of the Fisher information of each sample, with the by-products of its computation.
@@ -89,13 +120,13 @@ class FisherComponents(NamedTuple):
     converged: Tensor | None = None
 
 
-def exact(jacobian: InputJacobian, direction: bool = False) -> FisherComponents:
+def exact(jacobian: InputJacobian, settings: FisherSettings) -> FisherComponents:
     """Compute everything from all rows of J: G has the eigenvalues of the K x K matrix (L J)(L J)^T."""
     operator, rows = FisherOperator(jacobian), jacobian.rows()
     gram = operator.gram()
     squared_norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0)  # p_k ||grad log p_k||^2
     values, vectors = (
-        decompose(torch.linalg.eigh, gram) if direction else (decompose(torch.linalg.eigvalsh, gram), None)
+        decompose(torch.linalg.eigh, gram) if settings.direction else (decompose(torch.linalg.eigvalsh, gram), None)
     )
     return FisherComponents(
         spectral_norm=values[:, -1].clamp(min=0),
@@ -107,25 +138,17 @@ def exact(jacobian: InputJacobian, direction: bool = False) -> FisherComponents:
     )
 
 
-class _Result:
-    """Results of an iteration: each sample keeps its results of the step at which it converged."""
+def _nothing(operator: FisherOperator) -> FisherComponents:
+    """Return what an iteration has found before its first step."""
+    zeros, products = torch.zeros_like(operator.p[:, 0]), torch.zeros_like(operator.preds[:, 0])
+    return FisherComponents(zeros, products, residual=zeros.clone(), direction=torch.zeros_like(operator.p))
 
-    def __init__(self, operator: FisherOperator) -> None:
-        zeros = torch.zeros_like(operator.p[:, 0])
-        self.tiny = torch.finfo(zeros.dtype).tiny
-        self._value, self._residual = zeros, zeros.clone()
-        self._products = torch.zeros_like(operator.preds[:, 0])
-        self._vector = torch.zeros_like(operator.p)
 
-    def write(
-        self, active: Tensor, going: Tensor, value: Tensor, residual: Tensor, vector: Tensor, products: int
-    ) -> None:
-        index = active[going]
-        self._value[index], self._residual[index], self._products[index] = value[going], residual[going], products
-        self._vector[index] = vector[going]
-
-    def components(self) -> FisherComponents:
-        return FisherComponents(self._value, self._products, self._residual, direction=self._vector)
+def _write(found: FisherComponents, rows: Tensor, *parts: Tensor | int) -> None:
+    """Write value, products, residual and vector of samples; each keeps what its last step found."""
+    kept: Any = (found.spectral_norm, found.products, found.residual, found.direction)
+    for values, part in zip(kept, parts, strict=True):
+        values[rows] = part
 
 
 def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -148,93 +171,94 @@ def _ritz(basis: Tensor, image: Tensor, rounding: float) -> tuple[Tensor, Tensor
     return value, value.sqrt() * residual + rounding * value, (basis @ (axes @ vector)).squeeze(2), gap
 
 
-def lanczos(jacobian: InputJacobian, tolerance: float, steps: int) -> FisherComponents:
+def lanczos(jacobian: InputJacobian, settings: FisherSettings) -> FisherComponents:
     """Run Lanczos iteration on (L J)(L J)^T from the predicted class, with full re-orthogonalisation."""
     operator = FisherOperator(jacobian)
-    result = _Result(operator)
+    found, tiny = _nothing(operator), torch.finfo(operator.p.dtype).tiny
     c = operator.start()
     active, going = torch.arange(len(c), device=c.device), torch.ones(len(c), dtype=torch.bool, device=c.device)
     basis = image = c.new_zeros(*c.shape, 0)
-    for step in range(1, min(steps, c.shape[1]) + 1):
+    for step in range(1, min(settings.max_steps, c.shape[1]) + 1):
         mapped = operator.gram_product(c)
         basis, image = torch.cat([basis, c.unsqueeze(2)], dim=2), torch.cat([image, mapped.unsqueeze(2)], dim=2)
         value, residual, vector, gap = _ritz(basis, image, operator.rounding)
-        result.write(active, going, value, residual, vector, 2 * step)
+        _write(found, active[going], value[going], 2 * step, residual[going], vector[going])
         # The error of a Ritz value is at most the residual and, once it is separated from the next, quadratic in it
-        error = torch.minimum(residual, residual.square() / gap.clamp(min=result.tiny))
+        error = torch.minimum(residual, residual.square() / gap.clamp(min=tiny))
         for _ in range(2):
             mapped = mapped - (basis @ (basis.mT @ mapped.unsqueeze(2))).squeeze(2)
         size = torch.linalg.vector_norm(mapped, dim=1, keepdim=True)
         # One step alone may be close to a smaller eigenvalue
-        going = going & ((error > tolerance * value) | (step == 1)) & (size.squeeze(1) > operator.rounding * value)
+        is_off = (error > settings.tolerance * value) | (step == 1)
+        going = going & is_off & (size.squeeze(1) > operator.rounding * value)
         if not going.any():
             break
-        c = mapped / size.clamp(min=result.tiny)
+        c = mapped / size.clamp(min=tiny)
         if 2 * going.sum() <= len(active):  # a new graph for the others is cheaper than products for all
             active, c, basis, image = active[going], c[going], basis[going], image[going]
             going = going[going]
             operator = FisherOperator(jacobian.restrict(active))
-    return result.components()
+    return found
 
 
-def power(jacobian: InputJacobian, tolerance: float, steps: int) -> FisherComponents:
+def power(jacobian: InputJacobian, settings: FisherSettings) -> FisherComponents:
     """Run power iteration from the predicted class, the paper's Algorithm 1."""
     operator = FisherOperator(jacobian)
-    result = _Result(operator)
+    found, tiny = _nothing(operator), torch.finfo(operator.p.dtype).tiny
     c, value = operator.start(), torch.zeros_like(operator.p[:, 0])
     change = torch.zeros_like(value)
-    everything, going = torch.arange(len(c), device=c.device), torch.ones(len(c), dtype=torch.bool, device=c.device)
-    for step in range(1, steps + 1):
+    going = torch.ones(len(c), dtype=torch.bool, device=c.device)
+    for step in range(1, settings.max_steps + 1):
         mapped = operator.gram_product(c)
         previous_value, previous_change = value, change
         value = (c * mapped).sum(dim=1).clamp(min=0)
         residual = torch.linalg.vector_norm(mapped - value.unsqueeze(1) * c, dim=1)
-        result.write(everything, going, value, residual, c, 2 * step)
+        _write(found, going, value[going], 2 * step, residual[going], c[going])
         # Changes shrink geometrically, so the change still to come is the sum of a geometric series
         change = (value - previous_value).abs()
-        ratio = (change / previous_change.clamp(min=result.tiny)).clamp(max=0.999)
+        ratio = (change / previous_change.clamp(min=tiny)).clamp(max=0.999)
         if step > 2:
-            going = going & (change * ratio / (1 - ratio) > 0.1 * tolerance * value)
+            going = going & (change * ratio / (1 - ratio) > 0.1 * settings.tolerance * value)
         if not going.any():
             break
         size = torch.linalg.vector_norm(mapped, dim=1, keepdim=True)
-        c = torch.where(size > 0, mapped / size.clamp(min=result.tiny), c)
-    return result.components()._replace(converged=~going)
+        c = torch.where(size > 0, mapped / size.clamp(min=tiny), c)
+    return found._replace(converged=~going)
 
 
-def _directions(number: int, shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
+def _directions(settings: FisherSettings, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Draw Gaussian vectors that depend on the seed alone, so that all batches on all devices get the same ones."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(number, *shape, generator=generator).to(like)
+    generator = torch.Generator().manual_seed(settings.seed)
+    return torch.randn(settings.num_directions, *shape, generator=generator).to(like)
 
 
-def rayleigh(jacobian: InputJacobian, num_directions: int, distribution: str, seed: int) -> FisherComponents:
+def rayleigh(jacobian: InputJacobian, settings: FisherSettings) -> FisherComponents:
     """Take the largest Rayleigh quotient of (L J)(L J)^T over random vectors, the paper's Algorithm 2.
 
     The vectors are the same for all samples. The result is a lower bound.
     """
     operator = FisherOperator(jacobian)
-    directions = _directions(num_directions, operator.p.shape[1:], operator.p, seed)
-    directions = directions if distribution == "gaussian" else directions.sign()
+    directions = _directions(settings, operator.p.shape[1:], operator.p)
+    directions = directions if settings.distribution == "gaussian" else directions.sign()
     value, best = torch.zeros_like(operator.p[:, 0]), torch.zeros_like(operator.p)
     for w in directions:
         product = operator.transposed_product(w.expand_as(operator.p))
         quotient = product.square().sum(dim=1) / w.square().sum()
         best = torch.where((quotient > value).unsqueeze(1), w, best)
         value = torch.maximum(value, quotient)
-    return FisherComponents(value, torch.full_like(operator.preds[:, 0], num_directions), direction=best)
+    return FisherComponents(value, torch.full_like(operator.preds[:, 0], len(directions)), direction=best)
+
+
+ESTIMATORS: dict[str, Callable[[InputJacobian, FisherSettings], FisherComponents]] = {
+    "exact": exact,
+    "lanczos": lanczos,
+    "power": power,
+    "rayleigh": rayleigh,
+}
 
 
 @torch.no_grad()
-def blackbox(
-    model: Callable[..., Any],
-    x: Tensor,
-    space: InputSpace,
-    num_directions: int,
-    rayleigh_ritz: bool,
-    seed: int,
-    direction: bool = False,
-) -> FisherComponents:
+def blackbox(model: Callable[..., Any], x: Tensor, space: InputSpace, settings: FisherSettings) -> FisherComponents:
     """Take central differences of log p along random unit vectors v, the same ones for all samples."""
 
     def log_p(perturbation: Tensor | float) -> Tensor:
@@ -243,22 +267,22 @@ def blackbox(
         return logits.to(accumulation_dtype(logits.device)).log_softmax(dim=1)
 
     p = log_p(0.0).exp()
-    directions = torch.nn.functional.normalize(_directions(num_directions, (x[0].numel(),), p, seed))
+    directions = torch.nn.functional.normalize(_directions(settings, (x[0].numel(),), p))
     steps = _STEP_SIZE * directions.view(-1, *x.shape[1:]).to(x.dtype)
     differences = torch.stack([(log_p(h) - log_p(-h)) / (2 * _STEP_SIZE) for h in steps], dim=2)
     form = differences.mT @ (p.unsqueeze(2) * differences)  # V^T G V
     value, best = form.diagonal(dim1=1, dim2=2).max(dim=1)
-    mix = torch.nn.functional.one_hot(best, num_directions).to(form)
-    if rayleigh_ritz:
+    mix = torch.nn.functional.one_hot(best, len(directions)).to(form)
+    if settings.rayleigh_ritz:
         # Largest eigenvalue of the form relative to V^T V, which is singular for more directions than dimensions
         lengths, axes = decompose(torch.linalg.eigh, directions @ directions.T)
         axes = axes[:, lengths > 1e-4] / lengths[lengths > 1e-4].sqrt()
         value = torch.maximum(value, decompose(torch.linalg.eigvalsh, axes.mT @ form @ axes)[:, -1])
-        mix = decompose(torch.linalg.eigh, axes.mT @ form @ axes)[1][:, :, -1] @ axes.mT if direction else mix
-    queries = torch.full((len(x),), 2 * num_directions + 1, device=x.device)
-    if not direction:
+        mix = decompose(torch.linalg.eigh, axes.mT @ form @ axes)[1][:, :, -1] @ axes.mT if settings.direction else mix
+    queries = torch.full((len(x),), 2 * len(directions) + 1, device=x.device)
+    if not settings.direction:
         return FisherComponents(value, queries)
-    slope = (differences.gather(1, p.argmax(1)[:, None, None].expand(-1, 1, num_directions)).squeeze(1) * mix).sum(1)
+    slope = (differences.gather(1, p.argmax(1)[:, None, None].expand(-1, 1, len(directions))).squeeze(1) * mix).sum(1)
     return FisherComponents(value, queries, direction=downhill(mix @ directions, slope))
 
 

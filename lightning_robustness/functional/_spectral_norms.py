@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,17 @@ _CHUNK = 2**22
 Pads = list[tuple[int, int]]
 
 
-def convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
+class SpectralNorm(NamedTuple):
+    """Largest factor by which a layer stretches a distance between two inputs, in the l2 norm."""
+
+    value: float
+    exact: bool
+
+
+Rule = Callable[[Any, Tensor, Tensor], SpectralNorm | None]
+
+
+def convolution_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
     """Compute the spectral norm of a convolution in 1, 2 or 3 dimensions.
 
     It is exact for circular padding that keeps the size, and for kernels of size 1. Otherwise it is an upper bound:
@@ -24,21 +34,14 @@ def convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
     inputs, outputs = list(x.shape[-len(reach) :]), list(y.shape[-len(reach) :])
     keeps_size = all(sum(p) == r and n % s == 0 for p, r, n, s in zip(pads, reach, inputs, stride, strict=True))
     if mode == "circular" and keeps_size:
-        return _circular_norm(weight, options.groups, inputs, stride, dilation), True
+        return SpectralNorm(_circular_norm(weight, options.groups, inputs, stride, dilation), exact=True)
     copies = 1.0
     if mode != "zeros":
         copies = math.prod(padding_norm(n, p, mode) for n, p in zip(inputs, pads, strict=True))
         inputs, pads = [n + sum(p) for n, p in zip(inputs, pads, strict=True)], [(0, 0)] * len(pads)
     sizes = _embedding_sizes(reach, inputs, outputs, pads, stride)
-    return copies * _circular_norm(weight, options.groups, sizes, stride, dilation), copies == 1 and not any(reach)
-
-
-def transposed_convolution_norm(options: Any, x: Tensor, y: Tensor) -> tuple[float, bool]:
-    """Compute the spectral norm of a transposed convolution, which is the norm of its adjoint, a convolution."""
-    weight, stride, dilation, reach = _geometry(options)
-    outputs, inputs = list(x.shape[-len(reach) :]), list(y.shape[-len(reach) :])
-    sizes = _embedding_sizes(reach, inputs, outputs, _pads(options.padding, reach), stride)
-    return _circular_norm(weight, options.groups, sizes, stride, dilation), not any(reach)
+    norm = copies * _circular_norm(weight, options.groups, sizes, stride, dilation)
+    return SpectralNorm(norm, exact=copies == 1 and not any(reach))
 
 
 def padding_norm(size: int, pads: tuple[int, int], mode: str) -> float:
@@ -109,16 +112,6 @@ def _grid(sizes: list[int]) -> Tensor:
     return torch.cartesian_prod(*(torch.arange(n, dtype=torch.double) for n in sizes)).reshape(-1, len(sizes))
 
 
-class SpectralNorm(NamedTuple):
-    """Largest factor by which a layer stretches a distance between two inputs, in the l2 norm."""
-
-    value: float
-    exact: bool
-
-
-Rule = Callable[[Any, Tensor, Tensor], "SpectralNorm | None"]
-
-
 def layer_spectral_norm(kind: str, options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
     """Compute the spectral norm of a layer, or None if there is no rule for it."""
     if kind in _LIPSCHITZ_CONSTANTS:
@@ -135,16 +128,9 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().double()
 
 
-def _linear(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
-    return SpectralNorm(matrix_spectral_norm(options.weight), exact=True)
-
-
-def _convolution(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
-    return SpectralNorm(*convolution_norm(options, x, y))
-
-
-def _transposed_convolution(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
-    return SpectralNorm(*transposed_convolution_norm(options, x, y))
+def _exact(value: Callable[[Any], float]) -> Rule:
+    """Make the rule of a layer whose norm depends on its options alone."""
+    return lambda options, x, y: SpectralNorm(value(options), exact=True)
 
 
 def _batch_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
@@ -213,34 +199,25 @@ def _instance_norm(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
     return _running_scale(options)
 
 
+def _pooling(options: Any, x: Tensor, name: str) -> Iterator[tuple[int, ...]]:
+    """Yield kernel size, stride and another option of each dimension."""
+    values = (options.kernel_size, options.stride or options.kernel_size, getattr(options, name))
+    return zip(*(per_dimension(value, x.ndim - 2) for value in values), strict=True)
+
+
 def _max_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
     """Take the root of the number of windows that an input is in: each of them can pass on its change."""
-    num_dims = x.ndim - 2
-    windows = 1
-    for k, s, d, m in zip(
-        per_dimension(options.kernel_size, num_dims),
-        per_dimension(options.stride or options.kernel_size, num_dims),
-        per_dimension(options.dilation, num_dims),
-        y.shape[2:],
-        strict=True,
-    ):
-        windows *= min(math.ceil(k / (s // math.gcd(s, d))), m)
+    sizes = zip(_pooling(options, x, "dilation"), y.shape[2:], strict=True)
+    windows = math.prod(min(math.ceil(k / (s // math.gcd(s, d))), m) for (k, s, d), m in sizes)
     return SpectralNorm(math.sqrt(windows), exact=windows == 1)
 
 
 def _avg_pool(options: Any, x: Tensor, y: Tensor) -> SpectralNorm | None:
     """Multiply the norms of all dimensions: average pooling is a Kronecker product of one matrix per dimension."""
-    num_dims = x.ndim - 2
     if getattr(options, "divisor_override", None):
         return None
     norm = 1.0
-    for k, s, p, n in zip(
-        per_dimension(options.kernel_size, num_dims),
-        per_dimension(options.stride or options.kernel_size, num_dims),
-        per_dimension(options.padding, num_dims),
-        x.shape[2:],
-        strict=True,
-    ):
+    for (k, s, p), n in zip(_pooling(options, x, "padding"), x.shape[2:], strict=True):
         basis = torch.eye(n, dtype=torch.double).unsqueeze(1)
         pooled = functional.avg_pool1d(basis, k, s, p, options.ceil_mode, options.count_include_pad)
         norm *= matrix_spectral_norm(pooled.squeeze(1))
@@ -287,16 +264,8 @@ def _log_softmax(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
 _GELU_SLOPES = {"none": 1.1289041452, "tanh": 1.1289930687}
 
 
-def _gelu(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
-    return SpectralNorm(_GELU_SLOPES[options.approximate], exact=True)
-
-
 def _slope(name: str) -> Rule:
-    def rule(options: Any, x: Tensor, y: Tensor) -> SpectralNorm:
-        slope = torch.as_tensor(getattr(options, name)).abs().max().item()
-        return SpectralNorm(max(1.0, slope), exact=True)
-
-    return rule
+    return _exact(lambda options: max(1.0, torch.as_tensor(getattr(options, name)).abs().max().item()))
 
 
 # Largest absolute derivatives; functions that jump, such as Hardshrink and Threshold, have none
@@ -314,9 +283,9 @@ _LIPSCHITZ_CONSTANTS = {
 }
 
 _RULES: dict[str, Rule] = {
-    "linear": _linear,
-    "conv": _convolution,
-    "convtranspose": _transposed_convolution,
+    "linear": _exact(lambda options: matrix_spectral_norm(options.weight)),
+    "conv": convolution_norm,
+    "convtranspose": lambda options, x, y: convolution_norm(options, y, x),  # the norm of its adjoint
     "batchnorm": _batch_norm,
     "syncbatchnorm": _batch_norm,
     "layernorm": _layer_norm,
@@ -336,7 +305,7 @@ _RULES: dict[str, Rule] = {
     "circularpad": _padding("circular"),
     **dict.fromkeys(("dropout", "alphadropout", "featurealphadropout"), _dropout),
     "logsoftmax": _log_softmax,
-    "gelu": _gelu,
+    "gelu": _exact(lambda options: _GELU_SLOPES[options.approximate]),
     "leakyrelu": _slope("negative_slope"),
     "rrelu": _slope("upper"),
     "prelu": _slope("weight"),

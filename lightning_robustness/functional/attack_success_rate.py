@@ -1,4 +1,3 @@
-from collections.abc import Mapping
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -25,42 +24,42 @@ class AttackSuccessComponents(NamedTuple):
 
 def _attack_success_rate_update(
     preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Count samples, and return the distortions of those that were correct, infinite where the attack failed."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which samples are right before the attack and wrong after it, and their distortions, NaN if unknown."""
     check_integer_tensor("preds", preds)
     for name, labels in {"preds": preds, "adv_preds": adv_preds, "target": target}.items():
         check_labels(name, labels, preds.numel())
     correct, wrong = preds == target, adv_preds != target
-    flipped = correct & wrong
-    counts = {"flipped": flipped.sum(), "correct": correct.sum(), "wrong": wrong.sum()}
-    counts["count"] = torch.full_like(counts["correct"], len(preds))
     if distortion is None:
-        return counts, torch.zeros(0, device=preds.device)
+        return correct, wrong, torch.full(preds.shape, torch.nan, device=preds.device)
     check_tensor("distortion", distortion)
     if distortion.shape != preds.shape:
         raise ValueError(
             f"Expected `distortion` to have shape {tuple(preds.shape)}, one value per sample, but got "
             f"{tuple(distortion.shape)}."
         )
-    return counts, torch.where(flipped, distortion, torch.inf)[correct]
+    return correct, wrong, distortion
 
 
 def _attack_success_rate_compute(
-    counts: Mapping[str, Tensor], distortions: Tensor, confidence: float
+    correct: Tensor, wrong: Tensor, distortion: Tensor, confidence: float
 ) -> AttackSuccessComponents:
     """Compute the rates, and the lower median of the distortions, of which failures are infinite."""
-    flipped, correct, wrong, count = (counts[name] for name in ("flipped", "correct", "wrong", "count"))
-    error_rate = wrong / count.clamp(min=1)
-    low, high = wilson_interval(flipped, correct, confidence)
-    distortions = distortions.float()
+    flipped, count = (correct & wrong).sum(), torch.full((), len(correct), device=correct.device)
+    distortions = torch.where(wrong, distortion, torch.inf)[correct & ~distortion.isnan()].float()
+    error_rate = wrong.sum() / count.clamp(min=1)
+    low, high = wilson_interval(flipped, correct.sum(), confidence)
     return AttackSuccessComponents(
-        asr=flipped / correct.clamp(min=1),
+        asr=flipped / correct.sum().clamp(min=1),
         asr_low=low,
         asr_high=high,
         error_rate=error_rate,
         adv_acc=torch.where(count > 0, 1 - error_rate, 0.0),
         distortion=distortions.median() if len(distortions) else distortions.new_tensor(torch.nan),
-        **counts,
+        flipped=flipped,
+        correct=correct.sum(),
+        wrong=wrong.sum(),
+        count=count,
     )
 
 
@@ -68,8 +67,7 @@ def success_rates(
     preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None = None, confidence: float = 0.95
 ) -> AttackSuccessComponents:
     """Compute the components of :func:`attack_success_rate`."""
-    counts, distortions = _attack_success_rate_update(preds, adv_preds, target, distortion)
-    return _attack_success_rate_compute(counts, distortions, confidence)
+    return _attack_success_rate_compute(*_attack_success_rate_update(preds, adv_preds, target, distortion), confidence)
 
 
 def _check_confidence(confidence: float) -> None:

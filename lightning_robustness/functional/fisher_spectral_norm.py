@@ -1,36 +1,25 @@
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import (
-    check_flag,
-    check_integer,
-    check_labels,
-    check_number,
-    check_option,
-    check_overflow,
-)
+from lightning_robustness._arguments import check_flag, check_labels, check_option, check_overflow
 from lightning_robustness._model.access import compute_logits
 from lightning_robustness._numbers import accumulation_dtype, at_least_float32
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.functional._fisher_estimators import (
+    ESTIMATORS,
+    Distribution,
     FisherComponents,
+    FisherMethod,
+    FisherSettings,
     blackbox,
-    exact,
     input_direction,
-    lanczos,
-    power,
-    rayleigh,
 )
 from lightning_robustness.functional._jacobian import FEW_CLASSES, InputJacobian, opened
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, nearest_boundary
 from lightning_robustness.input_space import InputSpace
-
-FisherMethod = Literal["auto", "exact", "lanczos", "power", "rayleigh", "blackbox"]
-Distribution = Literal["gaussian", "rademacher"]
 
 # Components that only some methods have
 FISHER_PARTS = ("trace", "jacobian_norm", "lipschitz")
@@ -38,32 +27,6 @@ FISHER_PARTS = ("trace", "jacobian_norm", "lipschitz")
 FLOOR = 1e-12
 # Entries of Jacobians that are held in memory at a time
 _JACOBIAN_NUMBERS = 2**25
-
-
-@dataclass(frozen=True)
-class FisherSettings:
-    """How the spectral norm is computed, checked once: the options that function, metric and meter share."""
-
-    method: FisherMethod = "auto"
-    input_space: InputSpace | None = None
-    tolerance: float = 1e-6
-    max_steps: int = 100
-    num_directions: int = 20
-    distribution: Distribution = "gaussian"
-    rayleigh_ritz: bool = True
-    chunk_size: int | None = None
-    seed: int = 0
-    direction: bool = False
-
-    def __post_init__(self) -> None:
-        check_option("method", self.method, FisherMethod)
-        check_option("distribution", self.distribution, Distribution)
-        check_number("tolerance", self.tolerance)
-        check_flag("rayleigh_ritz", self.rayleigh_ritz)
-        check_integer("max_steps", self.max_steps, minimum=1)
-        check_integer("num_directions", self.num_directions, minimum=1)
-        if self.chunk_size is not None:
-            check_integer("chunk_size", self.chunk_size, minimum=1)
 
 
 def fisher_spectral_norm(
@@ -173,27 +136,20 @@ def fisher_and_boundary(
     """Compute the spectral norm and, from the same Jacobian, the distance to the decision boundary in a norm."""
     if boundary is not None:
         check_option("boundary", boundary, BoundaryNorm)
-    method, chunk_size, seed = settings.method, settings.chunk_size, settings.seed
-    number, tolerance, steps = settings.num_directions, settings.tolerance, settings.max_steps
-    estimators: dict[str, Callable[[InputJacobian], FisherComponents]] = {
-        "exact": lambda jacobian: exact(jacobian, settings.direction),
-        "lanczos": lambda jacobian: lanczos(jacobian, tolerance, steps),
-        "power": lambda jacobian: power(jacobian, tolerance, steps),
-        "rayleigh": lambda jacobian: rayleigh(jacobian, number, settings.distribution, seed),
-    }
+    method, chunk_size = settings.method, settings.chunk_size
 
     def measure(x: Tensor, y: Tensor | None, space: InputSpace) -> FisherComponents:
         if method == "blackbox":
-            found = blackbox(model, x, space, number, settings.rayleigh_ritz, seed, settings.direction)
+            found = blackbox(model, x, space, settings)
         else:
             jacobian = InputJacobian(model, x, space, twice=method in ("lanczos", "power"))
-            found = estimators[method](jacobian)
+            found = ESTIMATORS[method](jacobian, settings)
             vector = input_direction(jacobian, found.direction) if settings.direction else None  # type: ignore[arg-type]
             distance = None if boundary is None else nearest_boundary(jacobian, y, boundary, None)
             found = found._replace(boundary=distance, direction=vector, nonfinite_gradients=jacobian.nonfinite)
         return found if found.direction is None else found._replace(direction=found.direction.view_as(x))
 
-    with opened(model, x, settings.input_space, seed) as (x, space):
+    with opened(model, x, settings.input_space, settings.seed) as (x, space):
         if y is not None:
             check_labels("y", y, len(x))
             y = y.to(x.device)
@@ -212,10 +168,11 @@ def fisher_and_boundary(
     dtype = at_least_float32(x.dtype)
     components = FisherComponents(*(_join(values, dtype) for values in zip(*chunks, strict=True)))
     check_overflow(components.spectral_norm)
-    if components.converged is not None and not components.converged.all():
+    stuck = 0 if components.converged is None else int((~components.converged).sum())
+    if stuck:
         rank_zero_warn(
-            f"Power iteration took all {steps} steps without converging for {int((~components.converged).sum())} of "
-            f'{len(x)} samples, whose values are too low. Raise `max_steps`, or use method="lanczos".',
+            f"Power iteration took all {settings.max_steps} steps without converging for {stuck} of {len(x)} samples, "
+            'whose values are too low. Raise `max_steps`, or use method="lanczos".',
             stacklevel=3,
         )
     return components

@@ -1,7 +1,7 @@
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,11 @@ class RobustnessMetric(Metric):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._components: dict[str, Tensor] = {}
+
+    def _keep_apart(self, *settings: Any) -> None:
+        """Add a state of what the others depend on: a MetricCollection shares states that are equal after a batch."""
+        checksum = torch.tensor(zlib.crc32(repr(settings).encode()))
+        self.add_state("checksum", default=checksum, dist_reduce_fx="max")
 
     def compute_components(self) -> dict[str, Tensor]:
         """Compute the metric and return it with its parts, by name."""
@@ -74,11 +79,6 @@ class SampleMetric(RobustnessMetric):
         # Named after the class: a MetricCollection shares states of one name that are equal after a batch
         self._state = f"{type(self).__name__}_rows"
         self.add_state(self._state, default=[], dist_reduce_fx="cat")
-
-    def _keep_apart(self, *settings: Any) -> None:
-        """Add a state of what rows depend on, so that a MetricCollection shares them between equal metrics only."""
-        checksum = torch.tensor(zlib.crc32(repr(settings).encode()))
-        self.add_state("settings", default=checksum, dist_reduce_fx="max")
 
     def compute(self) -> Tensor:
         """Compute the metric over all batches."""
@@ -135,7 +135,6 @@ class ClassStatisticsMetric(RobustnessMetric):
     # Collected, and not in the sketch
     features: list[Tensor]
     preds: list[Tensor]
-    num_features: Tensor
     # The fields of the sketch that are used by name
     sketch_samples: Tensor
     sketch_preds: Tensor
@@ -149,12 +148,9 @@ class ClassStatisticsMetric(RobustnessMetric):
         self.p = float(p)
         self.storage = storage
         self._warned = False
-        # A MetricCollection shares states that are equal after a batch, which metrics with other settings must not do
-        settings = torch.tensor([self.p, get_args(Storage).index(storage)])
-        self.add_state("settings", default=settings, dist_reduce_fx=None)
+        self._keep_apart(self.p, storage)
         self.add_state("features", default=[], dist_reduce_fx="cat")
         self.add_state("preds", default=[], dist_reduce_fx="cat")
-        self.add_state("num_features", default=torch.tensor(0), dist_reduce_fx="sum")
         # A width of 0 says that there is no sketch yet
         for name, value in empty_sketch(num_classes, 0, torch.float32, torch.device("cpu"))._asdict().items():
             default = value.float() if value.is_floating_point() else value  # Apple's GPUs have no float64
@@ -166,7 +162,6 @@ class ClassStatisticsMetric(RobustnessMetric):
         self._check_width(features.shape[1])
         self.features.append(features.contiguous())  # a slice would keep the whole of what it was cut from
         self.preds.append(preds.long())
-        self.num_features = self.num_features + len(features)
         self._bound_memory()
 
     def _publish(self, values: Sequence[Tensor], statistics: ClassStatistics, kind: type[NamedTuple]) -> Tensor:
@@ -238,7 +233,7 @@ class ClassStatisticsMetric(RobustnessMetric):
 
     def _bound_memory(self) -> None:
         """Move what was collected into the sketch, if the storage says so and it is enough for a block."""
-        count, capacity = int(self.num_features), self._capacity()
+        count, capacity = sum(map(len, self.features)), self._capacity()
         width, dtype = self._layout()
         is_streaming = self.storage == "streaming" or self._has_sketch()
         is_large = count * width * dtype.itemsize > EXACT_BYTES
@@ -266,7 +261,6 @@ class ClassStatisticsMetric(RobustnessMetric):
 
     def _take_blocks(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what was collected in blocks, and remove it."""
-        self.num_features = torch.zeros_like(self.num_features)
         while self.features:
             rows, end = 0, 0
             while end < len(self.features) and rows < size:
@@ -311,21 +305,20 @@ class ClassStatisticsMetric(RobustnessMetric):
         distances = gather(self._distances(sketch, features, preds, class_centers(sums, counts))).sum(dim=0)
         # Distances to the final centres need no expansion
         self._set_sketch(empty._replace(counts=counts, sums=sums, offsets=distances))
-        self.features, self.preds, self.num_features = [], [], torch.zeros_like(self.num_features)
+        self.features, self.preds = [], []
 
     @override
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
         # `forward` hands over the running state while this one holds the batch, with its graph
         self._computed = None  # else `merge_state` would return the value from before
         width, sketch = self._layout()[0], self._sketch() if self._has_sketch() else None
-        features, preds, num_features = self.features, self.preds, self.num_features
+        features, preds = self.features, self.preds
         for name in self._defaults:
             value = incoming_state[name]
             setattr(self, name, list(value) if isinstance(value, list) else value)
         self._check_width(width)
         self.features = self.features + [batch.detach() for batch in features]
         self.preds = self.preds + preds
-        self.num_features = self.num_features + num_features
         if sketch is not None:
             sketch = ClassSketch(*(value.detach() for value in sketch))
             if self._has_sketch():

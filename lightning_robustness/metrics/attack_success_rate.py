@@ -1,18 +1,16 @@
 from typing import Any
 
-import torch
 from torch import Tensor
-from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_robustness.functional.attack_success_rate import (
     _attack_success_rate_compute,
     _attack_success_rate_update,
     _check_confidence,
 )
-from lightning_robustness.metrics._base import RobustnessMetric
+from lightning_robustness.metrics._base import SampleMetric
 
 
-class AttackSuccessRate(RobustnessMetric):
+class AttackSuccessRate(SampleMetric):
     r"""Compute the success rate of an attack, with its confidence interval, lower is more robust.
 
     .. math::
@@ -70,31 +68,18 @@ class AttackSuccessRate(RobustnessMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    flipped: Tensor
-    correct: Tensor
-    wrong: Tensor
-    count: Tensor
-    distortions: list[Tensor]
+    num_columns = 3
 
     def __init__(self, *, confidence: float = 0.95, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         _check_confidence(confidence)
         self.confidence = confidence
-        for name in ("flipped", "correct", "wrong", "count"):
-            self.add_state(name, default=torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("distortions", default=[], dist_reduce_fx="cat")
+        self._keep_apart(confidence)
 
     def update(self, preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None = None) -> None:
         """Add the samples of a batch, with the distortion of each if it is known."""
-        counts, distortions = _attack_success_rate_update(preds, adv_preds, target, distortion)
-        for name, count in counts.items():
-            setattr(self, name, getattr(self, name) + count)
-        if distortion is not None:
-            self.distortions.append(distortions.to(self.dtype))
+        self._add(*_attack_success_rate_update(preds, adv_preds, target, distortion))
 
-    def compute(self) -> Tensor:
-        """Compute the success rate over all batches."""
-        counts = {name: getattr(self, name).clone() for name in ("flipped", "correct", "wrong", "count")}
-        distortions = dim_zero_cat(self.distortions) if len(self.distortions) else torch.zeros(0, device=self.device)
-        self._components = _attack_success_rate_compute(counts, distortions, self.confidence)._asdict()
-        return self._components["asr"]
+    def _summarize(self, *columns: Tensor) -> dict[str, Tensor]:
+        correct, wrong, distortion = columns
+        return _attack_success_rate_compute(correct.bool(), wrong.bool(), distortion, self.confidence)._asdict()

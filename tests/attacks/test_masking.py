@@ -163,13 +163,6 @@ def test_honest_attacks_rarely_make_a_sign():
     assert alarms <= 20
 
 
-def test_saturated_loss(batch, digits_network):
-    """The gradient of cross-entropy does not underflow here, so that nothing is masked from it."""
-    for loss in ("cross_entropy", "margin"):
-        attack = PGD(eps=0.2, start="clean", loss=loss)
-        assert names([run_attack(lambda images: 1e4 * digits_network(images), attack, *batch)]) == []
-
-
 def test_one_step_that_beats_many():
     """Steps that are too small to arrive."""
     model = linear([[-1.0], [0.0]], [0.6, 0.0])
@@ -216,26 +209,11 @@ def test_batches_of_one_attack_are_taken_together(batch, digits_network):
     assert names(results, tolerance=1.0) == []
 
 
-def test_every_sign_explains_itself(batch, digits_network):
-    for sign in masking_signs([run_attack(nn.Sequential(digits_network, nn.Softmax(dim=1)), PGD(eps=0.1), *batch)]):
-        assert all(text.endswith(".") for text in sign[1:])
-
-
-def test_nothing_to_look_at():
-    assert masking_signs([]) == []
-
-
-@pytest.mark.parametrize("probability", [0.01, 0.3, 0.5])
+@pytest.mark.parametrize("probability", [0.0, 0.01, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize(("successes", "trials"), [(0, 0), (0, 5), (3, 3), (7, 500), (20, 100), (600, 1000), (5, 3)])
 def test_binomial_tail(successes, trials, probability):
     expected = stats.binom.sf(successes - 1, trials, probability)
     assert binomial_tail(successes, trials, probability) == pytest.approx(expected, rel=1e-9, abs=1e-300)
-
-
-def test_certain_and_impossible_events():
-    assert binomial_tail(3, 5, 1.0) == 1
-    assert binomial_tail(3, 5, 0.0) == 0
-    assert binomial_tail(6, 5, 1.0) == 0
 
 
 @pytest.mark.parametrize(("first", "second"), [(7, 0), (6, 0), (20, 8), (20, 12), (0, 9)])

@@ -56,22 +56,18 @@ def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
     torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
 
 
+REFERENCES = {"fgsm": "FGSM", "bim": "BIM", "mifgsm": "MIFGSM", "rfgsm": "RFGSM", "pgd": "PGD"}
+
+
 @pytest.mark.usefixtures("torch_draws")
-@pytest.mark.parametrize(
-    ("name", "reference_name", "options"),
-    [
-        ("fgsm", "FGSM", {}),
-        ("bim", "BIM", {"alpha": 0.03, "steps": 6}),
-        ("mifgsm", "MIFGSM", {"alpha": 0.03, "steps": 6}),
-        ("rfgsm", "RFGSM", {"alpha": 0.03, "steps": 6}),
-    ],
-)
+@pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("targeted", [False, True])
-def test_settings_give_the_other_attacks(digits, robust_digits_network, name, reference_name, options, targeted):
+def test_settings_give_the_other_attacks(digits, robust_digits_network, name, targeted):
+    options = {} if name == "fgsm" else {"alpha": 0.03, "steps": 6}
     network, x, y = wide(robust_digits_network), digits[0][:64].double(), digits[1][:64]
     attack = get_attack(name, eps=0.2, **options, all_steps=True, targeted=targeted)
     with sandbox(network, x, y) as (x, y):
-        their = getattr(torchattacks, reference_name)(network, eps=0.2, **options)
+        their = getattr(torchattacks, REFERENCES[name])(network, eps=0.2, **options)
         if targeted:
             their.set_mode_targeted_by_function(lambda images, labels: labels)
         expected = their(x, (y + 1) % 10 if targeted else y)
@@ -80,22 +76,14 @@ def test_settings_give_the_other_attacks(digits, robust_digits_network, name, re
 
 
 @pytest.mark.usefixtures("torch_draws")
-@pytest.mark.parametrize(
-    ("name", "reference_name", "options"),
-    [
-        ("fgsm", "FGSM", {}),
-        ("bim", "BIM", {"alpha": 0.02, "steps": 12}),
-        ("mifgsm", "MIFGSM", {"alpha": 0.02, "steps": 12}),
-        ("rfgsm", "RFGSM", {"alpha": 0.02, "steps": 12}),
-        ("pgd", "PGD", {"alpha": 0.02, "steps": 12}),
-    ],
-)
+@pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize(("network", "eps"), [("digits_network", 0.1), ("robust_digits_network", 0.2)])
-def test_success_rate_of_torchattacks_at_least(digits, request, name, reference_name, options, network, eps):
+def test_success_rate_of_torchattacks_at_least(digits, request, name, network, eps):
+    options = {} if name == "fgsm" else {"alpha": 0.02, "steps": 12}
     network, x, y = request.getfixturevalue(network), digits[0][:1150], digits[1][:1150]
     right = network(x).argmax(dim=1) == y  # the others are not attacked, and would take random numbers in theirs alone
     x, y = x[right], y[right]
-    expected = success_rate(network, x, y, reference(network, x, y, reference_name, eps=eps, **options))
+    expected = success_rate(network, x, y, reference(network, x, y, REFERENCES[name], eps=eps, **options))
     result = run_attack(network, get_attack(name, eps=eps, **options), x, y)
     assert result.eligible.sum() == len(x) > 1000
     assert result.success_rate >= expected - 1.5 / len(x)  # rounding may decide one sample
@@ -127,12 +115,6 @@ def test_success_is_monotone_in_eps_steps_and_restarts(digits, request, network)
         assert rates[-1] > rates[0]
 
 
-def test_every_sample_that_few_steps_break_is_broken_by_many(digits, digits_network):
-    x, y = digits
-    few, many = (run_attack(digits_network, PGD(eps=0.12, alpha=0.02, steps=steps), x, y).success for steps in (4, 12))
-    assert (many | ~few).all()
-
-
 def test_a_broken_sample_keeps_its_image_and_costs_no_more(digits, digits_network):
     x, y = digits[0][:200], digits[1][:200]
     attack = PGD(eps=0.2, alpha=0.02, steps=15)
@@ -144,19 +126,6 @@ def test_a_broken_sample_keeps_its_image_and_costs_no_more(digits, digits_networ
         assert torch.equal(result.queries[left], earlier.queries[left])
     assert (result.queries[~result.eligible] == 0).all()
     assert (result.queries[result.eligible & ~result.success] == 15).all()
-
-
-def test_all_steps_gives_images_of_full_strength(digits, digits_network):
-    x, y = digits[0][:300], digits[1][:300].clone()
-    y[0] = (y[0] + 1) % 10  # wrong before the attack
-    attack = PGD(eps=0.1, steps=10)
-    early, full = (run_attack(digits_network, a, x, y) for a in (attack, PGD(eps=0.1, steps=10, all_steps=True)))
-    loss = torch.nn.CrossEntropyLoss()
-    assert loss(digits_network(full.x_adv), y) > 1.5 * loss(digits_network(early.x_adv), y)
-    assert (full.queries == 10).all()
-    assert torch.equal(early.x_adv[0], x[0])
-    assert not torch.equal(full.x_adv[0], x[0])
-    assert not full.success[0]
 
 
 @pytest.mark.usefixtures("torch_draws")
@@ -228,14 +197,6 @@ def test_two_classes_and_a_linear_model_in_closed_form(seed, eps, norm):
     result = run_attack(model, PGD(eps=eps, norm=norm, steps=5, start="clean"), x, y, input_space=UNBOUNDED)
     certain = (distance - eps).abs() > 1e-4
     assert torch.equal(result.success[certain], (distance < eps)[certain])
-
-
-def test_targeted(digits, digits_network):
-    x, y = digits[0][:200], digits[1][:200]
-    target = (y + 1) % 10
-    result = run_attack(digits_network, PGD(eps=0.3, steps=20, targeted=True), x, target)
-    assert torch.equal(result.success, (result.adv_preds == target) & (result.preds != target))
-    assert result.success_rate > 0.9
 
 
 @pytest.mark.parametrize(

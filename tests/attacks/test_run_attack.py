@@ -1,11 +1,12 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from lightning_robustness._isolation.sandbox import full_precision
-from lightning_robustness.attacks import CW, PGD, Square, get_attack, run_attack
+from lightning_robustness.attacks import CW, DDN, PGD, Cascade, MinimumNormCW, Square, get_attack, run_attack
 from lightning_robustness.input_space import InputSpace
 from tests.attacks.cases import BUILT_IN, FOREIGN, failing, foolbox_fgsm
 from tests.attacks.linear import linear
@@ -134,21 +135,70 @@ def test_precisions(digits, digits_network, attack, dtype):
     assert result.success_rate >= plain.success_rate - 0.1
 
 
-def test_half_precision_does_not_lose_the_gradient_of_confident_samples():
-    model = linear([[30.0, 0.0], [0.0, 30.0]]).half()
-    x, y = torch.tensor([[0.9, 0.1]]).half(), torch.tensor([0])
-    result = run_attack(model, PGD(eps=0.5, start="clean"), x, y)
-    assert result.success.all()
-    assert not result.zero_gradients.any()
+RANGES = BUILT_IN | {"square": Square(eps=0.2, num_queries=30), "ddn": DDN(steps=30), "cw": CW(steps=20, lr=0.05)}
 
 
-@pytest.mark.parametrize("attack", ["pgd", "cw", "square"])
-def test_integer_valued_images(digits, digits_network, attack):
-    x, y = (digits[0][:40] * 16).round(), digits[1][:40]
-    attack = {"pgd": PGD(eps=3), "cw": CW(steps=20, lr=0.05), "square": Square(eps=5, num_queries=50)}[attack]
-    result = run_attack(lambda images: digits_network(images / 16), attack, x, y.int(), input_space=InputSpace(high=16))
-    assert result.success_rate > 0.5
-    assert 0 <= result.x_adv.min() <= result.x_adv.max() <= 16
+@pytest.mark.parametrize("attack", RANGES)
+def test_another_range_gives_the_same(digits, digits_network, attack):
+    """Of pixels up to 255, with int32 labels: budgets are in their units, and weights mean the same."""
+    attack, x, y = RANGES[attack], digits[0][:60], digits[1][:60]
+    parts = [part for part in getattr(attack, "attacks", (attack,)) if hasattr(part, "eps")]
+    wide = [replace(part, eps=255 * part.eps) for part in parts]
+    scaled = replace(attack, attacks=tuple(wide)) if isinstance(attack, Cascade) else (wide or [attack])[0]
+    result = run_attack(digits_network, attack, x, y)
+    space = InputSpace(high=255)
+    other = run_attack(lambda images: digits_network(images / 255), scaled, 255 * x, y.int(), input_space=space)
+    assert (other.success == result.success).float().mean() >= 0.96
+    assert other.l2.mean().item() / 255 == pytest.approx(result.l2.mean().item(), rel=0.02)
+    assert 0 <= other.x_adv.min() <= other.x_adv.max() <= 255
+
+
+# How often attacks reach the next class at least, of 100 samples
+TARGETED = {
+    "pgd": (PGD(eps=0.3, steps=20, targeted=True), 0.9),
+    "cw": (CW(c=10.0, steps=40, lr=0.05, targeted=True), 0.6),
+    "minimum_norm_cw": (MinimumNormCW(c=10.0, steps=40, lr=0.05, targeted=True), 0.9),
+    "ddn": (DDN(steps=40, targeted=True), 1.0),
+    "square": (Square(eps=0.4, num_queries=150, targeted=True), 0.4),
+    "square of cross-entropy": (Square(eps=0.4, num_queries=150, targeted=True, loss="cross_entropy"), 0.4),
+}
+
+
+@pytest.mark.parametrize("name", TARGETED)
+def test_targeted(digits, digits_network, name):
+    (attack, least), x, target = TARGETED[name], digits[0][:100], (digits[1][:100] + 1) % 10
+    result = run_attack(digits_network, attack, x, target)
+    assert torch.equal(result.success, (result.adv_preds == target) & (result.preds != target))
+    assert result.success_rate >= least
+
+
+@pytest.mark.parametrize(
+    ("attack", "queries"),
+    [(CW(steps=5), 5), (DDN(steps=5), 13), (MinimumNormCW(steps=5, initial_steps=5), 18)],
+    ids=repr,
+)
+@pytest.mark.parametrize("low", [0.0, None])
+def test_without_success_the_input_comes_back(attack, queries, low):
+    """DDN tries eight random images, where there is a range to draw from."""
+    x, model = torch.tensor([[0.5, 0.5]]), linear([[0.0, 0.0], [0.0, 0.0]], [9.0, 0.0])
+    result = run_attack(model, attack, x, torch.tensor([0]), input_space=InputSpace(low=low))
+    assert torch.equal(result.x_adv, x)
+    assert not result.success.any()
+    assert result.queries.tolist() == [queries if low == 0 or type(attack) is CW else queries - 8]
+
+
+@pytest.mark.parametrize("attack", [PGD(eps=0.1), Square(eps=0.2, num_queries=60)], ids=repr)
+def test_all_steps_gives_images_of_full_strength(digits, digits_network, attack):
+    x, y = digits[0][:100], digits[1][:100].clone()
+    y[0] = (y[0] + 1) % 10  # wrong before the attack
+    early, full = (run_attack(digits_network, a, x, y) for a in (attack, replace(attack, all_steps=True)))
+    loss = nn.CrossEntropyLoss()
+    assert loss(digits_network(full.x_adv), y) > 1.5 * loss(digits_network(early.x_adv), y)
+    assert (full.queries == early.queries.max()).all()
+    assert full.success.sum() >= early.success.sum()
+    assert torch.equal(early.x_adv[0], x[0])
+    assert not torch.equal(full.x_adv[0], x[0])
+    assert not full.success[0]
 
 
 def test_any_callable_with_what_the_model_sees(digits, digits_network):
@@ -167,6 +217,7 @@ def test_any_callable_with_what_the_model_sees(digits, digits_network):
         (lambda x: x[:, :, :4], ValueError, r"to return inputs of shape \(8, 1, 8, 8\) but got \(8, 1, 4, 8\)"),
         (lambda x: x * float("nan"), ValueError, r"to return finite inputs but got NaN or infinity"),
         (lambda x: x + float("inf"), ValueError, r"to return finite inputs but got NaN or infinity"),
+        (lambda x: (x + 0.5).clamp(0, 1), ValueError, r"to stay within eps=0\.1 in the l2 norm but it went 3\.\d+ far"),
         (lambda x: x + 0.2, ValueError, r"to stay within eps=0\.1 in the linf norm but it went 0\.2 far"),
         (
             lambda x: x + 0.05,
@@ -181,17 +232,8 @@ def test_what_an_attack_returns_is_checked(digits, digits_network, x_adv, error,
     def attack(model, x, y):
         return x_adv(x)
 
-    attack.eps, attack.norm = 0.1, "linf"
+    attack.eps, attack.norm = 0.1, "l2" if "l2" in match else "linf"
     with pytest.raises(error, match=match):
-        run_attack(digits_network, attack, digits[0][:8], digits[1][:8])
-
-
-def test_l2_budget_is_checked(digits, digits_network):
-    def attack(model, x, y):
-        return (x + 0.5).clamp(0, 1)
-
-    attack.eps, attack.norm = 0.1, "l2"
-    with pytest.raises(ValueError, match=r"to stay within eps=0\.1 in the l2 norm but it went 3\.\d+ far"):
         run_attack(digits_network, attack, digits[0][:8], digits[1][:8])
 
 

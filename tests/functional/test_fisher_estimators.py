@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness import functional
-from lightning_robustness.functional._fisher_estimators import FisherOperator, exact, lanczos, power, rayleigh
+from lightning_robustness.functional._fisher_estimators import (
+    FisherOperator,
+    FisherSettings,
+    exact,
+    lanczos,
+    power,
+    rayleigh,
+)
 from lightning_robustness.functional._jacobian import InputJacobian
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED
@@ -22,7 +29,8 @@ def test_one_forward_pass_serves_several_estimators():
     model, x, calls = model.double().eval(), torch.randn(4, *shape).double(), []
     jacobian = InputJacobian(lambda x: (calls.append(1), model(x))[1], x, UNBOUNDED, twice=True)
     expected = dense.largest_eigenvalue(model, x)
-    for result in (exact(jacobian), power(jacobian, 1e-12, 1000), lanczos(jacobian, 1e-12, 5)):
+    settings = FisherSettings(tolerance=1e-12, max_steps=1000)
+    for result in (method(jacobian, settings) for method in (exact, power, lanczos)):
         torch.testing.assert_close(result.spectral_norm, expected, rtol=1e-9, atol=0)
     assert len(calls) == 1
 
@@ -36,7 +44,8 @@ def test_largest_rayleigh_quotient(distribution):
     for p in model(x).softmax(dim=1).detach():
         rows = p.sqrt().unsqueeze(1) * (model.weight - p @ model.weight).detach()  # sqrt(p_k) grad log p_k
         expected.append(max((w @ rows @ rows.T @ w / (w @ w)).item() for w in directions))
-    result = rayleigh(InputJacobian(model, x, UNBOUNDED), 7, distribution, seed=5)
+    settings = FisherSettings(num_directions=7, distribution=distribution, seed=5)
+    result = rayleigh(InputJacobian(model, x, UNBOUNDED), settings)
     assert result.spectral_norm.tolist() == pytest.approx(expected)
     assert result.products.tolist() == [7] * 3
 

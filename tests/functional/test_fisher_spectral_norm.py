@@ -35,15 +35,6 @@ def test_linear_softmax_model_has_a_closed_form(method, num_classes):
     torch.testing.assert_close(result, expected.detach(), rtol=1e-6, atol=0)
 
 
-def test_two_classes_by_hand():
-    weight = torch.tensor([[1.0, 2.0, 2.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    x = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
-    sigmoid = 1 / (1 + math.exp(-1))
-    for method in (*PRECISE, "blackbox"):
-        result = fisher_spectral_norm(lambda x: x @ weight.T, x, method)
-        assert result.tolist() == pytest.approx([9 / 4, 9 * sigmoid * (1 - sigmoid)], rel=1e-3)
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_networks_agree_with_the_dense_matrix(name, dtype):
@@ -91,14 +82,6 @@ def test_values_are_in_unnormalised_units(method):
     result = fisher_spectral_norm(model, space.normalize(pixels), method, input_space=space, **options)
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
     assert not torch.allclose(result, fisher_spectral_norm(model, space.normalize(pixels), method), rtol=0.1)
-
-
-def test_by_default_inputs_are_in_the_unit_range():
-    model, x = linear(3, 4), torch.rand(5, 4, dtype=torch.float64)
-    default, bounded = (functional.fisher_spectral_norm(model, x, input_space=space) for space in (None, InputSpace()))
-    assert torch.equal(default, bounded)
-    with pytest.raises(ValueError, match=r"\[2, 2\].*InputSpace\(low=None, high=None\)"):
-        functional.fisher_spectral_norm(model, torch.full((1, 4), 2.0, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -167,23 +150,7 @@ def test_auto_depends_on_the_number_of_classes():
         assert (parts.residual is None) == is_exact
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_empty_batch(method):
-    assert fisher_spectral_norm(nn.Linear(3, 2), torch.randn(0, 3), method).shape == (0,)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_logits_that_are_not_finite(method):
-    with pytest.raises(ValueError, match="2 of 3 samples have NaN or infinite ones"):
-        fisher_spectral_norm(lambda x: x.sqrt(), torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -2.0]]), method)
-
-
 def test_models_that_do_not_fit():
-    mixing = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False))
-    with pytest.raises(ValueError, match="treats each sample by itself"):
-        fisher_spectral_norm(mixing, torch.randn(4, 3))
-    with pytest.raises(ValueError, match="logits that autograd can differentiate"):
-        fisher_spectral_norm(lambda x: x.detach(), torch.randn(4, 3))
     assert fisher_spectral_norm(lambda x: x.detach(), torch.randn(4, 3), "blackbox").shape == (4,)
     with pytest.raises(RuntimeError, match="neither twice nor in forward mode"):
         fisher_spectral_norm(square(twice=False, in_forward_mode=False), torch.randn(4, 6), "lanczos")

@@ -30,12 +30,6 @@ def test_equals_the_dense_jacobian(num_classes, batch_size):
     torch.testing.assert_close(lipschitz_constant(model, x), reference(model, x), rtol=1e-10, atol=0)
 
 
-def test_equals_what_comes_with_the_fisher_information(digits, digits_network):
-    images = digits[0][1200:1264]
-    expected = functional.fisher_spectral_norm(digits_network, images, method="exact", return_components=True).lipschitz
-    torch.testing.assert_close(lipschitz_constant(digits_network, images), expected, rtol=1e-4, atol=0)
-
-
 def test_linear_model_with_two_classes_has_a_closed_form():
     model, x = nn.Linear(3, 2).double(), torch.randn(6, 3, dtype=torch.double)
     p = model(x).detach().softmax(dim=1)
@@ -72,42 +66,6 @@ def test_precision(dtype, rtol):
     torch.testing.assert_close(value.double(), expected, rtol=10 * rtol, atol=0)
 
 
-def test_in_any_mode_and_leaves_the_model_as_it_was():
-    model, x = network().float(), torch.randn(3, 2, 4, 4)
-    expected = lipschitz_constant(model.eval(), x)
-    model.train()
-    model[0].weight.grad = torch.ones_like(model[0].weight)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with torch.inference_mode(), torch.autocast("cpu"):
-        torch.testing.assert_close(lipschitz_constant(model, x.clone()), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(lipschitz_constant(model.requires_grad_(False), x), expected)
-    assert all(module.training for module in model.modules())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
-
-
-def test_no_samples():
-    assert lipschitz_constant(network(), torch.zeros(0, 2, 4, 4).double()).shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("model", "match"),
-    [
-        (lambda x: (x - 1.5).log(), "1 of 2 samples have NaN"),
-        (lambda x: x - x.mean(dim=0), "each sample by itself"),
-    ],
-)
-def test_models_are_checked(model, match):
-    with pytest.raises(ValueError, match=match):
-        lipschitz_constant(model, torch.tensor([[1.0, 1.0], [2.0, 2.0]]))
-
-
-def test_inputs_outside_the_range_are_refused():
-    with pytest.raises(ValueError, match=r"\[0.0, 1.0\] but observed"):
-        lipschitz_constant(nn.Linear(3, 2), 5 * torch.ones(1, 3), input_space=None)
-
-
 def test_spectral_norm_equals_the_dense_jacobian():
     model, x = network(5).eval(), torch.randn(4, 2, 4, 4, dtype=torch.double)
     jacobian = dense.jacobian(lambda t: model(t).softmax(dim=1), x)
@@ -115,5 +73,3 @@ def test_spectral_norm_equals_the_dense_jacobian():
     result = lipschitz_constant(model, x, norm="spectral")
     np.testing.assert_allclose(result, expected, rtol=1e-9)
     assert (result >= lipschitz_constant(model, x)).all()
-    with pytest.raises(ValueError, match=r"`norm`.*'l2'"):
-        lipschitz_constant(model, x, norm="l2")

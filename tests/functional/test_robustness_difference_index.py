@@ -16,7 +16,15 @@ def test_equals_the_papers_loops(dtype, atol, num_classes):
     features = torch.randn(400, 5, dtype=dtype) + torch.randn(num_classes, 5, dtype=dtype)[preds]
     result = robustness_difference_index(features, preds)
     assert result.dtype == dtype
-    assert result.item() == pytest.approx(references.rdi(features, preds)["rdi"], abs=atol)
+    expected = references.rdi(features, preds)
+    assert result.item() == pytest.approx(expected["rdi"], abs=atol)
+    parts = robustness_difference_index(features, preds, return_components=True)
+    for name in ("rdi", "intra", "inter"):
+        assert getattr(parts, name).item() == pytest.approx(expected[name], abs=atol)
+    populated = parts.counts > 0
+    assert torch.equal(parts.counts, preds.bincount())
+    assert parts.distances[populated].tolist() == pytest.approx(expected["distances"], abs=atol)
+    assert parts.distances[~populated].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -12,22 +12,12 @@ from torch.nn import functional
 from lightning_robustness import InputSpace
 from lightning_robustness.functional import lipschitz_constant, spectral_bounds
 from tests.functional import dense
-from tests.functional.models import UNBOUNDED, Function
+from tests.functional.models import UNBOUNDED, Function, dense_block
 
 
 def jacobian_norm(network, x):
     jacobian = torch.autograd.functional.jacobian(network, x)
     return torch.linalg.matrix_norm(jacobian.reshape(-1, x.numel()), ord=2).item()
-
-
-def dense_block(layers, x):
-    for layer in layers:
-        x = torch.cat([x, functional.relu(layer(x))], dim=1)
-    return x
-
-
-def residual_block(layers, x):
-    return functional.gelu(layers[0](x)) + x
 
 
 # The bound holds
@@ -65,13 +55,6 @@ def test_is_never_below_a_jacobian(seed, width, mode, scale):
     bound = spectral_bounds(network, x).bound
     assert bound >= jacobian_norm(network, x[:1])
     assert bound / 2 >= lipschitz_constant(network, x, input_space=UNBOUNDED).max()  # softmax halves it
-
-
-def test_is_above_the_local_constants_of_a_trained_network(digits, digits_network):
-    images = digits[0][1200:1300]
-    table = spectral_bounds(digits_network, images)
-    assert len(table.rows) == 10
-    assert table.bound / 2 >= lipschitz_constant(digits_network, images).max()
 
 
 def test_units_are_those_of_the_input_space():
@@ -185,28 +168,11 @@ def test_text_is_a_table():
     ]
 
 
-def test_leaves_the_network_as_it_was():
-    network = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
-    network[1].weight.grad = torch.ones(2, 3)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    with torch.inference_mode():
-        assert spectral_bounds(network, torch.randn(4, 3)).bound is not None
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert all(module.training for module in network.modules())
-    assert network[1].weight.requires_grad
-    assert torch.equal(network[1].weight.grad, torch.ones(2, 3))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.double])
 def test_precision(dtype):
     network = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(10, 2)).to(dtype)
     bound = spectral_bounds(network, torch.randn(1, 1, 5, dtype=dtype)).bound
     assert bound == pytest.approx(spectral_bounds(network.double(), torch.randn(1, 1, 5).double()).bound)
-
-
-def test_errors_of_the_model_are_its_own():
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        spectral_bounds(nn.Linear(2, 2), torch.ones(1, 3))
 
 
 class NormedAttention(nn.Module):

@@ -8,18 +8,12 @@ from torch.nn.utils import parametrizations
 
 from lightning_robustness.functional._spectral_propagation import propagate
 from tests.functional import dense
-from tests.functional.models import Function
+from tests.functional.models import Function, dense_block
 
 
 def follow(network, x, scale=1.0):
     with torch.no_grad():
         return propagate(network.eval(), x[:1], scale)
-
-
-def dense_block(layers, x):
-    for layer in layers:
-        x = torch.cat([x, functional.relu(layer(x))], dim=1)
-    return x
 
 
 def residual_block(layers, x):

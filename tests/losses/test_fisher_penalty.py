@@ -51,16 +51,6 @@ def test_batch_normalisation_in_training():
 
 
 @pytest.mark.parametrize("kind", ["spectral", "trace"])
-def test_weights_before_a_normalisation_have_no_scale(kind):
-    """As in training itself: otherwise they would shrink, and running statistics never catch up."""
-    model = normalised_network()
-    fisher_penalty(model, inputs(8), kind).backward()
-    weight = model[0].weight
-    assert weight.grad.norm() > 1e-3
-    assert (weight * weight.grad).sum().abs() < 1e-3 * weight.norm() * weight.grad.norm()
-
-
-@pytest.mark.parametrize("kind", ["spectral", "trace"])
 def test_gradcheck_in_the_weights(kind):
     model, x = network(), inputs()
 
@@ -168,23 +158,40 @@ def test_values_are_in_unnormalised_units():
         )
 
 
-@pytest.mark.parametrize("num_products", [None, 2])
-@pytest.mark.parametrize("kind", ["spectral", "trace"])
-def test_only_gradients_are_left(kind, num_products):
+# What both penalties have in common
+
+PENALTIES = {
+    **{kind: partial(fisher_penalty, kind=kind) for kind in ("spectral", "trace")},
+    **{
+        f"{kind} by products": partial(fisher_penalty, kind=kind, num_products=2, seed=0)
+        for kind in ("spectral", "trace")
+    },
+    "boundary": lambda model, x: losses.boundary_penalty(
+        model, x, torch.arange(len(x)) % 3, margin=10.0, input_space=UNBOUNDED
+    ),
+}
+
+
+@pytest.mark.parametrize("penalty", ["spectral", "trace", "boundary"])
+def test_weights_before_a_normalisation_have_no_scale(penalty):
+    """As in training itself: otherwise they would shrink, and running statistics never catch up."""
+    model = normalised_network()
+    PENALTIES[penalty](model, inputs(8)).backward()
+    weight = model[0].weight
+    assert weight.grad.norm() > 1e-3
+    assert (weight * weight.grad).sum().abs() < 1e-3 * weight.norm() * weight.grad.norm()
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_only_gradients_are_left(penalty):
     model, x = trained_once(), torch.randn(6, 4)
     before = snapshot(model)
     with torch.autocast("cpu", torch.bfloat16):
-        penalty = fisher_penalty(model, x, kind, num_products=num_products, seed=0)
+        value = PENALTIES[penalty](model, x)
     assert_same(before, snapshot(model))
-    assert penalty.dtype == torch.float32
+    assert value.dtype == torch.float32
     model.zero_grad()
-    penalty.backward()
+    value.backward()
     assert model.body[0].weight.grad.any()
     assert model.head.bias.grad is None  # frozen
     assert_same({k: v for k, v in before.items() if k != "gradients"}, snapshot(model))
-
-
-def test_samples_that_depend_on_each_other():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match="treats each sample by itself"):
-        fisher_penalty(model, torch.randn(5, 3))

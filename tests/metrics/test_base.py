@@ -40,22 +40,6 @@ def test_sums_do_not_round_in_float32():
     assert metric.compute() == (2**25 + 3) / 4
 
 
-def evaluate_share(rank, shares):
-    metric = Mean()
-    metric.update(torch.tensor(shares[rank]))
-    return metric.compute_components()
-
-
-def test_two_processes_equal_one(two_processes):
-    for components in two_processes(evaluate_share, [[1.0, 2.0, 9.0], [4.0]]):
-        assert components == {"mean": 4, "max": 9, "count": 4}
-
-
-def test_two_processes_of_which_one_is_empty(two_processes):
-    for components in two_processes(evaluate_share, [[], [4.0, 6.0]]):
-        assert components == {"mean": 5, "max": 6, "count": 2}
-
-
 def test_rows_have_the_widest_precision_of_the_device_they_are_on(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     metric = Mean()
@@ -104,12 +88,3 @@ def test_parts_of_a_function_have_the_names_and_values_of_the_class(metric, func
     for name, value in parts._asdict().items():
         torch.testing.assert_close(value, expected[name], equal_nan=True)
     torch.testing.assert_close(function(*tensors), parts[0])
-
-
-def test_plot():
-    metric = Mean()
-    metric.update(torch.tensor([1.0, 2.0]))
-    _, axis = metric.plot()
-    assert list(axis.lines[0].get_ydata()) == pytest.approx([1.5])
-    _, axis = metric.plot([torch.tensor(0.1), torch.tensor(0.4)])
-    assert list(axis.lines[0].get_ydata()) == pytest.approx([0.1, 0.4])

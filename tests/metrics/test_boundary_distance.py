@@ -2,11 +2,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchmetrics import MetricCollection
 
-from lightning_robustness import InputSpace
 from lightning_robustness.functional import boundary_distance
-from lightning_robustness.metrics import BoundaryDistance, CleverScore
+from lightning_robustness.metrics import BoundaryDistance
 
 
 def network(dtype=torch.float32):
@@ -39,20 +37,6 @@ def test_components():
     assert (parts["infinite"], parts["count"]) == (0, 32)
 
 
-def test_options_reach_the_function():
-    space = InputSpace(mean=0.5, std=0.25)
-    x = space.normalize(data()[0])
-    positions = np.linspace(0, 1, 21)
-    metric = BoundaryDistance("l2", quantiles=positions, num_rivals=1, input_space=space, chunk_size=3)
-    metric.update(network(), x)
-    one, all_rivals = (
-        np.quantile(boundary_distance(network(), x, norm="l2", num_rivals=number, input_space=space), positions)
-        for number in (1, 3)
-    )
-    assert metric.compute_components()["quantiles"].numpy() == pytest.approx(one, rel=1e-5)
-    assert one != pytest.approx(all_rivals, rel=1e-3)
-
-
 def test_zero_gradients_are_counted():
     metric = BoundaryDistance(budgets=(0.5,))
     metric.update(lambda x: torch.stack([0 * x[:, 0], (x[:, 0] - 0.5).relu()], dim=1), torch.tensor([[0.0], [1.0]]))
@@ -66,35 +50,8 @@ def test_zero_gradients_are_counted():
     assert not any(part.float().isnan().any() for part in parts.values())
 
 
-def test_before_update_and_without_samples():
-    metric = BoundaryDistance()
-    with pytest.warns(UserWarning, match="called before the ``update`` method"):
-        assert metric.compute() == 0
-    metric.update(network(), torch.zeros(0, 6))
-    parts = metric.compute_components()
-    assert parts["count"] == 0
-    assert parts["beyond_high"].tolist() == [1.0] * 4
-
-
 def test_no_quantiles_and_no_budgets():
     metric = BoundaryDistance(budgets=(), quantiles=())
     metric.update(network(), *data())
     parts = metric.compute_components()
     assert parts["quantiles"].shape == parts["beyond"].shape == (0,)
-
-
-def test_a_collection_shares_nothing_between_metrics_with_other_settings():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    settings = {
-        "all": BoundaryDistance(),
-        "one": BoundaryDistance(num_rivals=1),
-        "far": CleverScore(0.5, num_batches=4, points_per_batch=8),
-        "near": CleverScore(0.4, num_batches=4, points_per_batch=8),
-    }
-    collection = MetricCollection({name: metric.clone() for name, metric in settings.items()})
-    for _ in range(3):
-        x = torch.rand(1, 4)
-        for metric in (collection, *settings.values()):
-            metric.update(network, x)
-    assert collection.compute() == {name: metric.compute() for name, metric in settings.items()}

@@ -3,7 +3,6 @@
 import math
 import warnings
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -41,28 +40,6 @@ def test_contract(metric_class, function, options, storage):
     )
 
 
-@each_metric
-@each_storage
-def test_number_of_classes_from_numpy(metric_class, function, options, storage):
-    features, preds = data()
-    metric = metric_class(np.int64(8), storage=storage, **options)
-    metric.update(features, preds)
-    torch.testing.assert_close(metric.compute(), function(features, preds, **options))
-
-
-@each_storage
-@pytest.mark.parametrize("num_classes", [2, 200])
-@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
-def test_equals_the_papers_loops(storage, num_classes, p):
-    features, preds = data(num_classes=num_classes + 1)
-    metrics = (
-        update_in_batches(RobustnessDifferenceIndex(num_classes, storage=storage), 7, features, preds),
-        update_in_batches(ROBY(num_classes, p=p, storage=storage), 7, features, preds),
-    )
-    assert metrics[0].compute().item() == pytest.approx(references.rdi(features, preds)["rdi"], abs=1e-10)
-    assert metrics[1].compute().item() == pytest.approx(references.roby(features, preds, p)["roby"], abs=1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @each_storage
 def test_precision_of_the_features(dtype, storage):
@@ -71,23 +48,6 @@ def test_precision_of_the_features(dtype, storage):
     metric = update_in_batches(RobustnessDifferenceIndex(8, storage=storage), 32, features, preds)
     assert metric.compute().dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert metric.compute().item() == pytest.approx(references.rdi(features.double(), preds)["rdi"], abs=1e-6)
-
-
-def embedding_and_logits(network, images):
-    embedding = network[:-1](images)
-    return embedding, network[-1](embedding)
-
-
-def test_adversarial_training_moves_both_in_the_robust_direction(digits, digits_network, robust_digits_network):
-    values = {}
-    for name, network in {"natural": digits_network, "robust": robust_digits_network}.items():
-        embedding, logits = embedding_and_logits(network, digits[0][1200:])
-        for metric, features in ((RobustnessDifferenceIndex(10), logits), (ROBY(10), embedding)):
-            metric.update(features, logits.argmax(1))
-            values[name, type(metric)] = metric.compute()
-    for metric_class in (RobustnessDifferenceIndex, ROBY):
-        higher, lower = ("robust", "natural") if metric_class.higher_is_better else ("natural", "robust")
-        assert values[higher, metric_class] > values[lower, metric_class]
 
 
 @each_metric

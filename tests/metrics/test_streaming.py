@@ -40,7 +40,7 @@ def check(name, features, preds, num_classes, batch_size=500):
 
 
 def is_thinned(metric):
-    return len(metric.sketch_samples) + int(metric.num_features) < int(metric.sketch_counts.sum())
+    return len(metric.sketch_samples) + sum(map(len, metric.features)) < int(metric.sketch_counts.sum())
 
 
 @each_metric
@@ -69,15 +69,11 @@ def features_of_digits(network, images, layer):
 
 @each_metric
 @pytest.mark.parametrize("layer", ["embedding", "logits"])
-def test_untrained_network(name, layer, digits):
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_network(name, layer, is_trained, digits, digits_network):
+    layers = nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    network = digits_network if is_trained else nn.Sequential(*layers)
     assert is_thinned(check(name, *features_of_digits(network, digits[0], layer), 10))
-
-
-@each_metric
-@pytest.mark.parametrize("layer", ["embedding", "logits"])
-def test_trained_network(name, layer, digits, digits_network):
-    assert is_thinned(check(name, *features_of_digits(digits_network, digits[0], layer), 10))
 
 
 @each_metric
@@ -107,17 +103,6 @@ def test_size_of_batches(name, batch_size, monkeypatch):
     assert is_thinned(metric)
 
 
-@each_metric
-@pytest.mark.parametrize("num_samples", [2, 3, 20])
-def test_tiny_data_sets(name, num_samples):
-    metric_class, function, options, _ = METRICS[name]
-    features, preds = torch.randn(num_samples, 5, dtype=torch.float64), torch.arange(num_samples) % 3
-    metric = metric_class(1000, storage="streaming", **options)
-    torch.testing.assert_close(
-        update_in_batches(metric, 1, features, preds).compute(), function(features, preds, **options)
-    )
-
-
 @pytest.mark.parametrize("storage", ["auto", "streaming"])
 def test_memory_does_not_grow(storage, monkeypatch):
     monkeypatch.setattr(class_statistics, "EXACT_BYTES", 2**23)  # for "auto"; streaming takes less here
@@ -136,20 +121,6 @@ def test_memory_does_not_grow(storage, monkeypatch):
     assert max(sizes[100:]) < bound
     if storage == "streaming":
         assert max(sizes) < bound
-
-
-def test_merging_of_thinned_metrics():
-    features, preds = gaussians([8000] * 10, width=16)
-    for metric_class, function, options, tolerance in METRICS.values():
-        first, second = (metric_class(10, storage="streaming", **options) for _ in range(2))
-        update_in_batches(first, 500, features[:38_000], preds[:38_000])
-        update_in_batches(second, 500, features[38_000:] + 0.1, preds[38_000:])
-        assert is_thinned(first)
-        assert is_thinned(second)
-        first.merge_state(second)
-        whole = torch.cat([features[:38_000], features[38_000:] + 0.1])
-        assert first.compute().item() == pytest.approx(function(whole, preds, **options).item(), abs=tolerance)
-        assert len(first.sketch_samples) <= 32768
 
 
 # Storage "auto"

@@ -139,6 +139,7 @@ class TorchattacksAdapter(ForeignAttack):
         attack = self._instance(model, x)
         for part in (attack, *attack._attacks.values()):
             part.verbose = False
+            self._check_reach(part)
         x_adv: Tensor = attack(x, y)
         return x_adv
 
@@ -149,15 +150,11 @@ class TorchattacksAdapter(ForeignAttack):
             attack.set_device(model.model.anchor.device)
             attack.normalization_used = None
             attack._set_normalization_applied(None)
-            for part in (attack, *attack._attacks.values()):
-                settings = (getattr(part, name, None) for name in ("eps", "alpha", "steps"))
-                _warn_if_out_of_reach(type(part).__name__, *settings)
             return attack
         options, parameters = dict(self.options), inspect.signature(self._class()).parameters
         for name in ("eps", "alpha"):
             if name in options:
                 options[name] = options[name] / model.width
-        options |= self._step_size(options)
         if "n_classes" in parameters and "n_classes" not in options:
             options["n_classes"] = model.count_classes(x)
         if "seed" in parameters and parameters["seed"].default is None and "seed" not in options:
@@ -171,13 +168,22 @@ class TorchattacksAdapter(ForeignAttack):
             part._target_map_function = lambda inputs, labels: labels
         return attack
 
-    def _step_size(self, options: Mapping[str, Any]) -> dict[str, float]:
-        """Return a step size with which all steps together reach the budget, if it has to be another; in [0, 1]."""
-        eps, alpha = options.get("eps"), options.get("alpha", self._default("alpha"))
-        if "alpha" not in options and self._default("eps") and _is_out_of_reach(eps, alpha, self.steps):
-            return {"alpha": alpha * eps / self._default("eps")}
-        _warn_if_out_of_reach(self._kind, eps, alpha, self.steps)
-        return {}
+    def _check_reach(self, part: Any) -> None:
+        """Let a default step size grow until all steps together reach the budget, and warn where it was given."""
+        settings: Any = (getattr(part, name, None) for name in ("eps", "alpha", "steps"))
+        eps, alpha, steps = settings
+        if None in (eps, alpha, steps) or alpha * steps >= eps * (1 - 1e-6):
+            return
+        default = self._default("eps") if isinstance(self.attack, str) and "alpha" not in dict(self.options) else None
+        if default:
+            part.alpha = alpha * eps / default
+            return
+        rank_zero_warn(
+            f"{steps} steps of {alpha:g} cannot reach the budget {eps:g} of torchattacks' {type(part).__name__}, in "
+            f"units of [0, 1]: it will look weak. Pass `alpha` of at least {eps / steps:g}, or the name of the class "
+            "without `alpha`.",
+            stacklevel=1,  # once in a run, not once per batch
+        )
 
     def _default(self, name: str) -> Any:
         parameter = inspect.signature(self._class()).parameters.get(name)
@@ -198,16 +204,3 @@ class TorchattacksAdapter(ForeignAttack):
                 f"Expected `attack` to be an attack of torchattacks but got {self.attack!r}. Known: {', '.join(known)}."
             )
         return found
-
-
-def _is_out_of_reach(eps: Any, alpha: Any, steps: Any) -> bool:
-    return None not in (eps, alpha, steps) and bool(alpha * steps < eps * (1 - 1e-6))
-
-
-def _warn_if_out_of_reach(kind: str, eps: Any, alpha: Any, steps: Any) -> None:
-    if _is_out_of_reach(eps, alpha, steps):
-        rank_zero_warn(
-            f"{steps} steps of {alpha:g} cannot reach the budget {eps:g} of torchattacks' {kind}, in units of [0, 1]: "
-            f"it will look weak. Pass `alpha` of at least {eps / steps:g}, or the name of the class without `alpha`.",
-            stacklevel=1,  # once in a run, not once per batch
-        )

@@ -120,7 +120,7 @@ def test_arguments(stand_in):
         get_attack("autoattack:fast")
     with pytest.raises(ValueError, match=r"`targeted`.*Use get_attack"):
         get_attack("autoattack:standard", targeted=True)
-    with pytest.raises(ValueError, match=r"norm, .* got steps"):
+    with pytest.raises(ValueError, match=r"norm.* got steps"):
         get_attack("autoattack:standard", steps=3)
     with pytest.raises(ValueError, match=r"preset .*'mnist'"):
         get_attack("autoattack:standard", preset="mnist")

@@ -1,0 +1,124 @@
+"""TRADES and MART; what their search and their passes have in common is in test_passes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import log_softmax, softmax
+from torch import nn
+
+from lightning_robustness.attacks import PGD
+from lightning_robustness.losses import mart_loss, trades_loss
+
+
+def trades_by_hand(z, z_adv, label, weight):
+    log_p, adv_log_p = log_softmax(z), log_softmax(z_adv)
+    return -log_p[label] + weight * np.sum(np.exp(log_p) * (log_p - adv_log_p))
+
+
+def mart_by_hand(z, z_adv, label, weight):
+    p, q = softmax(z), softmax(z_adv)
+    boosted = -np.log(q[label]) - np.log(1 - np.delete(q, label).max())
+    divergence = np.sum(p * (log_softmax(z) - log_softmax(z_adv)))
+    return boosted + weight * divergence * (1 - p[label])
+
+
+def trades_in_torch(logits, adv_logits, y):
+    p, q = logits.softmax(dim=1), adv_logits.softmax(dim=1)
+    return nn.functional.cross_entropy(logits, y) + 6 * (p * (p / q).log()).sum(dim=1).mean()
+
+
+def mart_in_torch(logits, adv_logits, y):
+    p, q = logits.softmax(dim=1), adv_logits.softmax(dim=1)
+    own = nn.functional.one_hot(y, 10).bool()
+    boosted = -q[own].log() - (1 - q.masked_fill(own, 0.0).amax(dim=1)).log()
+    return (boosted + 5 * (p * (p / q).log()).sum(dim=1) * (1 - p[own])).mean()
+
+
+# The loss, for one sample in numpy, for a batch in torch, the loss of its search, and its published weight
+LOSSES = {
+    "trades": (trades_loss, trades_by_hand, trades_in_torch, "kl", 6.0),
+    "mart": (mart_loss, mart_by_hand, mart_in_torch, "cross_entropy", 5.0),
+}
+each_loss = pytest.mark.parametrize("name", LOSSES)
+
+
+@each_loss
+@given(
+    seed=st.integers(0, 2**31),
+    num_samples=st.integers(1, 6),
+    num_classes=st.integers(2, 5),
+    scale=st.sampled_from([0.1, 1.0, 5.0, 30.0]),
+    weight=st.floats(0.0, 10.0),
+)
+def test_formula_by_hand(name, seed, num_samples, num_classes, scale, weight):
+    loss, by_hand, *_ = LOSSES[name]
+    scale = min(scale, 5.0) if name == "mart" else scale  # beyond, 1 - p of the formula rounds to zero
+    generator = torch.Generator().manual_seed(seed)
+    logits, adv_logits = scale * torch.randn(2, num_samples, num_classes, generator=generator, dtype=torch.float64)
+    y = torch.randint(num_classes, (num_samples,), generator=generator)
+    rows = zip(logits.numpy(), adv_logits.numpy(), y.tolist(), strict=True)
+    expected = np.mean([by_hand(*row, weight) for row in rows])
+    assert loss(nn.Identity(), logits, y, weight=weight, x_adv=adv_logits).item() == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.fixture
+def batch(digits):
+    return digits[0][1200:1300], digits[1][1200:1300]
+
+
+@each_loss
+def test_published_defaults(batch, digits_network, name):
+    loss, *_, weight = LOSSES[name]
+    options = {"weight": weight, "eps": 8 / 255, "alpha": 2 / 255, "steps": 10}
+    expected = loss(digits_network, *batch, **options, seed=1)
+    assert torch.equal(loss(digits_network, *batch, seed=1), expected)
+    assert expected > loss(digits_network, *batch, x_adv=batch[0])
+
+
+def test_without_weight_trades_is_the_plain_loss(batch, digits_network):
+    expected = nn.functional.cross_entropy(digits_network(batch[0]), batch[1])
+    torch.testing.assert_close(trades_loss(digits_network, *batch, weight=0.0), expected)
+
+
+@each_loss
+def test_worst_case_costs_more_than_chance(batch, digits_network, name):
+    loss, (x, y) = LOSSES[name][0], batch
+    noisy = (x + torch.empty_like(x).uniform_(-0.1, 0.1)).clamp(0, 1)
+    worst = loss(digits_network, x, y, eps=0.1, alpha=0.02)
+    assert worst > 2 * loss(digits_network, x, y, x_adv=noisy)
+
+
+def batch_norm_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+
+
+@each_loss
+@pytest.mark.parametrize(("is_half", "tolerance"), [(False, 1e-5), (True, 2e-3)])
+def test_a_training_step_is_two_plain_passes_in_train_mode(digits, name, is_half, tolerance):
+    loss, _, in_torch, objective, _ = LOSSES[name]
+    x, y, network, expected = digits[0][:64], digits[1][:64], batch_norm_network(), batch_norm_network()
+    options = {"eps": 0.1, "alpha": 0.02, "steps": 3}
+    x_adv = PGD(**options, start="gaussian", loss=objective, all_steps=True)(expected, x, y, seed=2)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_half):
+        value = loss(network, x, y, **options, seed=2)
+        expected_value = in_torch(expected(x).float(), expected(x_adv).float(), y)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, expected_value)
+    value.backward()
+    expected_value.backward()
+    for ours, theirs in zip(network.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=tolerance)
+    for ours, theirs in zip(network.buffers(), expected.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_confident_mistakes_stay_finite():
+    adv_logits = torch.tensor([[-200.0, 200.0, 0.0]], requires_grad=True)
+    clean = torch.tensor([[1.0, 0.0, 0.0]])
+    loss = mart_loss(nn.Identity(), clean, torch.tensor([0]), weight=0.0, x_adv=adv_logits)
+    loss.backward()
+    assert loss.item() == pytest.approx(400 + 200)  # log(1 - p) = log p of the next class, -200
+    torch.testing.assert_close(adv_logits.grad, torch.tensor([[-1.0, 2.0, -1.0]]))
