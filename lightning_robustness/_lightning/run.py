@@ -264,7 +264,7 @@ class Run:
     def _open(self, route: Route) -> Watch:
         settings, trainer = self.settings, self._trainer
         loader, num_batches = evaluation_loader(trainer, settings.dataloader_idx)
-        share = loader_share(loader, num_batches)
+        share = loader_share(loader, num_batches, is_alone=self._processes.number == 1)
         if share.num_replicas == 1 and self._processes.number > 1:  # no process knows what the others see
             share = LoaderShare(None, self._processes.number, self._processes.rank)
         if trainer.global_rank % group_size(trainer):  # of processes that see the same samples, one counts

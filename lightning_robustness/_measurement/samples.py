@@ -206,8 +206,8 @@ class LoaderShare(NamedTuple):
         return positions if self.total is None or self.num_replicas == 1 else positions[positions < self.total]
 
 
-def loader_share(loader: Any, num_batches: float | None = None) -> LoaderShare:
-    """Determine which samples a loader gives to this process."""
+def loader_share(loader: Any, num_batches: float | None = None, is_alone: bool = False) -> LoaderShare:
+    """Determine which samples a loader gives to this process; alone, it counts those that come, not the data set's."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     # Other batch samplers, such as a user's own, may batch samples in any way
     if type(batch_sampler) is not BatchSampler or num_batches == math.inf:
@@ -216,7 +216,7 @@ def loader_share(loader: Any, num_batches: float | None = None) -> LoaderShare:
     if not isinstance(sampler, Sized):
         return LoaderShare(None)
     total = len(sampler)
-    if isinstance(sampler, DistributedSampler):
+    if isinstance(sampler, DistributedSampler) and not is_alone:
         num_replicas, rank = sampler.num_replicas, sampler.rank
         # It repeats or drops samples to give all processes the same number
         total = min(len(sampler.dataset), sampler.total_size)  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def take_share(model: nn.Module, loader: Iterable[Any], processes: Processes, se
     """
     if processes.number == 1:
         warn_of_missing_shares(loader)
-        return OwnShare(loader, LoaderShare(loader_share(loader).total))
+        return OwnShare(loader, loader_share(loader, is_alone=True))
     batch_sampler = getattr(loader, "batch_sampler", None)
     sampler = getattr(batch_sampler, "sampler", getattr(loader, "sampler", None))
     unknown = LoaderShare(None, processes.number, processes.rank)

@@ -192,7 +192,8 @@ def test_a_share_of_a_single_process_gets_a_warning(tmp_path):
     data = digits_data(1200, 1300)
     loader = DataLoader(data, batch_size=20, sampler=DistributedSampler(data, num_replicas=3, rank=2))
     with pytest.warns(UserWarning, match="among 3 processes but there is only one, so all values are of one share"):
-        validated(tmp_path, Classifier(), small_monitor(attacks=(), fim_samples=0), loader)
+        values = validated(tmp_path, Classifier(), small_monitor(attack_samples=30), loader)
+    assert (values["samples"], values["samples_attacks"]) == (34, 30)
 
 
 class LogsAccuracy(Classifier):

@@ -194,7 +194,11 @@ def test_other_loaders_are_taken_as_they_are(loader, is_assumed):
     assert own.share.positions(3, 2).tolist() == [7, 9]
 
 
-def test_a_distributed_sampler_in_a_single_process_is_named():
-    sampler = DistributedSampler(dataset(30), num_replicas=3, rank=2, shuffle=False)
+@pytest.mark.parametrize(("size", "number"), [(None, 10), (1, 1), (7, 7), (20, 10)])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_distributed_sampler_in_a_single_process_is_named_and_its_share_is_sampled(rank, size, number):
+    sampler = DistributedSampler(dataset(29), num_replicas=3, rank=rank, shuffle=False)
     with pytest.warns(UserWarning, match="one share in 3"):
-        assert len(collect(DataLoader(dataset(30), batch_size=4, sampler=sampler), None).x) == 10
+        samples = collect(DataLoader(dataset(29), batch_size=4, sampler=sampler), size)
+    assert len(samples.x) == number
+    assert samples.x.flatten().tolist() == [(3 * position + rank) % 29 for position in samples.positions.tolist()]
