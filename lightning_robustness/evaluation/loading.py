@@ -3,7 +3,7 @@
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from tqdm import tqdm  # type: ignore[import-untyped]  # `tqdm.auto` begins an iterator of its own
 
 from lightning_robustness._isolation.sandbox import sandbox
-from lightning_robustness._measurement.feature_pass import OUTPUT, FeaturePass, Features
+from lightning_robustness._measurement.feature_pass import OUTPUT, FeaturePass, Features, summarize
 from lightning_robustness._measurement.inspection import Found, agree, outputs_of
 from lightning_robustness._measurement.measure import Interrupted, measure
 from lightning_robustness._measurement.meters import Meter
@@ -29,6 +29,7 @@ from lightning_robustness._measurement.samples import (
     warn_of_missing_shares,
 )
 from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.access import compute_logits
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
@@ -42,7 +43,7 @@ _SETTINGS = (
 )
 
 
-_NUM_OUTPUTS = 8  # that tell models apart whose weights are the same
+_NUM_FIRST = 8  # samples that tell models apart whose weights are the same
 
 
 class OwnShare(NamedTuple):
@@ -250,13 +251,29 @@ def _check_data(passed: Passed, fingerprint: Counter[str]) -> None:
     if not folder.is_kept:
         return
     facts = describe_fingerprint(processes.gather(fingerprint))
-    # Weights do not say which activation there is, or what a closure holds
+    # Weights do not say which activation there is, or what a closure holds, and outputs not what gradients are
     samples = passed.take(2**62)
+    samples = samples.select(samples.positions.argsort()[:_NUM_FIRST])
     with processes.step():
-        own = outputs_of(subject, samples.select(samples.positions.argsort()[:_NUM_OUTPUTS]), _NUM_OUTPUTS)
-    outputs = Rows.join(processes.gather([own]))[OUTPUT][:_NUM_OUTPUTS].flatten()
-    facts["outputs of the first samples"] = " ".join(f"{value:.6g}" for value in outputs.tolist())
+        own = {"outputs": outputs_of(subject, samples, _NUM_FIRST), "gradients": _gradients_of(subject, samples)}
+    everywhere = processes.gather(own)
+    for name in own:
+        values = Rows.join([found[name]] for found in everywhere)[OUTPUT][:_NUM_FIRST].flatten()
+        facts[f"{name} of the first samples"] = " ".join(f"{value:.6g}" for value in values.tolist())
     folder.check(facts)
+
+
+def _gradients_of(subject: Subject, samples: Samples) -> Rows:
+    """Return the norm of the gradient by each input; 0 where there is none, as black-box attacks allow."""
+    parts = []
+    for batch in replace(subject, progress=False).batches(samples, "gradients", _NUM_FIRST):
+        forward, norms = subject.logits_of(batch), torch.zeros(len(batch.x))
+        with suppress(RuntimeError), sandbox(forward, batch.x) as (x,):
+            outputs = summarize(compute_logits(forward, x.requires_grad_().clone()))
+            (gradient,) = torch.autograd.grad(outputs.sum(), x)
+            norms = torch.linalg.vector_norm(gradient.flatten(1).float(), dim=1).nan_to_num().cpu()
+        parts.append(Rows(batch.positions.cpu(), {OUTPUT: norms}))
+    return Rows.join([parts])
 
 
 def _check_shares(own: OwnShare, checksums: Iterable[int | None]) -> None:

@@ -55,7 +55,7 @@ def test_interrupted_sweep_goes_on(tmp_path, monkeypatch):
         assert sweep_of(model, resume=tmp_path).samples == 6
     Passes.left = math.inf
     assert without_times(sweep_of(model, resume=str(tmp_path))) == expected
-    Passes.left = 1  # everything is finished, and a pass tells that the model computes the same
+    Passes.left = 2  # everything is finished, and two passes tell that outputs and gradients are the same
     assert without_times(sweep_of(model, resume=tmp_path)) == expected
 
 
@@ -126,6 +126,40 @@ def test_results_of_a_model_that_computes_something_else_are_refused(tmp_path, r
     run(tmp_path, Switched(**before))
     with pytest.raises(ValueError, match=r"outputs of the first samples: .* there, .* here"):
         run(tmp_path, Switched(**before | after))
+
+
+class StraightThrough(nn.Module):
+    """Has the same outputs with and without a surrogate gradient."""
+
+    def __init__(self, passes_gradients):
+        super().__init__()
+        self.network = make_network()
+        self.passes_gradients = passes_gradients
+
+    def forward(self, x):
+        z = self.network((8 * x).round() / 8)
+        return z + (x - x.detach()).flatten(1).sum(1, keepdim=True) * z.detach() if self.passes_gradients else z
+
+
+@pytest.mark.parametrize("run", [evaluate_some, lambda folder, model: sweep_of(model, resume=folder)])
+def test_results_of_a_model_with_other_gradients_are_refused(tmp_path, run):
+    expected = without_times(run(tmp_path / "masked", StraightThrough(passes_gradients=False)))
+    assert without_times(run(tmp_path / "masked", StraightThrough(passes_gradients=False))) == expected
+    with pytest.raises(ValueError, match=r"differ. gradients of the first samples: 0 0 .* there, .* here"):
+        run(tmp_path / "masked", StraightThrough(passes_gradients=True))
+
+
+class InNumPy(nn.Module):
+    """Has no gradients at all: torch refuses to leave the graph."""
+
+    def forward(self, x):
+        return torch.from_numpy(x.numpy().reshape(len(x), -1)[:, :4])
+
+
+def test_models_without_gradients_are_resumed(tmp_path):
+    options = {"attacks": ["square"], "eps": EPS, "fim_samples": 0, "model": InNumPy()}
+    expected = without_times(evaluate_some(tmp_path, **options))
+    assert without_times(evaluate_some(tmp_path, **options)) == expected
 
 
 def test_batches_may_have_another_size_but_not_another_function(tmp_path):
