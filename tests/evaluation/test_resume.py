@@ -178,12 +178,19 @@ def test_finished_features_are_not_measured_again(tmp_path, monkeypatch):
     assert left[0] - left[1] == left[1] - left[2] + 5  # batches
 
 
-def test_damaged_files_are_measured_again(tmp_path):
+def test_damaged_and_lost_files_are_measured_again(tmp_path):
     expected = without_times(evaluate_some(tmp_path, batch_size=5))
-    for path in tmp_path.glob("*.pt"):
-        path.write_bytes(path.read_bytes()[:100])
-        with pytest.warns(UserWarning, match=f"{path.name} .*computed again"):
-            assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
+    paths = sorted(tmp_path.glob("*.pt"))
+    assert "features.pt" in {path.name for path in paths}
+    for path in paths:
+        content = path.read_bytes()
+        for damaged in (content[:100], content[:900] + bytes([content[900] ^ 4]) + content[901:]):
+            path.write_bytes(damaged)
+            with pytest.warns(UserWarning, match=f"{path.name} .*computed again"):
+                assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
+        path.unlink()
+        assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
+        assert path.exists()
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ValueError, match=r"settings .*cannot be read"):
         evaluate_some(tmp_path)
