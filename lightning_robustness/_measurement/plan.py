@@ -56,8 +56,8 @@ def name_attacks(
         check_name(argument, name)
         if name in named:
             raise ValueError(
-                f"Expected attacks of different names but got {name!r} twice. Pass a mapping, such as "
-                f"{{'{name}_weak': ..., '{name}_strong': ...}}."
+                f"Expected attacks of different names in `{argument}` but got {name!r} twice. Pass a mapping, such as "
+                f"{{'{name}_weak': ..., '{name}_strong': ...}}, or leave one out."
             )
         if name in (WORST, FINAL):
             raise ValueError(

@@ -1,3 +1,4 @@
+import argparse
 import json
 import re
 import sys
@@ -11,7 +12,10 @@ from lightning_robustness.cli.parser import make_parser
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 _SIGNS = ("trainer", "seed_everything")
 # An argument of Python in a message, with its value where that is plain, and values that options write otherwise
-_ARGUMENT = r"(?<![\w.-])`?{}(?:`|=('[\w-]+'|-?[\d./]*\d|None|\(\)|\[\])?)"
+_ARGUMENT = r"(?<![\w.-])`?{}(?:`|=('[\w-]+'|-?[\d./]*\d(?:e-?\d+)?|None|\(\)|\[\])?)"
+_CALL = r"(?<=\w)\([^()]*\)"
+# No option by themselves
+_PARTS = {"input_space": "input_space.low, --input_space.high"}
 _VALUES = {"()": "", "[]": "", "None": "null"}
 # Errors of arguments, and of a model or data that do not fit; others are failures
 _MISFITS = (FileNotFoundError, ModuleNotFoundError, PermissionError, TypeError, ValueError)
@@ -79,21 +83,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--traceback" in given:
             traceback.print_exc()
-        if isinstance(error, _MISFITS):
-            parser.error(_with_flags(str(error), parser, given))  # exits with 2, as for what the parser finds
+        if isinstance(error, (argparse.ArgumentError, *_MISFITS)):
+            _reject(parser, given, error)
         return _fail(f"{type(error).__name__}: {error}")
 
 
-def _with_flags(message: str, parser: Any, given: Sequence[str]) -> str:
-    """Add the options that stand for the arguments of Python which a message names."""
+def _reject(parser: Any, given: Sequence[str], error: Exception) -> None:
+    """Say what is wrong with the arguments, with the usage of the command, and exit with 2."""
     commands = next(action.choices for action in parser._actions if action.dest == "command")
-    command = next((commands[name] for name in given if name in commands), None)
+    command = next((name for name in given if name in commands), "")
+    chosen = commands.get(command, parser)
+    chosen.exit_on_error = True
+    if not isinstance(error, argparse.ArgumentError):
+        chosen.error(_with_flags(str(error), chosen))
+    message = str(error)
+    for action in chosen._actions:  # by the names that are typed
+        message = re.sub(rf"\b{command}\.{action.dest}\b", (action.option_strings or ["FILE"])[-1], message)
+    chosen.error(message)
+
+
+def _with_flags(message: str, command: Any) -> str:
+    """Add the options that stand for the arguments of Python which a message names, but for those of other calls."""
+    own, before = message, ""
+    while own != before:  # calls within calls
+        own, before = re.sub(_CALL, lambda call: " " * len(call[0]), own), own
     flags: list[tuple[int, str]] = []
-    for action in [] if command is None else command._actions:
+    for action in command._actions:
         place, _, name = action.dest.rpartition(".")
-        for found in re.finditer(_ARGUMENT.format(name), message) if not place or "InputSpace" in message else ():
+        text = own if not place else message if "InputSpace" in message else ""
+        if name == "eps" and "budgets`" in own:  # which hold it
+            continue
+        for found in re.finditer(_ARGUMENT.format(name), text):
             value = "package.module:function" if name.endswith("_fn") else _VALUES.get(found[1], found[1] or "")
-            flags.append((found.start(), f"--{action.dest} {value}".replace("'", "").strip()))
+            option = f"--{_PARTS.get(action.dest, action.dest)} {value}"
+            flags.append((found.start(), option.replace("'", "").strip()))
     listed = ", ".join(dict.fromkeys(flag for _, flag in sorted(flags)))
     return f"{message}\nOn the command line: {listed}" if flags else message
 

@@ -72,12 +72,14 @@ def make_parser(arguments: Sequence[str]) -> Any:
         description="Measure how robust trained classifiers are against adversarial examples.",
         epilog="Exit codes: 0 done, 1 a model could not be evaluated, 2 wrong arguments or data, 130 interrupted.",
         version=__version__,
+        exit_on_error=False,
     )
     parser.add_argument("--traceback", action="store_true", help="Show the traceback of an error.")
     parser.add_argument("--list_attacks", action=_ListAttacks, help="List attacks and settings.")
     commands = parser.add_subcommands(dest="command")
     for name, (usage, summary) in _COMMANDS.items():
-        one = ArgumentParser(usage=f"lightning-robustness {name} {usage}", description=f"{summary.capitalize()}.")
+        usage = f"lightning-robustness {name} {usage}"
+        one = ArgumentParser(usage=usage, description=f"{summary.capitalize()}.", exit_on_error=False)
         if name in arguments:
             _add_options(one, name)
         commands.add_subcommand(name, one, help=summary)

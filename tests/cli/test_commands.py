@@ -211,7 +211,8 @@ def test_report_shows_what_was_saved(report, capsys):
     ("arguments", "message"),
     [
         ([], "{evaluate,sweep,compare,report}"),
-        (["evaluate", *DATA], "evaluate.model"),
+        (["evaluate", *DATA], "--model"),
+        (["report"], "FILE"),
         (["evaluate", "--model", "no_such:Net", *DATA], "package.module:Name but got 'no_such:Net'"),
         (["evaluate", "--model", f"{HERE}:Net", *DATA], "pass `--checkpoint FILE`"),
         (["compare", "--models", f"a={HERE}:Net", *DATA], f"or {HERE}:Net@FILE to `compare`"),
@@ -243,7 +244,11 @@ def test_wrong_arguments_exit_with_2(arguments, message, checkpoint, capsys):
     Path("junk.yaml").write_bytes(b"\xff\x00: [")
     Path("kind.json").write_text('{"kind": ["SweepReport"]}')
     Path("empty.json").write_text("{}")
-    assert message in ended(capsys, *arguments)
+    error = ended(capsys, *arguments)
+    assert message in error.partition("error:")[2]  # after the usage
+    if arguments:
+        assert f"usage: lightning-robustness {arguments[0]} " in error
+    assert "evaluate." not in error
 
 
 def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):
@@ -375,6 +380,10 @@ def test_compare_sorts_at_a_budget(checkpoint, capsys):
         ("Leave `num_classes` out, or pass strength='paper'.", "--num_classes, --strength paper"),
         ("Expected sweep_attacks=[] but got a high value of `fim_samples`", "--sweep_attacks, --fim_samples"),
         ("Pass `InputSpace(low=None, high=None)`.", "--input_space.low null, --input_space.high null"),
+        ("Declare it in `input_space`.", "--input_space.low, --input_space.high"),
+        ("`forward_fn=lambda m, x: m(x).logit(eps=1e-6)`.", "--forward_fn package.module:function"),
+        ("Pass `eps=1e-3` but not PGD(eps=0.1, alpha=f(eps=2)).", "--eps 1e-3"),
+        ("Expected `eps` to be at most 1. Change `sweep_budgets`.", "--sweep_budgets"),
     ],
 )
 def test_remedies_name_the_options_of_the_command(checkpoint, monkeypatch, capsys, message, flags):

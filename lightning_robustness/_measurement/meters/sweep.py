@@ -16,13 +16,14 @@ from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.access import check_finite
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._numbers import read_clock
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import PGD, Attack, Budget, Cascade, budget_of
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
 from lightning_robustness.attacks._steps import as_column
 from lightning_robustness.attacks.attack import Norm, check_budgets, perturb
 from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.functional._image_quality import image_quality
-from lightning_robustness.input_space import InputSpace
+from lightning_robustness.input_space import InputSpace, check_input_space
 
 # Least share of an attack's steps that it takes from a warm start: with fewer, accuracy was up to two percentage points
 # higher than with independent attacks on some networks, instead of half a point
@@ -50,21 +51,35 @@ def plan_sweep(
     if len(attacks) == 0:
         raise ValueError(f"Expected argument `{argument}` to hold at least one attack but got none.")
     plan = [
-        _at_budget(name_attacks(attacks, budget, strength, norm, argument, is_sweep=True), budget) for budget in budgets
+        _at_budget(name_attacks(attacks, budget, strength, norm, argument, is_sweep=True), budget, argument)
+        for budget in budgets
     ]
-    check_budgets(plan[-1].values(), input_space)
+    space = check_input_space(input_space)
+    if space.low is not None and space.high is not None:
+        width = space.high - space.low
+        if width >= 255 and budgets[-1] < width / 255:
+            rank_zero_warn(
+                f"All `{prefix}budgets` are below one grey level of inputs in [{space.low:g}, {space.high:g}]: no "
+                f"network will look vulnerable. If they are meant for [0, 1], multiply them by {width:g}.",
+                stacklevel=1,  # once in a run, not once per caller
+            )
+            return plan
+    try:
+        check_budgets(plan[-1].values(), input_space)
+    except ValueError as error:
+        raise ValueError(f"{error} Change `{prefix}budgets`.") from error
     return plan
 
 
-def _at_budget(attacks: dict[str, Callable[..., Any]], eps: float) -> dict[str, Callable[..., Any]]:
+def _at_budget(attacks: dict[str, Callable[..., Any]], eps: float, argument: str) -> dict[str, Callable[..., Any]]:
     for name, attack in attacks.items():
         if is_dataclass(attack) and "eps" in (entry.name for entry in fields(attack)):
             attacks[name] = replace(attack, eps=eps)  # type: ignore[type-var]
         budget = budget_of(attacks[name])
         if budget is None or budget.eps != eps:
             raise ValueError(
-                f"Expected attacks whose budget can be set, by name or as objects with `eps`, but got {attack!r}. "
-                "Leave it out of the sweep."
+                f"Expected argument `{argument}` to hold attacks whose budget can be set, by name or as objects such "
+                f"as `PGD()`, but got {attack!r}. Leave it out of the sweep."
             )
     return attacks
 

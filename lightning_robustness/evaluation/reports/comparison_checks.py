@@ -53,7 +53,8 @@ def check_reports(
     missing = [name for name in reports if name not in sweeps]
     if missing:
         raise ValueError(
-            f"Expected reports with a sweep but {', '.join(map(repr, missing))} has none. Pass `sweep_budgets=`."
+            f"Expected reports with a sweep but {', '.join(map(repr, missing))} {'have' if missing[1:] else 'has'} none. "
+            "Make them with `evaluate(..., sweep_budgets=...)`."
         )
     described = {
         "number of classes": {name: str(report.num_classes) for name, report in reports.items()},

@@ -104,10 +104,17 @@ def test_attacks_have_the_budget_of_their_place():
         (["pgd"], [0.2, 0.1], "`budgets` to hold positive, increasing"),
         (["pgd"], [math.nan], "`budgets` to hold positive, increasing"),
         ([], [0.1], "at least one attack"),
-        ([CW()], [0.1], "whose budget can be set"),
-        (["pgd"], [0.5, 300.0], "input_space"),
+        ([CW()], [0.1], "`attacks` to hold attacks whose budget can be set"),
+        (["pgd"], [0.5, 300.0], "`input_space`. Change `budgets`"),
     ],
 )
 def test_plans_are_checked(attacks, eps, message):
     with pytest.raises(ValueError, match=message):
         plan_sweep(attacks, eps, InputSpace(high=255.0))
+
+
+def test_budgets_for_another_range_are_named():
+    with pytest.warns(UserWarning, match="All `sweep_budgets` are below one grey level.*multiply them by 255") as record:
+        plan_sweep(["pgd", "square"], [0.1, 0.2], InputSpace(high=255.0), "sweep_")
+    assert len(record) == 1
+    plan_sweep(["pgd"], [0.1, 1.0], InputSpace(high=255.0))
