@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -6,15 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_robustness._arguments import read_budgets
+from lightning_robustness._arguments import check_flag, check_integer, read_budgets
 from lightning_robustness._display.provenance import describe_run
 from lightning_robustness._measurement.meters.sweep import SWEEP_ATTACKS, SWEEP_BUDGETS, plan_sweep
-from lightning_robustness._measurement.plan import AttackLike, list_attacks
+from lightning_robustness._measurement.plan import AttackLike, Plan, list_attacks
+from lightning_robustness._model.access import Access
 from lightning_robustness._processes import Processes, ProcessesLostError, describe_error, rank_zero_warn
 from lightning_robustness.attacks.attack import Norm
 from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.evaluation.cmmr import Weighting
-from lightning_robustness.evaluation.decision_space import Projection
+from lightning_robustness.evaluation.decision_space import Projection, get_projection
 from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.reports.comparison_checks import (
     UNCLASSIFIED,
@@ -24,7 +26,8 @@ from lightning_robustness.evaluation.reports.comparison_checks import (
 )
 from lightning_robustness.evaluation.reports.comparison_report import ComparisonReport
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
-from lightning_robustness.evaluation.resume import check_folder, subfolder
+from lightning_robustness.evaluation.resume import subfolder
+from lightning_robustness.evaluation.session import check_session
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics._base import Storage
@@ -143,10 +146,10 @@ def compare(
     budgets = read_budgets("budgets", budgets)
     plan = plan_sweep(attacks, budgets, input_space, strength=strength, norm=norm)
     check_prior({} if prior is None else prior, balance, weighting)
-    check_folder(resume)
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)
     if modules:
+        _check_settings(given)
         check_budget(rank_budget, budgets)
     if reports:
         names, sizes = (list(plan[0]), budgets) if modules else (None, None)
@@ -197,6 +200,21 @@ def compare(
         budget=rank_budget,
         provenance=origin,
     )
+
+
+def _check_settings(given: Mapping[str, Any]) -> None:
+    """Check what `evaluate` would refuse for one model after the other."""
+    for name in ("warm_starts", "per_sample"):
+        check_flag(name, given[name])
+    for name, minimum in {"num_examples": 0, "attack_samples": 1}.items():
+        check_integer(name, given[name], minimum)
+    access = ("input_space", "head", "num_classes", "forward_fn", "embed_fn", "batch_fn")
+    own = {field.name: given[field.name] for field in fields(Plan) if field.name in given}
+    own |= {"attacks": {}, "input_space": Access(*(given[name] for name in access)).input_space}
+    Plan(**own, budget=None, minimum_norm_budget=None)
+    if given["decision_space"] is not None:
+        get_projection(given["decision_space"], given["seed"])
+    check_session(given["dataloader"], given["device"], given["progress"], given["resume"])
 
 
 def _raise(errors: Mapping[str, Exception], missing: Sequence[str], left_out: Sequence[str]) -> None:

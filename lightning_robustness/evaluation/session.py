@@ -46,10 +46,7 @@ def open_session(
 ) -> Iterator[Session]:
     """Open the folder, whose results must be of the same facts, and have the model on the device meanwhile."""
     check_module(model, "which can be moved to a device")
-    check_loader(dataloader)
-    check_folder(resume)
-    check_device(device)
-    check_flag("progress", progress)
+    check_session(dataloader, device, progress, resume)
     processes = Processes()
     if isinstance(model, DistributedDataParallel):
         model = model.module  # which each process can use by itself
@@ -72,6 +69,16 @@ def on_device(model: nn.Module, device: str | torch.device | None) -> Iterator[t
         yield torch.device(device)
     finally:
         model.to(own)
+
+
+def check_session(
+    dataloader: Any, device: str | torch.device | None, progress: bool, resume: str | Path | None
+) -> None:
+    """Check what does not depend on the model."""
+    check_loader(dataloader)
+    check_folder(resume)
+    check_device(device)
+    check_flag("progress", progress)
 
 
 def check_loader(dataloader: Any) -> None:

@@ -1,6 +1,9 @@
+import warnings
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from lightning_robustness.evaluation import ComparisonReport, compare, evaluate, session, sweep
 from tests.evaluation.reports.reports import make_report
@@ -130,18 +133,25 @@ class Untouchable(nn.Module):
         ({"budgets": 0.1}, TypeError, "`budgets`.* 0.1"),
         ({"dataloader": None}, TypeError, "`dataloader`.*'first'"),
         ({"second": "net.pt"}, TypeError, "'second' in `models`"),
-        ({"second": make_report(sweep=None)}, ValueError, "'second'.*`sweep_budgets=`"),
+        ({"second": make_report(sweep=None)}, ValueError, r"'second' has none.*`evaluate\(\.\.\., sweep_budgets="),
         ({"second": make_report()}, ValueError, r"fgsm, pgd \(second\), fgsm \(this"),
         ({"second": make_report(), "num_classes": 7}, ValueError, r"number of classes .* 7 \(`num_classes`\)"),
         ({"second": make_report(), "attacks": ["fgsm", "pgd"]}, ValueError, r"0.2, 0.3 \(second\), 0.1, 0.2 \(this"),
         ({"second": Untouchable(), "dataloader": iter([])}, TypeError, "2 models .*list_iterator"),
         ({"attack_samples": 0}, ValueError, "`attack_samples`"),
+        ({"device": "abacus"}, ValueError, "`device`.*'abacus'"),
+        ({"dataloader": TensorDataset(torch.zeros(2, 3))}, TypeError, r"`dataloader`.*Pass `DataLoader\("),
+        ({"fim_method": "best"}, ValueError, "`fim_method`.*'best'"),
+        ({"forward_fn": "logits"}, TypeError, "`forward_fn`.*'logits'"),
+        ({"decision_space": "umap"}, ValueError, "'umap'"),
+        ({"per_sample": 1}, TypeError, "`per_sample`"),
     ],
 )
 def test_arguments_are_checked_before_the_first_model(arguments, error, message):
     arguments = {"dataloader": [], "attacks": ["fgsm"], "budgets": [0.1, 0.2], **arguments}
     models = {"first": Untouchable(), "second": arguments.pop("second", Untouchable())}
-    with pytest.raises(error, match=message):
+    with warnings.catch_warnings(), pytest.raises(error, match=message):
+        warnings.simplefilter("error")  # no model is left out
         compare(models, progress=False, **arguments)
 
 
