@@ -1,4 +1,5 @@
 import sys
+import warnings
 
 import lightning as L
 import numpy as np
@@ -323,3 +324,24 @@ def test_inputs_that_are_not_images_have_no_pictures():
     assert report.metrics["asr/pgd"] > 0
     assert report.adversarial_examples == []
     assert report.facts["inputs"] == "values in [0, 1]"
+
+
+def test_clean_accuracy_of_a_sweep_has_the_interval_of_all_samples(loader, digits_network):
+    options = {"sweep_attacks": ["fgsm"], "sweep_budgets": [0.1], "progress": False, **sizes(70)}
+    report = evaluate(digits_network, loader, (), **options)
+    clean, n, z = report.metrics["acc"], 300, 1.959964
+    middle, spread = (clean + z**2 / (2 * n)), z * (clean * (1 - clean) / n + (z / (2 * n)) ** 2) ** 0.5  # Wilson
+    expected = [clean, (middle - spread) / (1 + z**2 / n), (middle + spread) / (1 + z**2 / n), n]
+    assert list(report.sweep.robust_accuracy(0)) == pytest.approx(expected)
+    assert report.sweep.robust_accuracy().samples == 70
+    alone = sweep(digits_network, loader, ["fgsm"], [0.1], attack_samples=70, progress=False)
+    assert alone.robust_accuracy(0).samples == 70
+
+
+def test_a_small_budget_is_announced_once():
+    x, y = batch(40)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")  # as Python starts
+        options = {"input_space": InputSpace(high=255), "batch_size": 10, "progress": False, **sizes(40)}
+        evaluate(linear(), [(255 * x, y)], ["pgd"], eps=0.1, **options)
+    assert sum("below one grey level" in str(warning.message) for warning in shown) == 1

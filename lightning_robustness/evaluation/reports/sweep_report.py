@@ -140,8 +140,9 @@ class SweepReport(Report):
             raise ValueError(f"Expected argument `eps` to be one of the sweep, {listed}, or 0 but got {eps!r}.")
         if eps in self.budgets and "worst" in self.shares:
             return Share(*self.shares["worst"][self.budgets.index(eps)][:3], self.samples)
-        accuracies = dict(zip([0.0, *self.budgets], [self.clean_accuracy, *self.worst], strict=True))
-        return Share.of(accuracies[eps], self.samples)
+        if eps == 0:  # where margins assist, of all samples
+            return Share.of(self.clean_accuracy, self.outcomes[0]["total"] if self.outcomes else self.samples)
+        return Share.of(self.worst[self.budgets.index(eps)], self.samples)
 
     def _outcome(self, eps: float) -> Assisted | None:
         """Return what the worst of the attacks did to each sample at a budget; None where it was not kept."""
