@@ -120,9 +120,8 @@ def check_model(model: Any) -> None:
 def check_module(model: Any, purpose: str) -> None:
     """Check that a model is a module."""
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"Expected `model` to be a torch.nn.Module, {purpose}, but got {_describe(model)}. Wrap it in one."
-        )
+        remedy = f"Pass an instance, `{model.__name__}(...)`." if isinstance(model, type) else "Wrap it in one."
+        raise TypeError(f"Expected `model` to be a torch.nn.Module, {purpose}, but got {_describe(model)}. {remedy}")
 
 
 def check_attack(attack: Any, name: str = "attack") -> None:

@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -352,6 +353,12 @@ COMBINATIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "an attack without a budget": (lambda: sweep(MODEL, LOADER, ["cw"]), "Leave it out of the sweep"),
     "a weight alone": (lambda: callbacks.AdversarialTraining(loss_weight=1.0), "`loss`.*Leave it out"),
     "a direction": (lambda: callbacks.RobustEarlyStopping("val_loss"), "`mode`.*'val_loss'"),
+    "the class of a model": (lambda: evaluate(type(MODEL), LOADER), r"`model`.*Pass an instance, `\w+\(...\)`"),
+    "the class of a data module": (lambda: evaluate(MODEL, L.LightningDataModule), "the data module LightningDataM"),
+    "a model without gradients": (
+        lambda: evaluate(MODEL, LOADER, forward_fn=lambda model, x: model(x).detach(), progress=False),
+        r"`fim_method='blackbox'` and `attacks=\['square'\]`",
+    ),
     "a head": (lambda: evaluate(MODEL, LOADER, head="foo", progress=False), "'foo'"),
     "a list as inputs": (lambda: evaluate(MODEL, [([0.0], [1])], progress=False), "`batch_fn=`"),
     "text as a batch": (lambda: evaluate(MODEL, ["a"], progress=False), "`batch_fn=`"),

@@ -53,7 +53,8 @@ def name_attacks(
     pairs = attacks.items() if isinstance(attacks, Mapping) else [(_default_name(attack), attack) for attack in attacks]
     named: dict[str, Callable[..., Any]] = {}
     for name, attack in pairs:
-        check_name(argument, name)
+        if not isinstance(name, str) or not name.strip(" /\t\n"):
+            raise ValueError(f"Expected names of attacks in `{argument}` that are not empty but got {name!r}.")
         if name in named:
             raise ValueError(
                 f"Expected attacks of different names in `{argument}` but got {name!r} twice. Pass a mapping, such as "
@@ -61,8 +62,8 @@ def name_attacks(
             )
         if name in (WORST, FINAL):
             raise ValueError(
-                f"Expected a name for {attack!r} other than {name!r}, which the worst case of all attacks (worst) and "
-                f"the attack at the end of training (final) are reported under. Pass {{'cascade': ...}}, for instance."
+                f"Expected a name for {attack!r} other than {name!r}: '{WORST}' and '{FINAL}' are reserved, for the "
+                f"worst case of all attacks and the attack at the end of training. Give {attack!r} another name."
             )
         named[name] = _make(attack, argument, eps, strength, norm, is_sweep)
     return named
@@ -98,9 +99,13 @@ def list_attacks(attacks: Any, argument: str = "attacks") -> list[AttackLike] | 
     if isinstance(attacks, Mapping):
         return attacks
     if isinstance(attacks, str) or callable(attacks):
-        raise ValueError(f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass [{attacks!r}].")
+        one = f"{attacks.__name__}(...)" if isinstance(attacks, type) else repr(attacks)
+        raise ValueError(f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass `[{one}]`.")
     if not isinstance(attacks, Iterable):
-        raise ValueError(f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass [] for none.")
+        raise ValueError(
+            f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass a list of names, such as ['pgd'], "
+            "or [] for none."
+        )
     return list(attacks)
 
 

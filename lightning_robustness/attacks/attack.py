@@ -19,7 +19,7 @@ _ALL = slice(None)
 
 
 class Budget(NamedTuple):
-    """Largest perturbation that an attack may make: a norm, None if it does not say, and a size in its units."""
+    """Largest perturbation of an attack: ``eps`` in un-normalised units, in ``norm``, None if it does not say."""
 
     norm: str | None
     eps: float

@@ -53,7 +53,15 @@ def is_higher_rate(first: tuple[int, int], second: tuple[int, int], tolerance: f
 
 
 class MaskingSign(NamedTuple):
-    """A reason to doubt a success rate: its name, what was observed, what it means and what to try."""
+    """A reason to doubt a success rate.
+
+    Args:
+        name: Which sign it is.
+        evidence: Observation in this run, with its numbers.
+        explanation: Meaning of the observation.
+        remedy: Attack or setting to try.
+
+    """
 
     name: str
     evidence: str

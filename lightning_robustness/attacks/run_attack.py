@@ -98,7 +98,7 @@ def run_attack(
     and the range, and classified once more: that prediction counts.
 
     Args:
-        model: Callable from inputs to logits; what ``lightning_robustness._model.access.compute_logits`` takes.
+        model: Callable from inputs to logits, or to an output that holds them.
         attack: A built-in attack, a name that ``get_attack`` knows, an instance of an attack of torchattacks, or any
             callable ``(model, x, y) -> x_adv`` on un-normalised inputs.
         x: Inputs as the model sees them, of shape ``(N, ...)``.

@@ -13,7 +13,17 @@ Weighting = Literal["entropy", "printed", "correlation"]
 
 
 class CompositeScores(NamedTuple):
-    """Results of the CMMR framework for a table of metrics; higher is more robust throughout."""
+    r"""Results of the CMMR framework for a table of metrics; higher is more robust throughout.
+
+    Args:
+        normalized: Metrics in [0, 1], of shape ``(models, attacks, budgets, metrics)``.
+        entropy_weights: Weight of each metric by its entropy alone, :math:`w_j`.
+        weights: Weight of each metric with prior and balance, :math:`\lambda_j`.
+        composite: M, of shape ``(models, attacks, budgets)``.
+        curves: Its mean over the attacks, of shape ``(models, budgets)``.
+        scores: CMMR of each model, the mean over the budgets.
+
+    """
 
     normalized: Tensor
     entropy_weights: Tensor

@@ -84,7 +84,8 @@ def check_session(
 def check_loader(dataloader: Any) -> None:
     """Check that there is a loader."""
     if hasattr(dataloader, "test_dataloader"):
-        found = f"the data module {type(dataloader).__name__}. Pass one of its loaders, such as `test_dataloader()`."
+        kind = dataloader if isinstance(dataloader, type) else type(dataloader)
+        found = f"the data module {kind.__name__}. Pass one of its loaders, such as `test_dataloader()`."
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
         found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
     elif isinstance(dataloader, tuple | list) and len(dataloader) == 2 and _are_columns(*dataloader):

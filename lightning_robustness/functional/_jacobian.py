@@ -44,7 +44,8 @@ class InputJacobian:
         # The fused attention kernels cannot be differentiated twice
         with sdpa_kernel(SDPBackend.MATH) if twice or create_graph else nullcontext():
             self._logits = self._function(self._perturbation)
-        check_differentiable(self._logits, "use `fisher_spectral_norm(..., method='blackbox')`, without gradients")
+        remedy = "pass `fim_method='blackbox'` and `attacks=['square']`, or `method='blackbox'` to a single function"
+        check_differentiable(self._logits, otherwise=remedy)
         if not create_graph:  # in training, a NaN is a matter for the loss
             check_finite(self._logits)
         # Samples whose gradients are not finite: there, they count as zero; None before the first gradient

@@ -145,7 +145,7 @@ def test_the_worst_case_has_its_name_for_itself():
     with pytest.raises(ValueError, match="name of an attack but got 'worst'"):
         name_attacks({"mine": "worst"})
     for name in ("worst", "final"):
-        match = rf"a name for 'pgd' other than '{name}', .* Pass {{'cascade': \.\.\.}}, for instance"
+        match = rf"'pgd' other than '{name}': 'worst' and 'final' are reserved.* Give 'pgd' another name"
         with pytest.raises(ValueError, match=match):
             name_attacks({name: "pgd"})
 
@@ -161,6 +161,13 @@ def test_final_attack():
 def test_attacks_are_checked():
     with pytest.raises(ValueError, match=r"'pgd' twice.*{'pgd_weak'"):
         name_attacks(["pgd", PGD(eps=0.5)])
+    for name in ("", " ", 3):
+        with pytest.raises(ValueError, match=rf"names of attacks in `attacks` that are not empty but got {name!r}"):
+            name_attacks({name: "pgd"})
+    with pytest.raises(ValueError, match=r"but got <class .* Pass `\[PGD\(\.\.\.\)\]`"):
+        name_attacks(PGD)
+    with pytest.raises(ValueError, match=r"but got 3. Pass a list of names, such as \['pgd'\], or \[\] for none"):
+        name_attacks(3)
     with pytest.raises(ValueError, match=r"CW\(.*targeted=True"):
         name_attacks([CW(targeted=True)])
     with pytest.raises(ValueError, match=r"'gpd'\. Known: "):

@@ -1,5 +1,3 @@
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -147,11 +145,11 @@ class Untouchable(nn.Module):
         ({"per_sample": 1}, TypeError, "`per_sample`"),
     ],
 )
+@pytest.mark.filterwarnings("error")  # of a model that is left out
 def test_arguments_are_checked_before_the_first_model(arguments, error, message):
     arguments = {"dataloader": [], "attacks": ["fgsm"], "budgets": [0.1, 0.2], **arguments}
     models = {"first": Untouchable(), "second": arguments.pop("second", Untouchable())}
-    with warnings.catch_warnings(), pytest.raises(error, match=message):
-        warnings.simplefilter("error")  # no model is left out
+    with pytest.raises(error, match=message):
         compare(models, progress=False, **arguments)
 
 

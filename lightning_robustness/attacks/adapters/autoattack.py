@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import check_number, check_option
@@ -101,9 +102,10 @@ def _import_package() -> Any:
         return importlib.import_module("autoattack")
     except ImportError as error:
         raise ModuleNotFoundError(
-            f"Expected the package autoattack to be installed but it cannot be imported: {error}. Install it with "
-            '`pip install git+https://github.com/fra31/auto-attack`, or use get_attack("ensemble"), the ensemble '
-            "of this package."
+            f"Expected the package autoattack in a release that fits torch {torch.__version__} but importing it "
+            f"failed: {error}. Install it with `pip install --force-reinstall --no-deps "
+            "git+https://github.com/fra31/auto-attack`, install a newer torch if that does not help, or use "
+            'get_attack("ensemble"), the ensemble of this package.'
         ) from error
 
 

@@ -52,9 +52,9 @@ def check_reports(
     sweeps = {name: report.sweep for name, report in reports.items() if report.sweep is not None}
     missing = [name for name in reports if name not in sweeps]
     if missing:
+        listed = f"{', '.join(map(repr, missing))} {'have' if missing[1:] else 'has'} none"
         raise ValueError(
-            f"Expected reports with a sweep but {', '.join(map(repr, missing))} {'have' if missing[1:] else 'has'} none. "
-            "Make them with `evaluate(..., sweep_budgets=...)`."
+            f"Expected reports with a sweep but {listed}. Make them with `evaluate(..., sweep_budgets=...)`."
         )
     described = {
         "number of classes": {name: str(report.num_classes) for name, report in reports.items()},

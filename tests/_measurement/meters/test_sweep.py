@@ -114,7 +114,9 @@ def test_plans_are_checked(attacks, eps, message):
 
 
 def test_budgets_for_another_range_are_named():
-    with pytest.warns(UserWarning, match="All `sweep_budgets` are below one grey level.*multiply them by 255") as record:
+    with pytest.warns(
+        UserWarning, match="All `sweep_budgets` are below one grey level.*multiply them by 255"
+    ) as record:
         plan_sweep(["pgd", "square"], [0.1, 0.2], InputSpace(high=255.0), "sweep_")
     assert len(record) == 1
     plan_sweep(["pgd"], [0.1, 1.0], InputSpace(high=255.0))
