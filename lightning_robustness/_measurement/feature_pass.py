@@ -1,6 +1,6 @@
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +86,11 @@ class FeaturePass:
 
     def compute(self, processes: Processes) -> Features:
         """Compute the values over all batches of all processes, which must all call it."""
-        with self.timed(), self._accepting_no_samples():
+        first = next(iter(self._embedding.values(copy_state=False))) if self._has_embedding else self._rdi
+        # With samples, filters stay as they are, or Python would forget which warnings it has shown
+        with self.timed(), nullcontext() if first.update_called else warnings.catch_warnings():
+            if not first.update_called:
+                warnings.filterwarnings("ignore", message=".*called before the ``update`` method")
             rdi = self._rdi.compute_components()
             distances = {"rdi": rdi["distances"]}
             values = {"rdi": rdi["rdi"], "rdi_intra": rdi["intra"], "rdi_inter": rdi["inter"]}
@@ -122,17 +126,6 @@ class FeaturePass:
         """Return the smallest and the largest of each number that tells outputs apart; nothing without samples."""
         outputs = [columns[OUTPUT] for _, columns in self._outputs if len(columns[OUTPUT])]
         return [torch.stack(torch.cat(outputs).aminmax(dim=0)).cpu()] if outputs else []
-
-    @contextmanager
-    def _accepting_no_samples(self) -> Iterator[None]:
-        """Ignore that torchmetrics warns of them; with samples, filters stay, or Python would forget what it showed."""
-        first = next(iter(self._embedding.values(copy_state=False))) if self._has_embedding else self._rdi
-        if first.update_called:
-            yield
-            return
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*called before the ``update`` method")
-            yield
 
     @contextmanager
     def timed(self) -> Iterator[None]:

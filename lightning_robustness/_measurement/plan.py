@@ -98,15 +98,12 @@ def list_attacks(attacks: Any, argument: str = "attacks") -> list[AttackLike] | 
     """Check that an argument holds attacks and return it as a list or a mapping, which can be gone through twice."""
     if isinstance(attacks, Mapping):
         return attacks
-    if isinstance(attacks, str) or callable(attacks):
-        one = f"{attacks.__name__}(...)" if isinstance(attacks, type) else repr(attacks)
-        raise ValueError(f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass `[{one}]`.")
-    if not isinstance(attacks, Iterable):
-        raise ValueError(
-            f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass a list of names, such as ['pgd'], "
-            "or [] for none."
-        )
-    return list(attacks)
+    is_one = isinstance(attacks, str) or callable(attacks)
+    if isinstance(attacks, Iterable) and not is_one:
+        return list(attacks)
+    one = f"{attacks.__name__}(...)" if isinstance(attacks, type) else repr(attacks)
+    remedy = f"`[{one}]`" if is_one else "a list of names, such as ['pgd'], or [] for none"
+    raise ValueError(f"Expected argument `{argument}` to be a list but got {attacks!r}. Pass {remedy}.")
 
 
 def name_final_attack(

@@ -115,8 +115,8 @@ def _with_flags(message: str, command: Any) -> str:
             continue
         for found in re.finditer(_ARGUMENT.format(name), text):
             value = "package.module:function" if name.endswith("_fn") else _VALUES.get(found[1], found[1] or "")
-            option = f"--{_PARTS.get(action.dest, action.dest)} {value}"
-            flags.append((found.start(), option.replace("'", "").strip()))
+            value = value.replace("'", "")
+            flags.append((found.start(), f"--{_PARTS.get(action.dest, action.dest)} {value}".strip()))
     listed = ", ".join(dict.fromkeys(flag for _, flag in sorted(flags)))
     return f"{message}\nOn the command line: {listed}" if flags else message
 

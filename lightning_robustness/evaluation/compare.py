@@ -208,10 +208,10 @@ def compare(
 
 def _check_settings(given: Mapping[str, Any]) -> None:
     """Check what `evaluate` would refuse for one model after the other."""
-    for name in ("warm_starts", "per_sample"):
-        check_flag(name, given[name])
-    for name, minimum in {"num_examples": 0, "attack_samples": 1}.items():
-        check_integer(name, given[name], minimum)
+    check_flag("warm_starts", given["warm_starts"])
+    check_flag("per_sample", given["per_sample"])
+    check_integer("num_examples", given["num_examples"], minimum=0)
+    check_integer("attack_samples", given["attack_samples"], minimum=1)
     access = ("input_space", "head", "num_classes", "forward_fn", "embed_fn", "batch_fn")
     own = {field.name: given[field.name] for field in fields(Plan) if field.name in given}
     own |= {"attacks": {}, "input_space": Access(*(given[name] for name in access)).input_space}

@@ -55,15 +55,14 @@ def plan_sweep(
         for budget in budgets
     ]
     space = check_input_space(input_space)
-    if space.low is not None and space.high is not None:
-        width = space.high - space.low
-        if width >= 255 and budgets[-1] < width / 255:
-            rank_zero_warn(
-                f"All `{prefix}budgets` are below one grey level of inputs in [{space.low:g}, {space.high:g}]: no "
-                f"network will look vulnerable. If they are meant for [0, 1], multiply them by {width:g}.",
-                stacklevel=1,  # once in a run, not once per caller
-            )
-            return plan
+    width = 0.0 if space.low is None or space.high is None else space.high - space.low
+    if width >= 255 and budgets[-1] < width / 255:
+        rank_zero_warn(
+            f"All `{prefix}budgets` are below one grey level of inputs in [{space.low:g}, {space.high:g}]: no network "
+            f"will look vulnerable. If they are meant for [0, 1], multiply them by {width:g}.",
+            stacklevel=1,  # once in a run, not once per caller
+        )
+        return plan
     try:
         check_budgets(plan[-1].values(), input_space)
     except ValueError as error:
