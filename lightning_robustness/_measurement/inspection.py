@@ -126,8 +126,8 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
             return 0.0
     size = expected.abs().amax(dim=0).clamp(min=1.0).cummax(dim=0).values  # the mixture may cancel
     difference = ((own[OUTPUT] - expected).abs() / size).max().item()
-    half = max(1, subject.batch_size // 2)
-    again = outputs_of(subject, samples, half, seed=subject.seed + 1, moved_on=True) if difference else own
+    few = -(-min(len(own), subject.batch_size) // 8)  # many batches are many draws
+    again = outputs_of(subject, samples, few, seed=subject.seed + 1, moved_on=True) if difference else own
     noise = ((own[OUTPUT] - again[OUTPUT]).abs() / size).max().item()
     return difference if difference > 10 * noise else 0.0
 
@@ -135,10 +135,10 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
 def outputs_of(subject: Subject, samples: Samples, batch_size: int, seed: int = 0, moved_on: bool = False) -> Rows:
     """Return what tells the outputs of samples apart, if wanted after a pass that moves what the model holds."""
     parts = []
-    for batch in replace(subject, progress=False).batches(samples, "outputs", batch_size):
+    for number, batch in enumerate(replace(subject, progress=False).batches(samples, "outputs", batch_size), 1):
         forward = subject.logits_of(batch)
         with sandbox(forward, batch.x, seed=seed) as (copies,), torch.no_grad():
-            if moved_on:  # generators, queues
+            for _ in range(number if moved_on else 0):  # generators, queues
                 forward(copies[:1])
             columns = {OUTPUT: summarize(compute_logits(forward, copies)).cpu()}
         parts.append(Rows(batch.positions.cpu(), columns))
