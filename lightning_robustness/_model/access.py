@@ -232,15 +232,16 @@ def find_extra_inputs(forward: Callable[..., Any], name: str | None, extras: Ite
     return ExtraInputs(taken, keyword) if taken or keyword is not None else None
 
 
-def mend_gradients(output: Tensor) -> None:
+def mend_gradients(output: Tensor, slope: float = 0.0) -> None:
     """Let derivatives that are not finite count as zero where they arise, in all later backward passes of a graph.
 
     At 0, the derivative of a square root is infinite; times the derivative 0 of what is under it, it becomes NaN, and
-    spreads to everything before it. Zeroed there, it does not affect the other gradients, as with an epsilon.
+    spreads to everything before it. Zeroed there, it does not affect the other gradients, as with an epsilon. With a
+    slope, an infinite derivative of an operation on single numbers counts as one of this size, which has its sign.
     """
     for node in walk_graph(output):
         if not hasattr(node, "variable"):  # a leaf, whose hooks would stay
-            node.register_hook(_without_nonfinite)
+            node.register_hook(partial(_without_nonfinite, slope))
 
 
 def walk_graph(output: Tensor, is_end: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:
@@ -254,8 +255,16 @@ def walk_graph(output: Tensor, is_end: Callable[[Any], bool] = lambda node: Fals
             rest += [] if is_end(node) else [following for following, _ in node.next_functions]
 
 
-def _without_nonfinite(gradients: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
-    return tuple(None if value is None else value.nan_to_num(0.0, 0.0, 0.0) for value in gradients)
+def _without_nonfinite(
+    slope: float, gradients: tuple[Tensor | None, ...], outer: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    def mend(value: Tensor) -> Tensor:
+        finite = value.nan_to_num(0.0, 0.0, 0.0)
+        if not slope or outer[0] is None or outer[0].shape != value.shape:
+            return finite
+        return torch.where(value.isinf(), slope * value.sign() * outer[0].abs(), finite)
+
+    return tuple(None if value is None else mend(value) for value in gradients)
 
 
 def nonfinite_rows(gradient: Tensor) -> Tensor:
@@ -266,8 +275,8 @@ def nonfinite_rows(gradient: Tensor) -> Tensor:
 def warn_of_nonfinite_gradients() -> None:
     """Say that gradients are not finite, and what helps; the same words each time, so that Python shows them once."""
     rank_zero_warn(
-        "Some gradients of the inputs are NaN or infinite. They count as zero where they arise, which may hide "
-        "a direction. Look for operations without a derivative at these inputs, such as `sqrt` or a norm at 0: add an "
-        "epsilon under the root, `torch.sqrt(x + 1e-8)`.",
+        "Some gradients of the inputs are NaN or infinite. They count as zero where they arise, which may hide a "
+        "direction; attacks take infinite ones as steep. Look for operations without a derivative at these inputs, such "
+        "as `sqrt` or a norm at 0: add an epsilon under the root, `torch.sqrt(x + 1e-8)`.",
         stacklevel=1,
     )
