@@ -276,7 +276,7 @@ def warn_of_nonfinite_gradients() -> None:
     """Say that gradients are not finite, and what helps; the same words each time, so that Python shows them once."""
     rank_zero_warn(
         "Some gradients of the inputs are NaN or infinite. They count as zero where they arise, which may hide a "
-        "direction; attacks take infinite ones as steep. Look for operations without a derivative at these inputs, such "
-        "as `sqrt` or a norm at 0: add an epsilon under the root, `torch.sqrt(x + 1e-8)`.",
+        "direction; attacks take infinite ones as steep. Look for operations without a derivative at these inputs, "
+        "such as `sqrt` or a norm at 0: add an epsilon under the root, `torch.sqrt(x + 1e-8)`.",
         stacklevel=1,
     )
