@@ -22,6 +22,9 @@ from lightning_robustness._processes import Processes, rank_zero_warn
 from lightning_robustness.attacks import Attack, run_attack
 from lightning_robustness.input_space import check_normalized
 
+# Logits that are smaller differ by the rounding of activations, whose size is about 1
+_SMALLEST = 1e-4
+
 
 class Found(NamedTuple):
     """Facts about a model and its inputs, which processes without samples learn from the others."""
@@ -124,7 +127,8 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
         labelled = Rows(samples.positions, {"y": samples.y})
         if not are_of_same_samples(labelled, outputs):
             return 0.0
-    size = expected.abs().amax(dim=0).clamp(min=1.0).cummax(dim=0).values  # the mixture may cancel
+    # The mixture may cancel, and so may the largest one of log-probabilities; the log of a sum is about log(K)
+    size = torch.maximum(expected[:, :2].abs().amax(), expected.new_tensor([_SMALLEST, _SMALLEST, 1.0]))
     difference = ((own[OUTPUT] - expected).abs() / size).max().item()
     few = -(-min(len(own), subject.batch_size) // 8)  # many batches are many draws
     again = outputs_of(subject, samples, few, seed=subject.seed + 1, moved_on=True) if difference else own
@@ -138,8 +142,8 @@ def outputs_of(subject: Subject, samples: Samples, batch_size: int, seed: int = 
     for number, batch in enumerate(replace(subject, progress=False).batches(samples, "outputs", batch_size), 1):
         forward = subject.logits_of(batch)
         with sandbox(forward, batch.x, seed=seed) as (copies,), torch.no_grad():
-            for _ in range(number if moved_on else 0):  # generators, queues
-                forward(copies[:1])
+            for size in [1] * (number - 1) + [len(copies)] if moved_on else ():  # generators, queues, hidden states
+                forward(copies[:size])
             columns = {OUTPUT: summarize(compute_logits(forward, copies)).cpu()}
         parts.append(Rows(batch.positions.cpu(), columns))
     return Rows.join([parts])
