@@ -18,7 +18,7 @@ from lightning_robustness._measurement.threat_model import is_image
 from lightning_robustness._model.access import compute_logits, try_forward
 from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.route import Route, find_route
-from lightning_robustness._processes import Processes, rank_zero_warn
+from lightning_robustness._processes import Processes, describe_error, rank_zero_warn
 from lightning_robustness.attacks import Attack, run_attack
 from lightning_robustness.input_space import check_normalized
 
@@ -104,13 +104,17 @@ def rehearse(
     few = few._replace(x=subject.embedded(few.x), y=None, positions=torch.arange(len(few.x)))
     for meter in meters:
         meter.rehearse(subject, few)
-    foreign = [attack for attack in attacks.values() if not isinstance(attack, Attack)]
+    foreign = {name: attack for name, attack in attacks.items() if not isinstance(attack, Attack)}
     if foreign:
         forward = subject.logits_of(few)
         with sandbox(forward, few.x) as (copies,), torch.no_grad():
             preds = compute_logits(forward, copies).argmax(dim=1)
-        for attack in foreign:
-            run_attack(forward, attack, few.x, preds, input_space=subject.input_space, seed=subject.seed)
+        for name, attack in foreign.items():
+            try:
+                run_attack(forward, attack, few.x, preds, input_space=subject.input_space, seed=subject.seed)
+            except Exception as error:
+                error.args = (f"The attack {name!r} failed: {describe_error(error)}",)
+                raise
 
 
 def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> float:

@@ -117,7 +117,7 @@ def test_rehearsal_finds_what_cannot_work():
     rehearse(subject(network()), batch(), meters, {"pgd": PGD(), "mine": lambda model, x, y: x})
     with pytest.raises(ValueError, match=r"Fisher information cannot be computed: .*`fim_samples=0`, or .*blackbox"):
         rehearse(subject(cut), batch(), meters, {})
-    with pytest.raises(RuntimeError, match="no luck"):
+    with pytest.raises(RuntimeError, match=r"'mine' failed: .*no luck"):
         rehearse(subject(network()), batch(), [], {"mine": broken})
 
 
