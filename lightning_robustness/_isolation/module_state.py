@@ -154,7 +154,7 @@ class ModuleState:
             return
         if type(container) in _MUTABLE_TYPES:
             self._containers.append((container, container.copy()))
-        for element in container.values() if isinstance(container, dict) else container:
+        for element in list(container.values() if isinstance(container, dict) else container):
             if len(container) <= MAX_ENTERED or issubclass(type(element), nn.Module):
                 self._keep_value(element)
 

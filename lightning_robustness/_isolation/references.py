@@ -37,7 +37,8 @@ MAX_ENTERED = 128
 MAX_KEPT = 10_000
 _MAX_SEARCHED = 1_000
 _FUNCTION_TYPES = FunctionType, staticmethod, classmethod, property
-_COLLECTIONS = list, tuple, set, frozenset, deque, ValuesView
+_MAPPINGS = dict, MappingProxyType
+_CONTAINERS: tuple[Any, ...] = (*_MAPPINGS, list, tuple, set, frozenset, deque, type({}.values()), ValuesView)
 _SHOWN_TYPES = PLAIN_TYPES | {bytearray, array, count}  # their text says what they hold
 _MAX_ELEMENTS = 2**22
 _MAX_ENTRIES = 100_000
@@ -50,29 +51,27 @@ def find_modules(model: Any) -> list[nn.Module]:
 
 def reach(values: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterator[Any]:
     """Go through values and what they refer to, each once; modules and objects of other packages are not entered."""
-    seen = {} if seen is None else seen
-    rest = list(values)
+    rest, seen = list(values), {} if seen is None else seen
     for value in islice(rest, _MAX_SEARCHED):  # grows in the loop
         if id(value) in seen:
             continue
         seen[id(value)] = value
         yield value
-        for number, (_, part) in enumerate(islice(_parts(value), MAX_KEPT)):
+        for number, (_, part) in enumerate(_parts(value, limit=MAX_KEPT)):
             if type(part) not in PLAIN_TYPES and (number < MAX_ENTERED or issubclass(type(part), nn.Module)):
                 rest.append(part)
 
 
-def _parts(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _parts(value: Any, name: str = "", limit: int | None = None) -> Iterator[tuple[str, Any]]:
     """Go through what a value refers to, by name; modules and classes are not entered."""
     kind = type(value)  # `isinstance` would see through proxies
     if issubclass(kind, (nn.Module, type)):
         return
-    if issubclass(kind, (dict, MappingProxyType)):
-        for number, (key, element) in enumerate(value.items()):
+    base: Any = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    if base is not None:  # whose methods the user's class may override
+        elements = base.items(value) if issubclass(base, _MAPPINGS) else enumerate(base.__iter__(value))
+        for number, (key, element) in enumerate(list(islice(elements, limit))):  # other threads may change it
             yield f"{name}[{repr(key) if type(key) in PLAIN_TYPES else number}]", element
-    elif issubclass(kind, _COLLECTIONS) or (kind is np.ndarray and value.dtype == object):
-        for number, element in enumerate(value.flat if kind is np.ndarray else value):
-            yield f"{name}[{number}]", element
     for key, field in _fields(value, kind).items():
         yield f"{name}.{key}", field
     call = getattr(kind, "__call__", None) if is_users(kind) else None  # noqa: B004
@@ -209,7 +208,7 @@ class Fingerprint:
             self._add_module(name, value)
         elif issubclass(kind, Tensor):
             self.entries[name] = kind, _describe_tensor(value)
-        elif kind is np.ndarray and value.dtype != object:
+        elif kind is np.ndarray:
             self.entries[name] = kind, value.shape, value.tobytes()
         elif issubclass(kind, (set, frozenset)):
             self.entries[name] = kind, frozenset(map(id, value))

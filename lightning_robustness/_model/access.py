@@ -55,7 +55,8 @@ def try_forward(model: nn.Module, forward: Callable[..., Any], x: Tensor) -> Non
             "`model.to_empty(device='cpu')`, then `model.load_state_dict(...)`."
         )
     try:
-        _run(forward, x)
+        with sandbox(forward, x) as (copies,), torch.no_grad():
+            forward(copies)
     except Exception as error:
         shape, reason = tuple(x.shape), describe_error(error).rstrip(" .")
         own: Any = forward
@@ -73,19 +74,13 @@ def try_forward(model: nn.Module, forward: Callable[..., Any], x: Tensor) -> Non
 
 
 def _propose_child(model: nn.Module, x: Tensor) -> str:
-    """Name the only child with weights, if it returns a matrix, and how wide that is: it may be an embedding."""
+    """Name the only child with weights, if it could return logits, and how many: it may return an embedding."""
     children = [(name, child) for name, child in model.named_children() if next(child.parameters(), None) is not None]
-    with suppress(Exception):
+    with suppress(Exception), sandbox(model, x) as (copies,), torch.no_grad():
         ((name, child),) = children
-        number, width = _run(child, x).shape
-        if number == len(x) and name.isidentifier():
-            return f" If `{name}` does: `forward_fn=lambda module, x: module.{name}(x)`, of {width} classes."
+        width = compute_logits(child, copies).shape[1]
+        return f" If `{name}` does: `forward_fn=lambda module, x: module.{name}(x)`, of {width} classes."
     return ""
-
-
-def _run(forward: Callable[..., Any], x: Tensor) -> Any:
-    with sandbox(forward, x) as (copies,), torch.no_grad():
-        return forward(copies)
 
 
 def as_classes(logits: Tensor, num_samples: int) -> Tensor | None:
@@ -195,18 +190,17 @@ class Access:
         if not self.takes_bytes(x):
             return x
         if forward is not None:
+            reason = "they differ"
             try:
                 with sandbox(forward, x) as (copies,), torch.no_grad():
                     pair = [compute_logits(forward, inputs).cpu().double() for inputs in (copies, copies.float())]
+                are_same = torch.allclose(pair[0], pair[1], rtol=1e-4, atol=1e-4)
             except Exception as error:
-                raise ValueError(
-                    "Expected a model that takes pixels in bytes and float copies of them, which attacks change, but "
-                    f"it failed: {describe_error(error)}. Let `forward` scale both, such as by `x.float() / 255`."
-                ) from error
-            if not torch.allclose(pair[0], pair[1], rtol=1e-4, atol=1e-4):
+                are_same, reason = False, f"it failed: {describe_error(error)}"
+            if not are_same:
                 raise ValueError(
                     "Expected the same outputs for pixels in bytes and for float copies of them, which attacks change, "
-                    "but they differ. Let `forward` scale both in the same way, such as by `x.float() / 255`."
+                    f"but {reason}. Let `forward` scale both in the same way, such as by `x.float() / 255`."
                 )
         return x.float()
 
