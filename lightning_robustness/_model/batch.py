@@ -138,10 +138,10 @@ def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> Batch:
 def _call(batch_fn: Callable[[Any], Any], batch: Any) -> Batch:
     result = batch_fn(batch)
     if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
-        size = f" of {len(result)}" if isinstance(result, (tuple, list)) else ""
+        kind = type(result).__name__
+        found = f"a {kind} of {len(result)}" if isinstance(result, (tuple, list)) else kind
         raise TypeError(
-            "Expected `batch_fn` to return (inputs, labels) or (inputs, labels, dictionary) but got a "
-            f"{type(result).__name__}{size}."
+            f"Expected `batch_fn` to return (inputs, labels) or (inputs, labels, dictionary) but got {found}."
         )
     return Batch(result[0], result[1], extras=result[2] if len(result) == 3 else {})
 

@@ -246,7 +246,7 @@ def test_labels_without_a_class_and_the_remedy(labels, match, batch_fn):
 
 
 def test_bad_batch_function():
-    with pytest.raises(TypeError, match=r"`batch_fn` to return \(inputs, labels\) or .* but got a Tensor"):
+    with pytest.raises(TypeError, match=r"`batch_fn` to return \(inputs, labels\) or .* but got Tensor"):
         read_batch((X, Y), lambda batch: batch[0])
     with pytest.raises(TypeError, match="but got a tuple of 4"):
         read_batch((X, Y), lambda batch: (*batch, {}, {}))
