@@ -590,7 +590,7 @@ def main() -> None:
         "A fault once training runs costs a value, not the run": {
             name: partial(try_fault, case) for name, case in FAULTS.items()
         },
-        "Gradients that are not finite are reported, and hide nothing from attacks": {
+        "Gradients that are not finite are reported, and hide no more from attacks than with an epsilon": {
             name: partial(try_gradients, name) for name in ("fgsm", "bim", "mifgsm", "pgd", "cw")
         },
         "The sample has the outputs that validation computed, or the monitor says so": {

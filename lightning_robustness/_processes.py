@@ -36,7 +36,7 @@ class OtherProcessError(RuntimeError):
 
 def describe_error(error: BaseException) -> str:
     """Describe an error by its kind and message; an error of another process as if it were this one's."""
-    return error.reason if isinstance(error, OtherProcessError) else f"{type(error).__name__}: {error}"
+    return error.reason if isinstance(error, OtherProcessError) else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 class _OtherProcessStopped(Exception):  # noqa: N818

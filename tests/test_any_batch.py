@@ -289,9 +289,10 @@ def as_floats(module, x):
     return x.float()
 
 
-def test_bytes_that_the_module_scales_itself(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_bytes_that_the_module_scales_itself(tmp_path, dtype):
     module, generator = Images(), torch.Generator().manual_seed(0)
-    x = torch.randint(256, (24, 3, 2, 2), generator=generator, dtype=torch.uint8)
+    x = torch.randint(256, (24, 3, 2, 2), generator=generator, dtype=dtype)
     logits = affine(module.head, x.double().flatten(1) / 255)
     preds = logits.argmax(dim=1)
     y = torch.where(torch.rand(24, generator=generator) < 0.2, (preds + 1) % 3, preds)
@@ -352,4 +353,5 @@ def test_what_a_model_takes_from_a_batch():
     assert found(Transformer(), "inputs_embeds", "attention_mask") == (("attention_mask",), "inputs_embeds")
     assert found(Unmasked(), "x", "mask") is None
     assert found(lambda x, **others: x, "x", "mask") is None
+    assert found(lambda x, *, mask: x, "x", "mask", "index") == (("mask",), None)
     assert found(max, None) is None

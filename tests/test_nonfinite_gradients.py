@@ -1,4 +1,4 @@
-"""Gradients that are NaN, as behind the square root of 0, are reported, and count as zero where they arise."""
+"""Gradients that are NaN or infinite, as behind the square root of 0, are reported, and mended where they arise."""
 
 import warnings
 
@@ -93,6 +93,32 @@ def test_attacks_find_what_they_find_with_an_epsilon(pair, batch, name):
     (sign,) = [sign for sign in masking_signs([result]) if sign.name == "nonfinite_gradients"]
     assert f"{int(result.nonfinite_gradients.sum())} of {int(result.eligible.sum())}" in sign.evidence
     assert "epsilon" in sign.remedy
+
+
+class Root(nn.Module):
+    """Square root of pixels, many of which are 0, with or without an epsilon under the root."""
+
+    def __init__(self, epsilon=0.0):
+        super().__init__()
+        self.epsilon = epsilon
+
+    def forward(self, x):
+        return (x + self.epsilon).sqrt()
+
+
+@pytest.mark.parametrize("attack", [get_attack("fgsm", eps=0.1), PGD(eps=0.1), PGD(eps=0.5, norm="l2")])
+def test_attacks_follow_infinite_derivatives(digits, batch, attack):
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(digits[0].sqrt()), digits[1]).backward()
+        optimizer.step()
+    with pytest.warns(UserWarning, match=REMEDY):
+        result = run_attack(nn.Sequential(Root(), head), attack, *batch)
+    expected = run_attack(nn.Sequential(Root(1e-8), head), attack, *batch)
+    assert result.success_rate >= expected.success_rate - 0.02
 
 
 class Norm(nn.Module):

@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from lightning_robustness._isolation.references import (
     MAX_ENTERED,
+    MAX_KEPT,
     MODULE_ATTRIBUTES,
     PLAIN_TYPES,
     find_variables,
@@ -31,7 +32,6 @@ _UNINITIALIZED_TYPES = frozenset({UninitializedParameter, UninitializedBuffer})
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _LAZY_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_load_state_dict_pre_hooks")
 _MAX_BYTES = 2**28
-_MAX_KEPT = 10_000
 
 
 class ModuleState:
@@ -60,6 +60,7 @@ class ModuleState:
         self._others: list[Any] = []
         self._setters: list[partial[Any]] = []
         self._seen: set[int] = set()
+        self._reached: dict[int, Any] = {}
         self._keep_variables(values)
         for module in self._queue:  # grows in the loop
             if issubclass(type(module), nn.Module) and id(module) not in self._seen:  # it may be None, or a proxy
@@ -113,7 +114,7 @@ class ModuleState:
 
     def _keep_variables(self, variables: Iterable[Any]) -> None:
         """Keep modules and generators alone: other variables may be meant to note what runs here."""
-        for value in reach(variables):
+        for value in reach(variables, self._reached):
             if issubclass(type(value), nn.Module):
                 self._queue.append(value)
             elif (setter := keep_generator(value)) is not None:
@@ -144,17 +145,17 @@ class ModuleState:
             self._seen.add(id(value))
             if value.flags.writeable:
                 self._others.append(value)
-        elif (setter := keep_generator(value)) is not None:
-            self._setters.append(setter)
+        else:
+            self._keep_variables([value])
 
     def _keep_container(self, container: Any) -> None:
         self._seen.add(id(container))
-        if len(container) > _MAX_KEPT:
+        if len(container) > MAX_KEPT:
             return
         if type(container) in _MUTABLE_TYPES:
             self._containers.append((container, container.copy()))
-        if len(container) <= MAX_ENTERED:
-            for element in container.values() if isinstance(container, dict) else container:
+        for element in list(container.values() if isinstance(container, dict) else container):
+            if len(container) <= MAX_ENTERED or issubclass(type(element), nn.Module):
                 self._keep_value(element)
 
     def _keep_tensor(self, tensor: Tensor, copied: list[Any], is_parameter: bool = False) -> None:

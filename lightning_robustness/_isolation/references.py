@@ -5,11 +5,22 @@ import random
 import sys
 import weakref
 import zlib
+from array import array
 from collections import UserDict, UserList, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, ValuesView
 from functools import partial
-from itertools import chain
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from itertools import chain, count, islice
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -23,8 +34,12 @@ PLAIN_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
 # Objects of these packages are not entered: a Trainer, for instance, refers to everything
 _CLOSED_PACKAGES = sys.stdlib_module_names | {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fabric"}
 MAX_ENTERED = 128
+MAX_KEPT = 10_000
 _MAX_SEARCHED = 1_000
 _FUNCTION_TYPES = FunctionType, staticmethod, classmethod, property
+_MAPPINGS = dict, MappingProxyType
+_CONTAINERS: tuple[Any, ...] = (*_MAPPINGS, list, tuple, set, frozenset, deque, type({}.values()), ValuesView)
+_SHOWN_TYPES = PLAIN_TYPES | {bytearray, array, count}  # their text says what they hold
 _MAX_ELEMENTS = 2**22
 _MAX_ENTRIES = 100_000
 
@@ -34,36 +49,62 @@ def find_modules(model: Any) -> list[nn.Module]:
     return [value for value in reach([model]) if issubclass(type(value), nn.Module)]
 
 
-def reach(values: Iterable[Any]) -> Iterator[Any]:
+def reach(values: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterator[Any]:
     """Go through values and what they refer to, each once; modules and objects of other packages are not entered."""
-    rest, seen = list(values), dict[int, Any]()
-    for value in rest:  # grows in the loop
-        if id(value) not in seen and len(seen) < _MAX_SEARCHED:
-            seen[id(value)] = value
-            yield value
-            rest.extend(_behind(value))
+    rest, seen = list(values), {} if seen is None else seen
+    for value in islice(rest, _MAX_SEARCHED):  # grows in the loop
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        yield value
+        for number, (_, part) in enumerate(_parts(value, limit=MAX_KEPT)):
+            if type(part) not in PLAIN_TYPES and (number < MAX_ENTERED or issubclass(type(part), nn.Module)):
+                rest.append(part)
 
 
-def _behind(value: Any) -> list[Any]:
+def _parts(value: Any, name: str = "", limit: int | None = None) -> Iterator[tuple[str, Any]]:
+    """Go through what a value refers to, by name; modules and classes are not entered."""
     kind = type(value)  # `isinstance` would see through proxies
     if issubclass(kind, (nn.Module, type)):
-        return []
+        return
+    base: Any = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    if base is not None:  # whose methods the user's class may override
+        elements = base.items(value) if issubclass(base, _MAPPINGS) else enumerate(base.__iter__(value))
+        for number, (key, element) in enumerate(list(islice(elements, limit))):  # other threads may change it
+            yield f"{name}[{repr(key) if type(key) in PLAIN_TYPES else number}]", element
+    for key, field in _fields(value, kind).items():
+        yield f"{name}.{key}", field
+    call = getattr(kind, "__call__", None) if is_users(kind) else None  # noqa: B004
+    function = MethodType(call, value) if type(call) is FunctionType else value
+    if type(function) in (FunctionType, MethodType):
+        for variable, found in find_variables(function).items():
+            yield f"{variable}[{name}]", found  # what follows a bracket is not shown
+
+
+def _fields(value: Any, kind: type) -> dict[str, Any]:
+    """Return the attributes of an object that hold what it refers to."""
     if issubclass(kind, partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if kind in (list, tuple, set, dict):
-        return list(value.values() if kind is dict else value) if len(value) <= MAX_ENTERED else []
-    if kind is FunctionType:
-        return list(find_variables(value).values())
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
     if kind is MethodType:
-        return [value.__self__, value.__func__]
-    return [*getattr(value, "__dict__", {}).values(), getattr(kind, "__call__", None)] if is_users(kind) else []  # noqa: B004
+        return {"__self__": value.__self__}
+    if kind is weakref.ref:
+        return {"__call__": value()}
+    if kind is GeneratorType:
+        return {} if value.gi_frame is None else value.gi_frame.f_locals
+    if not (issubclass(kind, (SimpleNamespace, UserDict, UserList)) or is_users(kind)):
+        return {}
+    members = [name for cls in kind.__mro__ for name, part in vars(cls).items() if type(part) is MemberDescriptorType]
+    slots = {name: getattr(value, name) for name in members if name != "__dict__" and hasattr(value, name)}
+    return slots | getattr(value, "__dict__", {})
 
 
 def find_variables(value: Any) -> dict[str, Any]:
     """Find the variables that a function, or the ``forward`` of a module, and the functions it calls refer to."""
     is_module = issubclass(type(value), nn.Module)
     functions: list[Any] = [vars(value).get("forward", type(value).forward) if is_module else value]
-    classes = [(cls.__qualname__, vars(cls)) for cls in type(value).__mro__ if is_users(cls)]
+    owner: Any = value.__self__ if type(value) is MethodType else value
+    owner = owner if issubclass(type(owner), type) else type(owner)
+    classes = [(cls.__qualname__, vars(cls)) for cls in owner.__mro__ if is_users(cls)]
     found: dict[str, Any] = {}
     seen = set[int]()
     for function in functions:  # grows in the loop
@@ -79,7 +120,7 @@ def _add_variables(found: dict[str, Any], function: FunctionType, classes: list[
     """Add the variables of a function to others, and return the functions that it refers to."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     own = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
-    own |= {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+    own |= {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__, **vars(function)}
     names = _names(function.__code__) | own.keys()
     spaces = [(function.__qualname__, own)]  # of others' decorators, such as `torch.compile`, these alone
     if is_users(function):
@@ -137,7 +178,7 @@ class Fingerprint:
             if issubclass(type(value), nn.Module):
                 self._add("", value)
             elif type(value) is FunctionType:
-                self._add_variables("", value)
+                self._add_parts("", value)
             elif is_users(type(value)):
                 self._add(type(value).__qualname__, value)
 
@@ -149,17 +190,14 @@ class Fingerprint:
         for key, value in chain(*registered, others):
             self._add(f"{name}.{key}" if name else key, value)
         if is_users(type(module)):
-            self._add_variables(name, module)
-
-    def _add_variables(self, name: str, owner: Any) -> None:
-        for variable, value in find_variables(owner).items():
-            self._add(f"{variable}[{name}]", value)  # what follows a bracket is not shown
+            for variable, value in find_variables(module).items():
+                self._add(f"{variable}[{name}]", value)
 
     def _add(self, name: str, value: Any) -> None:
         kind = type(value)
         if len(self.entries) > _MAX_ENTRIES:
             return
-        if kind in PLAIN_TYPES:
+        if kind in _SHOWN_TYPES:
             self.entries[name] = kind, repr(value)
             return
         self.entries.setdefault(name, (kind, id(value)))
@@ -172,23 +210,19 @@ class Fingerprint:
             self.entries[name] = kind, _describe_tensor(value)
         elif kind is np.ndarray:
             self.entries[name] = kind, value.shape, value.tobytes()
-        elif issubclass(kind, (list, tuple, deque)):
-            self._add_elements(name, dict(enumerate(value)))
-        elif issubclass(kind, dict):
-            self._add_elements(name, value)
         elif issubclass(kind, (set, frozenset)):
             self.entries[name] = kind, frozenset(map(id, value))
             self._alive.update((id(element), element) for element in value)
         elif (setter := keep_generator(value)) is not None:
             self.entries[name] = kind, _describe_state(setter.args[-1])
-        elif issubclass(kind, (SimpleNamespace, UserDict, UserList)) or is_users(kind):
-            for key, field in getattr(value, "__dict__", {}).items():
-                self._add(f"{name}.{key}", field)
+        else:
+            if issubclass(kind, (list, tuple, deque, dict)):
+                self.entries[name] = kind, len(value)
+            self._add_parts(name, value)
 
-    def _add_elements(self, name: str, elements: dict[Any, Any]) -> None:
-        self.entries[name] = type(elements), len(elements)
-        for number, (key, element) in enumerate(elements.items()):
-            self._add(f"{name}[{repr(key) if type(key) in PLAIN_TYPES else number}]", element)
+    def _add_parts(self, name: str, value: Any) -> None:
+        for part_name, part in _parts(value, name):
+            self._add(part_name, part)
 
 
 def _describe_tensor(tensor: Tensor) -> Any:

@@ -66,7 +66,7 @@ def sandbox(
 
     Args:
         model: The module to use inside, or a callable. The modules of a bound method, in a ``functools.partial``, or
-            that a function refers to by name are found, also in lists, dictionaries and attributes.
+            that a function refers to by name are found, also in containers and attributes, and behind functions.
         tensors: Inputs. The copies of them are detached, and support gradients even if the inputs were created in
             inference mode.
         seed: Non-negative seed of the random state inside.

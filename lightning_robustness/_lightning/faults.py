@@ -32,7 +32,7 @@ class Faults:
             self.error = error
         except Exception as error:
             if not has_trained(self._trainer):
-                raise MisconfigurationException(f"RobustnessMonitor: {error}") from error
+                raise MisconfigurationException(f"RobustnessMonitor: {str(error) or type(error).__name__}") from error
             self.error = error
 
     @contextmanager

@@ -22,6 +22,7 @@ from lightning_robustness._lightning.trainer import (
     logged_in_this_epoch,
     num_training_batches,
     takes_any_key,
+    tolerance_of,
 )
 from lightning_robustness._lightning.watch import Watch, announce, check_sample, warn_of_few_classes, warn_of_leaks
 from lightning_robustness._measurement.assisted import Assisted
@@ -146,7 +147,7 @@ class Run:
             difference = 0.0
             with self.faults.guard():
                 difference = self._difference(self._watch.sample, self._watch.features)
-            check_sample(self.faults, self._trainer, difference)
+            check_sample(self.faults, difference)
         self.close_epoch()
 
     def find_collisions(self) -> set[str]:
@@ -195,7 +196,7 @@ class Run:
         plan, difference = self.settings.plan, 0.0
         with suppress(Exception):  # what measures will say that the network fails
             difference = 0.0 if self._sample is None else self._difference(self._sample, own)
-        if not check_sample(self.faults, self._trainer, max(self._processes.gather(difference))):
+        if not check_sample(self.faults, max(self._processes.gather(difference))):
             features = features._replace(margins=Rows.join([]))  # they are not of the sample's positions
         rows = {} if found.is_discrete else self._measure([*plan.meters(), *plan.attack_meters(due)], subject)
         findings = self._conclude(plan, features, rows)
@@ -288,12 +289,12 @@ class Run:
         self._sample = sample
 
     def _difference(self, sample: FixedSample, features: FeaturePass) -> float:
-        """Compare some of the sample's outputs with those that validation computed at its positions."""
+        """Compare some of the sample's outputs with those that validation computed, relative to the tolerance."""
         if not self.settings.needs_gradients or self.found is None or self.found.is_discrete:
             return 0.0
         subject = self._subject()
         samples = sample.take(_NUM_COMPARED, subject.extra_names)
-        return largest_difference(subject, samples, features.outputs())
+        return largest_difference(subject, samples, features.outputs()) / tolerance_of(self._trainer, features.is_half)
 
     def _measure(self, meters: Sequence[Meter], subject: Subject) -> dict[str, Rows]:
         """Measure one part after the other; leave out what fails."""

@@ -8,7 +8,14 @@ from torch import Tensor, nn
 
 from lightning_robustness._isolation.sandbox import is_compiled
 from lightning_robustness._model.batch import Batch
-from lightning_robustness._model.head import HeadCall, hookable_modules, is_same, read_embedding, read_logits
+from lightning_robustness._model.head import (
+    HeadCall,
+    hookable_modules,
+    is_same,
+    is_transformed,
+    read_embedding,
+    read_logits,
+)
 from lightning_robustness._model.route import Call, Route, copy_output, is_layer, name_of, trace_logits
 from lightning_robustness._processes import rank_zero_warn
 
@@ -93,13 +100,15 @@ class StepCheck:
         )
 
     def _keep_logits(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if is_transformed():
+            return
         logits = read_logits(module, output, self._route.sources[name], self._route.entry, self._num_samples)
         if logits is not None:
             self._logits.setdefault(name, []).append(logits)
 
     def _keep_later(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         entered = next((value for value in args if isinstance(value, Tensor)), None)
-        is_matrix = isinstance(output, Tensor) and output.ndim == 2
+        is_matrix = isinstance(output, Tensor) and output.ndim == 2 and not is_transformed()
         if entered is not None and is_matrix and len(entered) == self._num_samples:
             self._later.append(_Later(name, entered.detach().clone(), output.shape[1]))
 
@@ -170,12 +179,14 @@ class StepRoute:
         return route, call
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._root is None and self._output is None:
+        if self._root is None and self._output is None and not is_transformed():
             values = (*args, *kwargs.values())
             if any(isinstance(value, Tensor) and is_same(value, self.batch.x) for value in values):
                 self._root = module
 
     def _leave(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if is_transformed():
+            return
         entered = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if self._root is None:
             if self._output is not None and entered and is_layer(module):

@@ -146,3 +146,12 @@ def find_class_names(trainer: Trainer, dataloader_idx: int, num_classes: int) ->
 def _names(owner: Any, attribute: str) -> list[str] | None:
     names = getattr(owner, attribute, None)
     return [str(name) for name in names] if isinstance(names, (list, tuple)) else None
+
+
+# Largest difference of outputs, relative to their size, in float32, TF32 included, and in lower precision
+_EXACT, _MIXED = 0.005, 0.05
+
+
+def tolerance_of(trainer: Trainer, is_half: bool) -> float:
+    """Return the largest difference of outputs that the precision of the Trainer, or the module's own, explains."""
+    return _EXACT if str(trainer.precision) in ("32-true", "64-true") and not is_half else _MIXED

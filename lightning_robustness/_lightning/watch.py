@@ -18,9 +18,6 @@ from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall
 from lightning_robustness._model.route import Route
 
-# Largest difference, relative to their size, in float32, TF32 included, and in lower precision
-_TOLERANCE, _MIXED_TOLERANCE = 0.005, 0.05
-
 
 class Watch:
     """Feed the features of every batch to a pass and its inputs to a sample, while Lightning runs the network.
@@ -100,10 +97,12 @@ class Watch:
         self._check = None
 
 
-def check_sample(faults: Faults, trainer: Trainer, difference: float) -> bool:
-    """Refuse a network that has other outputs than in validation; later, warn. Return whether they agree."""
-    is_exact = str(trainer.precision) in ("32-true", "64-true")
-    if difference <= (_TOLERANCE if is_exact else _MIXED_TOLERANCE):
+def check_sample(faults: Faults, difference: float) -> bool:
+    """Refuse a network that has other outputs than in validation; later, warn. Return whether they agree.
+
+    The difference is relative to the tolerance.
+    """
+    if difference <= 1:
         return True
     faults.refuse(
         "expected the outputs that validation computed for the fixed sample but the network now gives others, so "
@@ -111,8 +110,10 @@ def check_sample(faults: Faults, trainer: Trainer, difference: float) -> bool:
         "accuracy. Likely causes: weights that a callback swaps in for validation and out at its end, as averaging "
         "does (put RobustnessMonitor first); a validation loader that shuffles or augments; a `validation_step` "
         "that changes inputs in place (let it work on a copy, and pass a `forward_fn=` that prepares inputs in the "
-        "same way); layers in train mode, such as networks in a plain list, which `eval()` does not reach (put them "
-        "into an `nn.ModuleList`).",
+        "same way); a precision of its own, such as `torch.autocast` in `validation_step` (set the `precision` of the "
+        "Trainer, or let `forward` do it); state that `forward` keeps between batches, such as the hidden state of an "
+        "LSTM (start each batch without it); layers in train mode, such as networks in a plain list, which `eval()` "
+        "does not reach (put them into an `nn.ModuleList`).",
         consequence="Attacks and Fisher information are of the current network and sample.",
     )
     return False

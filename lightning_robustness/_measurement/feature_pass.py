@@ -69,11 +69,14 @@ class FeaturePass:
         self._device = device
         self._outputs: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._seconds = 0.0
+        self.is_half = False
+        """Whether some logits came in less than single precision."""
 
     def add(self, batch: Batch, call: HeadCall) -> None:
         """Add the features of a batch."""
         with self.timed():
             embedding, logits = call
+            self.is_half |= logits.dtype in (torch.float16, torch.bfloat16)
             preds = logits.argmax(dim=1)
             columns = {OUTPUT: summarize(logits)}
             if batch.y is not None:

@@ -18,9 +18,12 @@ from lightning_robustness._measurement.threat_model import is_image
 from lightning_robustness._model.access import compute_logits, try_forward
 from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.route import Route, find_route
-from lightning_robustness._processes import Processes, rank_zero_warn
+from lightning_robustness._processes import Processes, describe_error, rank_zero_warn
 from lightning_robustness.attacks import Attack, run_attack
 from lightning_robustness.input_space import check_normalized
+
+# Logits that are smaller differ by the rounding of activations, whose size is about 1
+_SMALLEST = 1e-4
 
 
 class Found(NamedTuple):
@@ -101,13 +104,17 @@ def rehearse(
     few = few._replace(x=subject.embedded(few.x), y=None, positions=torch.arange(len(few.x)))
     for meter in meters:
         meter.rehearse(subject, few)
-    foreign = [attack for attack in attacks.values() if not isinstance(attack, Attack)]
+    foreign = {name: attack for name, attack in attacks.items() if not isinstance(attack, Attack)}
     if foreign:
         forward = subject.logits_of(few)
         with sandbox(forward, few.x) as (copies,), torch.no_grad():
             preds = compute_logits(forward, copies).argmax(dim=1)
-        for attack in foreign:
-            run_attack(forward, attack, few.x, preds, input_space=subject.input_space, seed=subject.seed)
+        for name, attack in foreign.items():
+            try:
+                run_attack(forward, attack, few.x, preds, input_space=subject.input_space, seed=subject.seed)
+            except Exception as error:
+                error.args = (f"The attack {name!r} failed: {describe_error(error)}",)
+                raise
 
 
 def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> float:
@@ -124,10 +131,11 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
         labelled = Rows(samples.positions, {"y": samples.y})
         if not are_of_same_samples(labelled, outputs):
             return 0.0
-    size = expected.abs().amax(dim=0).clamp(min=1.0).cummax(dim=0).values  # the mixture may cancel
+    # The mixture may cancel, and so may the largest one of log-probabilities; the log of a sum is about log(K)
+    size = torch.maximum(expected[:, :2].abs().amax(), expected.new_tensor([_SMALLEST, _SMALLEST, 1.0]))
     difference = ((own[OUTPUT] - expected).abs() / size).max().item()
-    half = max(1, subject.batch_size // 2)
-    again = outputs_of(subject, samples, half, seed=subject.seed + 1, moved_on=True) if difference else own
+    few = -(-min(len(own), subject.batch_size) // 8)  # many batches are many draws
+    again = outputs_of(subject, samples, few, seed=subject.seed + 1, moved_on=True) if difference else own
     noise = ((own[OUTPUT] - again[OUTPUT]).abs() / size).max().item()
     return difference if difference > 10 * noise else 0.0
 
@@ -135,11 +143,11 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
 def outputs_of(subject: Subject, samples: Samples, batch_size: int, seed: int = 0, moved_on: bool = False) -> Rows:
     """Return what tells the outputs of samples apart, if wanted after a pass that moves what the model holds."""
     parts = []
-    for batch in replace(subject, progress=False).batches(samples, "outputs", batch_size):
+    for number, batch in enumerate(replace(subject, progress=False).batches(samples, "outputs", batch_size), 1):
         forward = subject.logits_of(batch)
         with sandbox(forward, batch.x, seed=seed) as (copies,), torch.no_grad():
-            if moved_on:  # generators, queues
-                forward(copies[:1])
+            for size in [1] * (number - 1) + [len(copies)] if moved_on else ():  # generators, queues, hidden states
+                forward(copies[:size])
             columns = {OUTPUT: summarize(compute_logits(forward, copies)).cpu()}
         parts.append(Rows(batch.positions.cpu(), columns))
     return Rows.join([parts])

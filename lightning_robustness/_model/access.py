@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 from lightning_robustness._arguments import check_functions, check_head, check_integer, check_model
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.batch import Batch, read_batch
-from lightning_robustness._processes import rank_zero_warn
+from lightning_robustness._processes import describe_error, rank_zero_warn
 from lightning_robustness.input_space import InputSpace, check_input_space
 
-_REMEDY = "If they are elsewhere, pass a function that returns them alone, with `forward_fn=` where there is one."
+_REMEDY = "Let the model return only the logits, or pass `forward_fn=lambda module, x: ...` that does."
 
 
 def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
@@ -48,18 +49,38 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
 
 def try_forward(model: nn.Module, forward: Callable[..., Any], x: Tensor) -> None:
     """Run a model on a few inputs, without a trace, and say what to do where it fails."""
+    if x.is_meta:
+        raise ValueError(
+            "Expected a model with values but its parameters are on the meta device, which has none. Load its weights: "
+            "`model.to_empty(device='cpu')`, then `model.load_state_dict(...)`."
+        )
     try:
         with sandbox(forward, x) as (copies,), torch.no_grad():
             forward(copies)
     except Exception as error:
-        children = [name for name, child in model.named_children() if next(child.parameters(), None) is not None]
-        only = children[0] if len(children) == 1 else None
-        proposal = f" If `{only}` does: `forward_fn=lambda module, x: module.{only}(x)`." if only else ""
+        shape, reason = tuple(x.shape), describe_error(error).rstrip(" .")
+        own: Any = forward
+        while isinstance(own, partial) and not any(argument is model for argument in own.args):
+            own = next(filter(callable, own.args), None)
+        if isinstance(own, partial):
+            raise ValueError(
+                f"`forward_fn` failed on inputs of shape {shape}: {reason}. It is called as `forward_fn(module, x)`."
+            ) from error
         raise ValueError(
-            f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {tuple(x.shape)} but it "
-            f"failed: {error} Let `forward` return logits, or pass `forward_fn=`, a callable that takes the module and "
-            f"inputs and returns logits.{proposal}"
+            f"Expected `{type(model).__name__}(x)` to return logits for inputs of shape {shape} but it failed: "
+            f"{reason}. Let `forward` return logits, or pass `forward_fn=`, a callable that takes the module and "
+            f"inputs and returns logits.{_propose_child(model, x)}"
         ) from error
+
+
+def _propose_child(model: nn.Module, x: Tensor) -> str:
+    """Name the only child with weights, if it could return logits, and how many: it may return an embedding."""
+    children = [(name, child) for name, child in model.named_children() if next(child.parameters(), None) is not None]
+    with suppress(Exception), sandbox(model, x) as (copies,), torch.no_grad():
+        ((name, child),) = children
+        width = compute_logits(child, copies).shape[1]
+        return f" If `{name}` does: `forward_fn=lambda module, x: module.{name}(x)`, of {width} classes."
+    return ""
 
 
 def as_classes(logits: Tensor, num_samples: int) -> Tensor | None:
@@ -157,9 +178,9 @@ class Access:
         return read_batch(batch, self.batch_fn, soft)
 
     def takes_bytes(self, x: Tensor) -> bool:
-        """Return whether inputs are pixels in bytes, of which float copies are perturbed."""
-        high = self.input_space.high
-        return x.dtype == torch.uint8 and self.embed_fn is None and high is not None and high > 1
+        """Return whether inputs are pixels as integers, such as bytes, of which float copies are perturbed."""
+        high, is_integer = self.input_space.high, not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+        return is_integer and self.embed_fn is None and high is not None and high > 1
 
     def as_float(self, x: Tensor, forward: Callable[..., Any] | None = None) -> Tensor:
         """Return inputs that can be perturbed: of pixels in bytes, float copies.
@@ -169,12 +190,17 @@ class Access:
         if not self.takes_bytes(x):
             return x
         if forward is not None:
-            with sandbox(forward, x) as (copies,), torch.no_grad():
-                pair = [compute_logits(forward, inputs).cpu().double() for inputs in (copies, copies.float())]
-            if not torch.allclose(pair[0], pair[1], rtol=1e-4, atol=1e-4):
+            reason = "they differ"
+            try:
+                with sandbox(forward, x) as (copies,), torch.no_grad():
+                    pair = [compute_logits(forward, inputs).cpu().double() for inputs in (copies, copies.float())]
+                are_same = torch.allclose(pair[0], pair[1], rtol=1e-4, atol=1e-4)
+            except Exception as error:
+                are_same, reason = False, f"it failed: {describe_error(error)}"
+            if not are_same:
                 raise ValueError(
                     "Expected the same outputs for pixels in bytes and for float copies of them, which attacks change, "
-                    "but they differ. Let `forward` scale both in the same way, such as by `x.float() / 255`."
+                    f"but {reason}. Let `forward` scale both in the same way, such as by `x.float() / 255`."
                 )
         return x.float()
 
@@ -185,7 +211,7 @@ class Access:
     def find_extras(self, model: nn.Module, batch: Batch) -> "ExtraInputs | None":
         """Find out what else the model takes from a batch."""
         name = batch.name if self.embed_fn is None else "inputs_embeds"
-        return find_extra_inputs(self.forward(model), name, batch.extras)
+        return find_extra_inputs(self.forward(model), name, batch.extras, are_given=self.batch_fn is not None)
 
     def describe(self) -> dict[str, Any]:
         """Return everything that results depend on, by name."""
@@ -219,28 +245,43 @@ def embed_and_call(forward: Callable[..., Any], embed: Callable[..., Any], x: Te
     return forward(embed(x))
 
 
-def find_extra_inputs(forward: Callable[..., Any], name: str | None, extras: Iterable[str]) -> ExtraInputs | None:
-    """Find out how a model takes inputs, from the names of its arguments; None if they come first and alone."""
+def find_extra_inputs(
+    forward: Callable[..., Any], name: str | None, extras: Iterable[str], are_given: bool = False
+) -> ExtraInputs | None:
+    """Find out how a model takes inputs, from the names of its arguments; None if they come first and alone.
+
+    Extras that are given on purpose must be taken.
+    """
     try:
         parameters = inspect.signature(forward.forward if isinstance(forward, nn.Module) else forward).parameters
     except (TypeError, ValueError):  # compiled or built-in functions have none
         return None
     positional = [p.name for p in parameters.values() if p.kind in _POSITIONAL]
-    takes_all = not positional and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    takes_all = takes_any and not positional
     keyword = name if name is not None and (takes_all or name in positional[1:]) else None
-    taken = tuple(extra for extra in extras if takes_all or extra in positional[0 if keyword else 1 :])
+    named = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    named += positional[0 if keyword else 1 :]
+    taken = tuple(extra for extra in extras if takes_all or (takes_any and are_given) or extra in named)
+    if are_given and (unknown := [extra for extra in extras if extra not in taken]):
+        raise ValueError(
+            "Expected the dictionary of `batch_fn` to name arguments of `forward`, or of `forward_fn`: `forward` takes "
+            f"{', '.join(dict.fromkeys([*positional, *named]))} but not {', '.join(map(repr, unknown))}. Rename it, or "
+            "leave it out."
+        )
     return ExtraInputs(taken, keyword) if taken or keyword is not None else None
 
 
-def mend_gradients(output: Tensor) -> None:
+def mend_gradients(output: Tensor, slope: float = 0.0) -> None:
     """Let derivatives that are not finite count as zero where they arise, in all later backward passes of a graph.
 
     At 0, the derivative of a square root is infinite; times the derivative 0 of what is under it, it becomes NaN, and
-    spreads to everything before it. Zeroed there, it does not affect the other gradients, as with an epsilon.
+    spreads to everything before it. Zeroed there, it does not affect the other gradients, as with an epsilon. With a
+    slope, an infinite derivative of an operation on single numbers counts as one of this size, which has its sign.
     """
     for node in walk_graph(output):
         if not hasattr(node, "variable"):  # a leaf, whose hooks would stay
-            node.register_hook(_without_nonfinite)
+            node.register_hook(partial(_without_nonfinite, slope))
 
 
 def walk_graph(output: Tensor, is_end: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:
@@ -254,8 +295,16 @@ def walk_graph(output: Tensor, is_end: Callable[[Any], bool] = lambda node: Fals
             rest += [] if is_end(node) else [following for following, _ in node.next_functions]
 
 
-def _without_nonfinite(gradients: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
-    return tuple(None if value is None else value.nan_to_num(0.0, 0.0, 0.0) for value in gradients)
+def _without_nonfinite(
+    slope: float, gradients: tuple[Tensor | None, ...], outer: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    def mend(value: Tensor) -> Tensor:
+        finite = value.nan_to_num(0.0, 0.0, 0.0)
+        if not slope or outer[0] is None or outer[0].shape != value.shape:
+            return finite
+        return torch.where(value.isinf(), slope * value.sign() * outer[0].abs(), finite)
+
+    return tuple(None if value is None else mend(value) for value in gradients)
 
 
 def nonfinite_rows(gradient: Tensor) -> Tensor:
@@ -266,8 +315,8 @@ def nonfinite_rows(gradient: Tensor) -> Tensor:
 def warn_of_nonfinite_gradients() -> None:
     """Say that gradients are not finite, and what helps; the same words each time, so that Python shows them once."""
     rank_zero_warn(
-        "Some gradients of the inputs are NaN or infinite. They count as zero where they arise, which may hide "
-        "a direction. Look for operations without a derivative at these inputs, such as `sqrt` or a norm at 0: add an "
-        "epsilon under the root, `torch.sqrt(x + 1e-8)`.",
+        "Some gradients of the inputs are NaN or infinite. They count as zero where they arise, which may hide a "
+        "direction; attacks take infinite ones as steep. Look for operations without a derivative at these inputs, "
+        "such as `sqrt` or a norm at 0: add an epsilon under the root, `torch.sqrt(x + 1e-8)`.",
         stacklevel=1,
     )

@@ -70,10 +70,13 @@ def read_batch(batch: Any, batch_fn: Callable[[Any], Any] | None = None, soft: b
 
 
 def _check_extras(extras: Any, num_samples: int) -> dict[str, Tensor]:
-    if not isinstance(extras, Mapping) or not all(isinstance(value, Tensor) for value in extras.values()):
+    others = dict(extras) if isinstance(extras, Mapping) else {}
+    others = {name: type(value).__name__ for name, value in others.items() if not isinstance(value, Tensor)}
+    if others or not isinstance(extras, Mapping):
+        found = ", ".join(f"{kind} for {name!r}" for name, kind in others.items()) or type(extras).__name__
         raise TypeError(
             "Expected the third value of `batch_fn` to be a dictionary of tensors, which `forward` takes by name, "
-            f"but got {type(extras).__name__}. Leave it out, or return {{'mask': batch[2]}}, for instance."
+            f"but got {found}. Leave it out, or return {{'mask': batch[2]}}, for instance."
         )
     for name, value in extras.items():
         if value.shape[:1] != (num_samples,):
@@ -119,6 +122,10 @@ def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> Batch:
             f"Expected the inputs of a batch to be a tensor of shape (N, ...) but got {observed}. For other batches, "
             "pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
         )
+    if batch_fn is None and (type(y) is int or (isinstance(y, Tensor) and y.ndim == 0)):
+        raise TypeError(
+            "Expected batches but the loader gives single samples. Pass `DataLoader(dataset, batch_size=128)`."
+        )
     is_index = x.ndim == 1 and not x.is_floating_point() and isinstance(y, Tensor) and y.ndim > 1
     if batch_fn is None and isinstance(batch, (tuple, list)) and len(batch) > 2 and is_index:
         raise ValueError(
@@ -131,7 +138,11 @@ def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> Batch:
 def _call(batch_fn: Callable[[Any], Any], batch: Any) -> Batch:
     result = batch_fn(batch)
     if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
-        raise TypeError(f"Expected `batch_fn` to return a pair of inputs and labels but got {type(result).__name__}.")
+        kind = type(result).__name__
+        found = f"a {kind} of {len(result)}" if isinstance(result, (tuple, list)) else kind
+        raise TypeError(
+            f"Expected `batch_fn` to return (inputs, labels) or (inputs, labels, dictionary) but got {found}."
+        )
     return Batch(result[0], result[1], extras=result[2] if len(result) == 3 else {})
 
 

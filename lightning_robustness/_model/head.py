@@ -93,7 +93,8 @@ class HeadTap:
         embeddings: list[Tensor | None] = []
 
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            embeddings.append(read_embedding(module, args, kwargs))
+            if not is_transformed():
+                embeddings.append(read_embedding(module, args, kwargs))
 
         with ExitStack() as stack:
             if self.head is not None:
@@ -130,7 +131,7 @@ class HeadTap:
         self._is_own = self._others_are_pending = False
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._x is None:
+        if self._x is None or is_transformed():
             return
         if self._root is None:
             values = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -143,7 +144,7 @@ class HeadTap:
             self._embedding = read_embedding(module, args, kwargs)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self._x is None:
+        if self._x is None or is_transformed():
             return
         transform = self._transforms.get(module)
         if transform is not None and self._root is None and self._others_are_pending:
@@ -155,6 +156,11 @@ class HeadTap:
             self._root = None
         if self._root is None and self._logits is not None:
             self._x = None
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of ``torch.func`` is under way, such as ``vmap``, whose tensors must not leave it."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def hookable_modules(model: nn.Module) -> list[nn.Module]:

@@ -17,7 +17,15 @@ from lightning_robustness._model.access import (
     pick_entry,
     walk_graph,
 )
-from lightning_robustness._model.head import TRANSFORMS, HeadCall, HeadTap, pool, read_embedding, read_logits
+from lightning_robustness._model.head import (
+    TRANSFORMS,
+    HeadCall,
+    HeadTap,
+    is_transformed,
+    pool,
+    read_embedding,
+    read_logits,
+)
 
 # Beginnings of the names that autograd gives to operations that do not change values
 _RESHAPES = ("Cat", "View", "Squeeze", "Unsqueeze", "Select", "Slice", "Reshape", "Unsafe", "Clone", "Alias", "ToCopy")
@@ -135,6 +143,8 @@ def _recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if is_transformed():
+            return
         entered = tuple(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         nodes = [tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None]
         calls.append(

@@ -249,7 +249,7 @@ def nonfinite_sign(name: str, nonfinite: Tensor) -> Iterator[MaskingSign]:
             "nonfinite_gradients",
             f"{name} finds a gradient that is NaN or infinite for {number} of {len(nonfinite)} samples.",
             "An operation has no derivative at these inputs, such as the square root of 0 in the magnitude of an edge. "
-            "There the gradient counts as zero, so that a way to break the sample may be missed.",
+            "There NaN counts as zero, so that a way to break the sample may be missed.",
             "Add an epsilon under the root, `torch.sqrt(x + 1e-8)`, and repeat the attacks.",
         )
 

@@ -31,8 +31,8 @@ class AttackResult:
         zero_gradients: Samples whose first gradient was zero everywhere; None for attacks that do not report it.
         probabilities: Whether the model's outputs look like probabilities, instead of logits.
         deterministic: Whether a second forward pass of the same inputs gave the same outputs.
-        nonfinite_gradients: Samples with a gradient that was NaN or infinite, where it counted as zero; None for
-            attacks without gradients.
+        nonfinite_gradients: Samples with a gradient that was NaN or infinite, which counted as zero or as
+            steep; None for attacks without gradients.
 
     """
 

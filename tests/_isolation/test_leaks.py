@@ -1,3 +1,4 @@
+import functools
 import itertools
 import random
 import weakref
@@ -19,7 +20,6 @@ class Memory:
 
     def __init__(self):
         self.count = 0
-        self.rows = [torch.zeros(4)]
         self.generators = torch.Generator(), np.random.default_rng(0), random.Random(0)
 
     @property
@@ -28,20 +28,37 @@ class Memory:
 
     def write(self, x):
         self.count += 1
-        self.rows[0].add_(x[0])
 
 
 class Rows(list):
     pass
 
 
+class Slots:
+    __slots__ = ("count", "unset")
+
+    def __init__(self):
+        self.count = 0
+
+
+def numbers():
+    number = 0
+    while True:
+        number += 1
+        yield number
+
+
 LEAKS = {
     "a parameter with gradient": (lambda: nn.Parameter(torch.rand(4)), lambda n, x: n.state.data.add_(1), ["state"]),
-    "an object": (Memory, lambda n, x: n.state.write(x), ["state.count", "state.rows"]),
-    "a generator of an object": (
-        Memory,
-        lambda n, x: torch.rand(2, generator=n.state.generators[0]),
-        ["state.generators"],
+    "an object": (Memory, lambda n, x: n.state.write(x), ["state.count"]),
+    "a slot": (Slots, lambda n, x: setattr(n.state, "count", n.state.count + 1), ["state.count"]),
+    "a count": (itertools.count, lambda n, x: next(n.state), ["state"]),
+    "a Python generator": (lambda: numbers(), lambda n, x: next(n.state), ["state.number"]),
+    "a method of an object": (lambda: Memory().write, lambda n, x: n.state(x), ["state.__self__.count"]),
+    "an argument of a partial": (
+        lambda: functools.partial(list.append, [1]),
+        lambda n, x: n.state(1),
+        ["state.args"],
     ),
     "an array of an object": (
         lambda: SimpleNamespace(array=np.zeros(2)),
@@ -207,7 +224,32 @@ def closure():
     return Closure()
 
 
+def tally():
+    tally.total += 1
+
+
+tally.total = 0
+
+
+class FunctionAttribute(Variable):
+    def forward(self, x):
+        tally()
+        return super().forward(x)
+
+
+class FunctionOfTheModule(Variable):
+    def __init__(self):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x):
+        self.count()
+        return super().forward(x)
+
+
 VARIABLES = {
+    "an attribute of a function": (FunctionAttribute, ["total"]),
+    "a number that a function of the module changes": (FunctionOfTheModule, ["COUNT"]),
     "a list of the file": (GlobalList, ["LIST"]),
     "a tensor of the file": (GlobalTensor, ["TENSOR"]),
     "an object of the file": (GlobalObject, ["OBJECT"]),
@@ -283,6 +325,55 @@ def test_generators_that_forward_refers_to_are_put_back():
             assert all(state != other for state, other in zip(states(), before, strict=True))
         assert states() == before
         assert find_leaks(model, torch.rand(2, 4)) == []
+
+
+class Draws:
+    """An object that draws from a generator of its own."""
+
+    __slots__ = ("generator",)
+
+    def __init__(self):
+        self.generator = random.Random(0)
+
+    def __call__(self):
+        return self.generator.random()
+
+    def method(self):
+        return self.generator.random()
+
+    @classmethod
+    def of_the_class(cls):
+        return cls.shared.random()
+
+    shared = random.Random(0)
+
+
+def draw_from(generator):
+    return generator.random()
+
+
+HELD = {
+    "a function": lambda: draw,
+    "a lambda over a closure": lambda: (lambda generator: lambda: generator.random())(random.Random(0)),
+    "a partial": lambda: functools.partial(draw_from, random.Random(0)),
+    "an object": Draws,
+    "a bound method": lambda: Draws().method,
+    "a class method": lambda: Draws.of_the_class,
+    "a function that stands in a list": lambda: UserList([draw]),
+}
+
+
+@pytest.mark.parametrize("make", HELD.values(), ids=HELD)
+def test_generators_behind_what_a_module_holds_are_put_back(make):
+    def change(network, x):
+        drawn.append((network.state[0] if isinstance(network.state, UserList) else network.state)())
+
+    drawn: list[float] = []
+    network = Stateful(make, change)
+    with sandbox(network, torch.rand(2, 4)) as (x,):
+        network(x)
+    network(x)
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("make", [UserDict, UserList])

@@ -1,7 +1,9 @@
 """Networks that a model holds in other ways than as its children, in train mode."""
 
+import collections
 import copy
 import functools
+import types
 
 import lightning as L
 import pytest
@@ -47,6 +49,31 @@ class InDictionary(InList):
         return mean_of(self.networks["all"], x)
 
 
+class Slots:
+    __slots__ = ("networks",)
+
+    def __init__(self, networks):
+        self.networks = networks
+
+    def __call__(self, x):
+        return mean_of(self.networks, x)
+
+
+class OfTheClass:
+    @classmethod
+    def call(cls, module, x):
+        return mean_of(cls.networks, x)
+
+
+class Calling(nn.Module):
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def forward(self, x):
+        return self.call(x)
+
+
 class InGlobal(nn.Module):
     def forward(self, x):
         return mean_of(NETWORKS, x)
@@ -69,7 +96,47 @@ def in_global(module, x):
     return all_of_them()
 
 
+def call(function, module, x):
+    return function(x)
+
+
+def of_a_function(networks):
+    def forward(module, x):
+        return mean_of(forward.networks, x)
+
+    forward.networks = networks
+    return forward
+
+
+def of_a_class(networks):
+    OfTheClass.networks = networks
+    return OfTheClass.call
+
+
+def in_containers(networks):
+    """Containers of many kinds, one in another."""
+    first, second = networks
+    pair = collections.namedtuple("Pair", "one two")(collections.deque([first]), types.SimpleNamespace(two=[second]))
+    inner = collections.OrderedDict(pair=types.MappingProxyType({"pair": collections.UserList([pair])}))
+    outer = collections.defaultdict(list, {"all": collections.UserDict(inner).values()})
+
+    def forward(module, x):
+        (proxy,) = outer["all"]
+        (found,) = proxy["pair"]
+        return mean_of([found.one[0], found.two.two[0]], x)
+
+    return forward
+
+
 MODELS = {
+    "containers": lambda nets: (nn.Identity(), in_containers(nets)),
+    "an attribute of a function": lambda nets: (nn.Identity(), of_a_function(nets)),
+    "a class method": lambda nets: (nn.Identity(), of_a_class(nets)),
+    "slots": lambda nets: (nn.Identity(), functools.partial(call, Slots(nets))),
+    "a long list": lambda nets: (InList([nn.Identity()] * 200 + nets), lambda m, x: mean_of(m.networks[200:], x)),
+    "an object that the model holds": lambda nets: (Calling(Slots(nets)), None),
+    "a method that the model holds": lambda nets: (Calling(Slots(nets).__call__), None),
+    "a function that the model holds": lambda nets: (Calling(lambda x: mean_of(nets, x)), None),
     "a list that `forward_fn` refers to": lambda nets: (nn.Identity(), lambda module, x: mean_of(nets, x)),
     "a nested function": lambda nets: (nn.Identity(), in_closure(nets)),
     "a list of the file, in a nested function": lambda nets: (nn.Identity(), in_global),

@@ -117,7 +117,7 @@ def test_rehearsal_finds_what_cannot_work():
     rehearse(subject(network()), batch(), meters, {"pgd": PGD(), "mine": lambda model, x, y: x})
     with pytest.raises(ValueError, match=r"Fisher information cannot be computed: .*`fim_samples=0`, or .*blackbox"):
         rehearse(subject(cut), batch(), meters, {})
-    with pytest.raises(RuntimeError, match="no luck"):
+    with pytest.raises(RuntimeError, match=r"'mine' failed: .*no luck"):
         rehearse(subject(network()), batch(), [], {"mine": broken})
 
 
@@ -148,6 +148,28 @@ def test_any_logits_that_differ_from_those_of_validation_are_seen(change):
     outputs = features.outputs()
     assert largest_difference(subject(model), samples(X), outputs) < 1e-6
     assert largest_difference(subject(lambda x: change(model(x))), samples(X), outputs) > 0.01
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_logits_of_any_size_are_compared(size):
+    model = network()
+    features = FeaturePass(3, "exact", CPU)
+    features.add(batch(), HeadCall(None, size * model(X).detach()))
+    assert largest_difference(subject(lambda x: size * model(x)), samples(X), features.outputs()) < 1e-6
+    moved = subject(lambda x: 1.02 * size * model(x))
+    assert largest_difference(moved, samples(X), features.outputs()) == pytest.approx(0.02, rel=0.01)
+
+
+def test_the_rounding_of_a_collapsed_network_is_no_difference():
+    model = network()
+    rounded = (model(X).detach().sum(dim=1, keepdim=True) * 1e-7).expand(-1, 3)
+    features = FeaturePass(3, "exact", CPU)
+    features.add(batch(), HeadCall(None, rounded))
+    assert largest_difference(subject(lambda x: 0 * model(x)), samples(X), features.outputs()) < 0.005
+    features = FeaturePass(3, "exact", CPU)
+    features.add(batch(), HeadCall(None, model(X).detach() * 100 - 1000))  # log-probabilities, for instance
+    shifted = subject(lambda x: model(x) * 100 - 1000 + 1e-4)
+    assert largest_difference(shifted, samples(X), features.outputs()) < 1e-6
 
 
 class Noisy(nn.Module):

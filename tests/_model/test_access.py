@@ -1,5 +1,7 @@
 """Remedies that messages name for models and batches of another form, followed."""
 
+from collections import OrderedDict
+from functools import partial
 from types import SimpleNamespace
 
 import lightning as L
@@ -15,6 +17,7 @@ from lightning_robustness._model.access import (
     check_finite,
     compute_logits,
     pick_entry,
+    try_forward,
 )
 from lightning_robustness._model.batch import check_label_range, read_batch
 
@@ -142,9 +145,11 @@ def test_labels_of_minus_one_and_one_keep_both_classes():
         check_label_range(torch.tensor([-1, 0, 1]), 2)
 
 
-@pytest.mark.parametrize("third", [5, torch.zeros(3), {"mask": "text"}])
-def test_the_third_value_of_batch_fn_is_a_dictionary_of_tensors(third):
-    with pytest.raises(TypeError, match="third value of `batch_fn`"):
+@pytest.mark.parametrize(
+    ("third", "found"), [(5, "int"), (torch.zeros(3), "Tensor"), ({"mask": "text"}, "str for 'mask'")]
+)
+def test_the_third_value_of_batch_fn_is_a_dictionary_of_tensors(third, found):
+    with pytest.raises(TypeError, match=f"third value of `batch_fn` .* but got {found}"):
         read_batch(None, lambda batch: (torch.zeros(3, 1), None, third))
 
 
@@ -155,6 +160,56 @@ def test_the_third_value_of_batch_fn_has_a_row_per_sample(size):
 
     with pytest.raises(ValueError, match=r"third value of `batch_fn` .*3 rows.*'mask'"):
         read_batch((torch.zeros(3, 1), None), batch_fn)
+
+
+class Masked(nn.Linear):
+    def forward(self, x, *, mask=None):
+        return super().forward(x if mask is None else x * mask.unsqueeze(1))
+
+
+def test_what_batch_fn_names_is_taken():
+    def measured(name, model, forward_fn=None):
+        loader = [(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), torch.tensor([0.0, 1.0, 0.0, 1.0]))]
+        options = {"attacks": [], "fim_samples": 0, "progress": False, "forward_fn": forward_fn}
+        return evaluate(model, loader, batch_fn=lambda batch: (*batch[:2], {name: batch[2]}), **options).metrics["acc"]
+
+    model = Masked(2, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+        model.bias.copy_(torch.tensor([1.0, 0.0]))
+    assert measured("mask", model) == 1
+    assert measured("mask", model, lambda module, x, **others: module(x, **others)) == 1
+    with pytest.raises(ValueError, match=r"`forward` takes x, mask but not 'maks'\. Rename"):
+        measured("maks", model)
+    assert measured("mask", model) > measured("mask", model, lambda module, x, mask: module(x, mask=0 * mask))
+
+
+def test_what_fails_is_named():
+    def fail(*_):
+        raise AssertionError
+
+    x, model = torch.rand(3, 4), nn.Sequential(OrderedDict(net=nn.Linear(4, 2)))
+    with pytest.raises(ValueError, match=r"^`forward_fn` failed on .*\(3, 4\): AssertionError\. .*\(module, x\)`\.$"):
+        try_forward(model, partial(fail, model), x)
+    with pytest.raises(ValueError, match=r"but it failed: AssertionError\. .*If `net` does: .*, of 2 classes\.$"):
+        try_forward(model, fail, x)
+    with pytest.raises(ValueError, match=r"returns logits\.$"):  # the child's outputs are no matrix
+        try_forward(model, fail, x.unsqueeze(1))
+
+
+def test_a_model_without_values():
+    with pytest.raises(ValueError, match=r"meta device.*to_empty"):
+        evaluate(nn.Linear(4, 2, device="meta"), make_loader(), attacks=[], progress=False)
+
+
+def test_single_samples_are_no_batches():
+    data = make_loader().dataset
+    options = {"attacks": [], "fim_samples": 0, "progress": False}
+    for samples in (data, [(x, int(y)) for x, y in data]):
+        with pytest.raises(TypeError, match=r"single samples.*DataLoader\(dataset, batch_size=128\)"):
+            evaluate(nn.Linear(4, 2), list(samples), **options)
+        loader = DataLoader(samples, batch_size=128)
+        assert evaluate(nn.Linear(4, 2), loader, **options).metrics["samples"] == len(data)
 
 
 def test_inputs_and_labels_are_no_loader():

@@ -246,8 +246,10 @@ def test_labels_without_a_class_and_the_remedy(labels, match, batch_fn):
 
 
 def test_bad_batch_function():
-    with pytest.raises(TypeError, match="`batch_fn` to return a pair of inputs and labels but got Tensor"):
+    with pytest.raises(TypeError, match=r"`batch_fn` to return \(inputs, labels\) or .* but got Tensor"):
         read_batch((X, Y), lambda batch: batch[0])
+    with pytest.raises(TypeError, match="but got a tuple of 4"):
+        read_batch((X, Y), lambda batch: (*batch, {}, {}))
     with pytest.raises(ValueError, match="to return inputs that are a tensor of the batch itself"):
         replace_in_batch((X, Y), NEW, lambda batch: (batch[0] * 2, batch[1]))
 

@@ -362,9 +362,15 @@ def test_a_network_that_treats_bytes_and_floats_differently_is_refused(tmp_path)
         def forward(self, x):
             return super().forward(x if x.dtype == torch.uint8 else 255 * x)
 
+    class Asserts(Bytes):
+        def forward(self, x):
+            assert x.dtype == torch.uint8
+            return super().forward(x)
+
     callback = AdversarialTraining("pgd", 20.0, input_space=InputSpace(high=255))
-    with pytest.raises(ValueError, match=r"pixels in bytes .*`x\.float\(\) / 255`"):
-        fit(tmp_path, callback, Differs, bytes_loader())
+    for kind, reason in ((Differs, "they differ"), (Asserts, "AssertionError")):
+        with pytest.raises(ValueError, match=rf"(?s)pixels in bytes .*{reason}.*`x\.float\(\) / 255`"):
+            fit(tmp_path, callback, kind, bytes_loader())
 
 
 class ByHand:

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lightning_robustness._lightning import record, run
+from lightning_robustness._lightning import trainer as trainer_module
 from lightning_robustness._lightning.trainer import takes_any_key
 from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 from tests.callbacks.monitors import count_hooks, fit, logged, small_monitor, validated
@@ -119,6 +120,27 @@ def test_inputs_that_validation_changes_in_place_are_refused_or_prepared_alike(t
 
 def test_a_random_network_cannot_be_compared(tmp_path):
     assert count_sample_warnings(tmp_path, small_monitor(), module=Smoothed()) == 0
+
+
+class Autocast(Classifier):
+    """Computes in lower precision, by itself or with other weights, while the Trainer's is single."""
+
+    scale = 1.0
+
+    def validation_step(self, *args):
+        self.net[-1].weight.data.mul_(self.scale)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            super().validation_step(*args)
+        self.net[-1].weight.data.div_(self.scale)
+
+
+def test_the_precision_of_validation_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "_EXACT", 1e-6)  # which bf16 does not reach
+    assert count_sample_warnings(tmp_path, small_monitor(), module=Autocast(), max_epochs=1) == 0
+    module = Autocast()
+    module.scale = 0.5
+    with pytest.raises(MisconfigurationException, match=r"`precision`.*hidden state"):
+        fit(tmp_path, small_monitor(), module=module)
 
 
 @pytest.mark.filterwarnings("ignore:Zeros has no last layer")

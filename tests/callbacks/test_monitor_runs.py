@@ -37,6 +37,29 @@ from tests.callbacks.monitors import (
 )
 
 
+class Mapped(Classifier):
+    """Runs its layers on one sample at a time, within a transform whose tensors must not leave it."""
+
+    def forward(self, x):
+        return (
+            torch.func.vmap(lambda image: self.net(image.unsqueeze(0)).squeeze(0))(x)
+            if not self.training
+            else (super().forward(x))
+        )
+
+
+def test_layers_within_a_transform_of_torch(tmp_path):
+    torch.manual_seed(0)
+    module, mapped = Classifier(), Mapped()
+    mapped.load_state_dict(module.state_dict())
+    expected = validated(tmp_path, module, small_monitor())
+    for options in ({}, {"forward_fn": lambda module, x: module(x)}):
+        values = validated(tmp_path, mapped, small_monitor(**options))
+        assert values.keys() == expected.keys() - {"rdi_embedding", "roby", "fsa", "fsd"}
+        for name in ("acc", "rdi", "fim", "adv_acc/fgsm"):
+            assert values[name] == pytest.approx(expected[name], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "samples"),
     [
