@@ -15,7 +15,7 @@ from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import is_image
-from lightning_robustness._model.access import are_probabilities, compute_logits, pick_entry, try_forward
+from lightning_robustness._model.access import Access, are_probabilities, compute_logits, pick_entry, try_forward
 from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.route import Route, find_route
 from lightning_robustness._processes import Processes, rank_zero_warn
@@ -35,17 +35,29 @@ def inspect(subject: Subject, batch: Batch, needs_gradients: bool) -> tuple[Subj
     """Find out how the logits of a model come about, and check that inputs and labels fit."""
     model, access = subject.model, subject.access
     subject = replace(subject, extra=access.find_extras(model, batch))
+    route = inspect_outputs(model, access, subject.logits_of_loaded, batch, needs_embedding=True)
+    subject = replace(subject, route=route)
+    is_discrete = needs_gradients and not _can_be_perturbed(subject, batch)
+    return subject, Found(route, is_discrete, is_image(batch.x) and access.embed_fn is None)
+
+
+def inspect_outputs(
+    model: nn.Module,
+    access: Access,
+    forward_of: Callable[[Batch], Callable[..., Any]],
+    batch: Batch,
+    needs_embedding: bool = False,
+) -> Route:
+    """Find the logits in the outputs for a batch, whose callable from inputs is given, and check that labels fit."""
     few = batch.first(3)  # two would pass for inputs and labels in a `forward` that takes a batch
-    forward = subject.logits_of_loaded(few)
+    forward = forward_of(few)
     try_forward(model, forward, few.x)
     highest_label = -1 if batch.y is None or len(batch.y) == 0 else int(batch.y.max())
     route = find_route(model, few.x, forward, access.head, highest_label)
     with sandbox(forward, few.x) as (copies,), torch.no_grad():
         logits = compute_logits(pick_entry(forward, route.entry), copies)
-    check_route(model, route, logits, batch.y, access.num_classes)
-    subject = replace(subject, route=route)
-    is_discrete = needs_gradients and not _can_be_perturbed(subject, batch)
-    return subject, Found(route, is_discrete, is_image(batch.x) and access.embed_fn is None)
+    check_route(model, route, logits, batch.y, access.num_classes, needs_embedding)
+    return route
 
 
 def agree(processes: Processes, found: Found | None) -> Found | None:
@@ -58,7 +70,12 @@ def agree(processes: Processes, found: Found | None) -> Found | None:
 
 
 def check_route(
-    model: nn.Module, route: Route, logits: Tensor, y: Tensor | None = None, num_classes: int | None = None
+    model: nn.Module,
+    route: Route,
+    logits: Tensor,
+    y: Tensor | None = None,
+    num_classes: int | None = None,
+    needs_embedding: bool = True,
 ) -> None:
     """Check what was found out about a model; warn of what cannot be measured."""
     if route.is_sigmoid:
@@ -79,7 +96,7 @@ def check_route(
         )
     if y is not None:
         check_label_range(y, route.num_classes)
-    if route.head is None:
+    if route.head is None and needs_embedding:
         rank_zero_warn(
             f"{type(model).__name__} has no last layer to take embeddings from: {route.reason}. "
             "`rdi_embedding`, ROBY, FSA and FSD are left out; nothing else needs it."

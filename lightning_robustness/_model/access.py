@@ -83,13 +83,16 @@ def find_logits(output: Any, entry: int | None = None) -> Tensor | None:
         return find_logits(output.get("logits"))
     if not isinstance(output, (tuple, list)):
         return None
-    if entry is not None and entry < len(output):
-        return find_logits(output[entry])
+    if entry is not None:
+        return output[entry] if entry < len(output) and isinstance(output[entry], Tensor) else None
     tensors = [value for value in output if isinstance(value, Tensor)]
     matrices = [tensor for tensor in tensors if tensor.ndim == 2] or [tensor for tensor in tensors if tensor.ndim == 1]
     widths = [matrix.shape[-1] for matrix in matrices]
     if len(set(widths)) > 1:
-        rank_zero_warn(f"The model returns matrices of widths {widths}; the first is used as logits. {_REMEDY}")
+        raise ValueError(
+            f"Expected logits but the model returns matrices of widths {widths}. Say which they are, for instance with "
+            "`lambda x: model(x)[1]` in place of the model, or `forward_fn=lambda module, x: module(x)[1]`."
+        )
     return matrices[0] if matrices else None
 
 

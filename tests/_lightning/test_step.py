@@ -106,7 +106,6 @@ def watch(network, x, head=None):
     return step
 
 
-@pytest.mark.filterwarnings("ignore:The model returns matrices of widths")
 @pytest.mark.parametrize("make", NETWORKS)
 def test_the_route_of_a_step_is_that_of_a_pass(make):
     network, x = make(num_classes=3).eval(), inputs()

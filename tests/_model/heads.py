@@ -297,7 +297,7 @@ def count_hooks(network):
 def expected_call(network, x):
     """What enters the head, and what the network returns."""
     with torch.no_grad():
-        return network.pooled(x), find_logits(network(x))
+        return network.pooled(x), find_logits(network(x), 0)
 
 
 def find_head(network, x, forward=None, head=None):

@@ -67,9 +67,10 @@ def test_finite():
         check_finite(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [0.0, 1.0], [torch.inf, torch.nan]]))
 
 
-def test_of_several_matrices_the_first_is_taken_with_a_warning():
-    with pytest.warns(UserWarning, match=r"widths \[3, 2\].*forward_fn"):
-        assert torch.equal(compute_logits(lambda x: (Z, X), X), Z)
+def test_several_matrices_of_different_widths_are_refused():
+    with pytest.raises(ValueError, match=r"widths \[3, 2\].*`lambda x: model\(x\)\[1\]`.*`forward_fn="):
+        compute_logits(lambda x: (Z, X), X)
+    assert torch.equal(compute_logits(lambda x: (Z, -Z), X), Z)
 
 
 def test_differentiable():

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from lightning_robustness._model.access import pick_entry
 from lightning_robustness._model.head import HeadTap
 from lightning_robustness._model.route import find_route
 from tests._model.heads import (
@@ -59,7 +60,6 @@ class CutGraph(Network):
         return self.head(self.embed(x)).detach()
 
 
-@pytest.mark.filterwarnings("ignore:The model returns matrices of widths")
 @pytest.mark.parametrize(
     ("kind", "number", "num_classes", "dtype"),
     [
@@ -74,7 +74,7 @@ def test_the_head_is_found_and_what_passes_through_it(kind, number, num_classes,
     for head in (None, network.head_name, network.get_submodule(network.head_name)):
         assert find_head(network, x, head=head) == network.head_name
     expected = expected_call(network, x)
-    assert_call(tap_of(network, x).run(network, x), expected)
+    assert_call(tap_of(network, x).run(pick_entry(network, find_route(network, x).entry), x), expected)
     with tap_of(network, x) as tap, torch.no_grad():
         tap.listen(x)
         network(x)
@@ -131,7 +131,7 @@ def test_squeezenet(dimensions):
     assert find_head(network, x) == "classifier.1"
     with torch.no_grad():
         expected = network.features(x.reshape(network.shape)).flatten(2).sum(dim=2) / 6, network(x)
-    assert_call(tap_of(network, x).run(network, x), expected)
+    assert_call(tap_of(network, x).run(pick_entry(network, find_route(network, x).entry), x), expected)
 
 
 @given(

@@ -134,7 +134,7 @@ def test_budgets_must_increase(eps):
 
 @pytest.mark.parametrize("eps", [np.array([0.125, 0.25], dtype=np.float32), torch.tensor([0.125, 0.25])])
 def test_budgets_may_be_arrays(eps):
-    report = sweep(linear(), [(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))], ["fgsm"], eps, progress=False)
+    report = sweep(linear(), [(torch.tensor([[0.75, 0.5]]), torch.tensor([0]))], ["fgsm"], eps, progress=False)
     assert json.loads(report.to_json())["budgets"] == [0.125, 0.25]
 
 
@@ -175,8 +175,37 @@ def test_inputs_must_have_labels_and_be_in_the_range_and_logits_finite():
     with pytest.raises(ValueError, match=r"Expected batches with labels, for attacks, but got none. Pass `batch_fn="):
         sweep(model, [x], progress=False)
     model.bias.data[:] = torch.nan
-    with pytest.raises(ValueError, match="Expected finite logits but 4 of 4 samples"):
+    with pytest.raises(ValueError, match="Expected finite logits but 3 of 3 samples"):
         sweep(model, [(x, y)], progress=False)
+
+
+def test_the_logits_are_found_among_outputs():
+    class FeaturesFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            features = self.body(x).relu()
+            return features, self.head(features)
+
+    def one_logit(module, x):
+        return module.head(module.body(x).relu())[:, :1]
+
+    x, options = torch.rand(20, 4), {"attacks": ["pgd"], "budgets": [0.05, 0.1], "progress": False}
+    model = FeaturesFirst()
+    loader = [(x, model(x)[1].argmax(dim=1))]
+    expected = sweep(model, loader, forward_fn=lambda module, x: module(x)[1], **options)
+    found = sweep(model, loader, **options)
+    assert found.values["accuracy"] == expected.values["accuracy"]
+    assert found.values["accuracy"][0][0] > found.values["accuracy"][0][1]
+    two = [(x, (one_logit(model, x) > 0).long().squeeze(1))]
+    with pytest.raises(
+        ValueError, match=r"sigmoid of one.*forward_fn=lambda module, x: module\(x\)\.logit\(eps=1e-6\)"
+    ):
+        sweep(model, two, forward_fn=lambda module, x: one_logit(module, x).sigmoid(), **options)
+    remedied = sweep(model, two, forward_fn=lambda module, x: one_logit(module, x).sigmoid().logit(eps=1e-6), **options)
+    assert remedied.values["accuracy"] == sweep(model, two, forward_fn=one_logit, **options).values["accuracy"]
 
 
 def test_model_without_a_right_sample_has_a_quality():
