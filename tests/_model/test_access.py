@@ -145,11 +145,18 @@ def test_integers_are_no_logits():
         compute_logits(lambda x: x.argmax(dim=1), torch.rand(3, 4))
 
 
-def test_labels_of_minus_one_and_one_keep_both_classes():
-    y = torch.tensor([-1, 1, 1])
-    with pytest.raises(ValueError, match=r"\(batch\[1\] \+ 1\) // 2"):
-        check_label_range(y, 2)
-    check_label_range((y + 1) // 2, 2)
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+@pytest.mark.parametrize("values", [[-1, 1, 1], [-1, -1, -1]])
+def test_labels_of_minus_one_and_one_keep_both_classes(values, dtype):
+    batch = torch.rand(3, 2), torch.tensor(values, dtype=dtype)
+    with pytest.raises(ValueError, match=r"`batch_fn=lambda batch: \(batch\[0\], \(batch\[1\] > 0\)\.long\(\)\)`"):
+        check_label_range(read_batch(batch).y, 2)
+    y = read_batch(batch, lambda batch: (batch[0], (batch[1] > 0).long())).y
+    check_label_range(y, 2)
+    assert (2 * y - 1).tolist() == values
+
+
+def test_a_label_of_minus_one_among_others_is_no_class():
     with pytest.raises(ValueError, match="ignore_index"):
         check_label_range(torch.tensor([-1, 0, 1]), 2)
 
