@@ -52,7 +52,8 @@ class AdversarialTraining(TrainingStepCallback):
             start, as Wong et al. do; ``"cw"``, or another one that ``get_attack`` knows), an attack, or any other
             callable ``(model, x, y) -> x_adv`` on un-normalised inputs.
         eps: Largest distance from the input, in un-normalised units; by default, as the attack has it.
-        budgets: Instead of ``eps``, one for each epoch after the warm-up; the last one stays.
+        budgets: Instead of ``eps``, one for each epoch after the warm-up; the last one stays. Some may be 0, for epochs
+            on clean inputs.
         steps: Number of steps; by default, as the attack has it.
         alpha: Size of a step; by default, as the attack has it.
         combine: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
