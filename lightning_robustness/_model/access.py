@@ -235,8 +235,8 @@ def find_extra_inputs(forward: Callable[..., Any], name: str | None, extras: Ite
     return ExtraInputs(taken, keyword) if taken or keyword is not None else None
 
 
-def mend_gradients(output: Tensor) -> None:
-    """Let derivatives that are not finite count as zero where they arise, in all later backward passes of a graph.
+def mend_gradients(output: Tensor) -> Tensor:
+    """Let derivatives that are not finite count as zero where they arise, in all later backward passes of an output.
 
     At 0, the derivative of a square root is infinite; times the derivative 0 of what is under it, it becomes NaN, and
     spreads to everything before it. Zeroed there, it does not affect the other gradients, as with an epsilon.
@@ -244,6 +244,7 @@ def mend_gradients(output: Tensor) -> None:
     for node in walk_graph(output):
         if not hasattr(node, "variable"):  # a leaf, whose hooks would stay
             node.register_hook(_without_nonfinite)
+    return output
 
 
 def walk_graph(output: Tensor, is_end: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:
