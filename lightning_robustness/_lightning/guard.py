@@ -68,6 +68,16 @@ def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
         )
 
 
+def check_alone(trainer: Trainer, owner: Callback, prefix: str) -> None:
+    """Check that no other callback will log keys of one name under a prefix."""
+    taken = [key for key in _promised(trainer) if key.rpartition("/")[0] == prefix]
+    if taken:
+        raise MisconfigurationException(
+            f"Expected {type(owner).__name__} to be alone in logging under {prefix!r}, but another callback logs "
+            f"{', '.join(taken)}. Pass another `prefix`."
+        )
+
+
 def check_package(trainer: Trainer, owner: Callback) -> None:
     """Check that a Trainer knows a checkpoint callback as one; ``pytorch_lightning`` would add its own."""
     if owner not in trainer.checkpoint_callbacks:

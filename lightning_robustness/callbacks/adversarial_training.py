@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._lightning.embeddings import embed, find_layer, perturbed
+from lightning_robustness._lightning.guard import check_alone
 from lightning_robustness._lightning.inner_attack import Clipping, make_inner_attacks, perturb
 from lightning_robustness._lightning.overfitting import MANY_STEPS, CatastrophicOverfitting
 from lightning_robustness._lightning.settings import AdversarialLoss, AdversarialSettings, Combine
@@ -175,6 +176,7 @@ class AdversarialTraining(TrainingStepCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
+            check_alone(trainer, self, self.settings.prefix)
             self._begin()
             if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
                 self._overfitting = CatastrophicOverfitting()

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lightning_robustness._arguments import check_integer, check_number, check_option
 from lightning_robustness._isolation.sandbox import is_compiled, is_sandboxed
+from lightning_robustness._lightning.guard import check_alone
 from lightning_robustness._lightning.settings import check_prefix
 from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss, log_mean
 from lightning_robustness._model.access import Access, as_classes, compute_logits
@@ -98,6 +99,7 @@ class AttackFreeRegularization(TrainingStepCallback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        check_alone(trainer, self, self._prefix)
         if stage == "fit" and not pl_module.automatic_optimization:
             raise MisconfigurationException(
                 "Expected automatic optimization for AttackFreeRegularization, which adds to the loss that "

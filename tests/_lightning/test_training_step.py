@@ -9,11 +9,16 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_robustness import AdversarialTraining, AdversarialWeightPerturbation, AttackFreeRegularization
+from lightning_robustness import (
+    AdversarialTraining,
+    AdversarialWeightPerturbation,
+    AttackFreeRegularization,
+    RobustnessMonitor,
+)
 from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss, published_attack
 from lightning_robustness._model.access import Access
 from lightning_robustness.attacks import PGD
-from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader
+from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 from tests.callbacks.test_adversarial_training import ByHand
 from tests.callbacks.test_watching_changes_nothing import assert_identical
 
@@ -148,6 +153,16 @@ def test_outputs_that_are_no_logits_of_the_labels_are_refused(tmp_path, make):
         weights_after(tmp_path, make(forward_fn=lambda module, x: module(x)[:, :4]), Classifier)
     with pytest.warns(UserWarning, match=r"look like probabilities.*`forward_fn=`"):
         weights_after(tmp_path, make(forward_fn=lambda module, x: module(x).softmax(dim=1)), Classifier)
+
+
+@pytest.mark.parametrize("make", [AdversarialTraining, AttackFreeRegularization])
+def test_another_callback_with_the_same_prefix_is_refused_before_training(tmp_path, make):
+    monitor = RobustnessMonitor(["pgd"], prefix="val/robustness", attack_samples=8, fim_samples=8, log_figures=False)
+    with pytest.raises(MisconfigurationException, match=r"under 'val/robustness'.* val/robustness/acc, .*`prefix`"):
+        make_trainer(tmp_path, make(prefix="val/robustness"), monitor).fit(Classifier(), train_loader(), val_loader())
+    trainer = make_trainer(tmp_path, make(prefix="val"), monitor, limit_train_batches=1)
+    trainer.fit(Classifier(), train_loader(), val_loader())
+    assert {key for key in trainer.callback_metrics if key.startswith("val/robustness/")}
 
 
 def test_loss_of_what_a_step_returns():
