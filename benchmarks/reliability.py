@@ -381,7 +381,7 @@ class Memory(L.Callback):
 def try_memory(has_board: bool) -> str | None:
     """Train for many epochs, and return the growth of memory if it does grow."""
     L.seed_everything(7, verbose=False)
-    memory, monitor = Memory(), make_monitor(attacks=("pgd",), attack_every_n_epochs=5, log_figures=has_board)
+    memory, monitor = Memory(), make_monitor(attacks=("pgd",), attack_every_n_epochs=5)
     with tempfile.TemporaryDirectory() as directory:
         logger = TensorBoardLogger(directory) if has_board else False
         trainer = make_trainer(directory, [monitor, memory], max_epochs=MEMORY_EPOCHS, logger=logger)
