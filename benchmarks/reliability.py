@@ -27,7 +27,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from reliability_modules import (
     LEAKS,
     NETWORKS,
@@ -378,18 +378,19 @@ class Memory(L.Callback):
             self.megabytes.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
 
 
-def try_memory() -> str | None:
+def try_memory(has_board: bool) -> str | None:
     """Train for many epochs, and return the growth of memory if it does grow."""
     L.seed_everything(7, verbose=False)
     memory, monitor = Memory(), make_monitor(attacks=("pgd",), attack_every_n_epochs=5)
     with tempfile.TemporaryDirectory() as directory:
-        trainer = make_trainer(directory, [monitor, memory], max_epochs=MEMORY_EPOCHS)
+        logger = TensorBoardLogger(directory) if has_board else False
+        trainer = make_trainer(directory, [monitor, memory], max_epochs=MEMORY_EPOCHS, logger=logger)
         trainer.fit(Classifier(perceptron()), DataLoader(Digits(0, 64), 32), DataLoader(Digits(1200, 1264), 32))
     grown = memory.megabytes[-1] - memory.megabytes[0]
     # The history and its outcomes are NumPy arrays or numbers; keys that need a history come with a few scalars each
     half, end = memory.tensors[len(memory.tensors) // 2], memory.tensors[-1]
     result = f"{half} tensors after half of the epochs, {end} in the end; {grown:.1f} MB more than after 10 epochs"
-    print(f"Memory: {result}.")
+    print(f"Memory, {'with' if has_board else 'without'} TensorBoard: {result}.")
     return None if end <= half and grown < 10 else result
 
 
@@ -610,7 +611,10 @@ def main() -> None:
             "monitor": partial(try_bytes, partial(_fit_pixels, is_robust=False)),
             "adversarial training": partial(try_bytes, partial(_fit_pixels, is_robust=True)),
         },
-        f"Memory does not grow over {MEMORY_EPOCHS} epochs": {"a small network": try_memory},
+        f"Memory does not grow over {MEMORY_EPOCHS} epochs": {
+            "without a logger": partial(try_memory, False),
+            "with TensorBoard": partial(try_memory, True),
+        },
     }
     check_control()
     rows, broken = [], []

@@ -386,6 +386,21 @@ COMBINATIONS |= {
         "mart_loss": lambda: losses.mart_loss(MODEL, X, Y, eps=8),
     }.items()
 }
+# Nothing would be attacked
+COMBINATIONS |= {
+    f"a budget of {eps} in {name}": (lambda call=call, eps=eps: call(eps), "`eps`.*can change an input.*8/255")
+    for eps in (0, 1e-30)
+    for name, call in {
+        "evaluate": lambda eps: evaluate(MODEL, LOADER, [PGD(eps=eps)]),
+        "evaluate, by name": lambda eps: evaluate(MODEL, LOADER, eps=eps),
+        "RobustnessMonitor": lambda eps: callbacks.RobustnessMonitor({"first": PGD(eps=0.1), "second": PGD(eps=eps)}),
+        "without bounds": lambda eps: callbacks.RobustnessMonitor([PGD(eps=eps)], input_space=InputSpace(None, None)),
+        "the final attack": lambda eps: callbacks.RobustnessMonitor(final_attack=PGD(eps=eps)),
+        "AdversarialTraining": lambda eps: callbacks.AdversarialTraining(eps=eps),
+        "an attack to train with": lambda eps: callbacks.AdversarialTraining(PGD(eps=eps)),
+        "all epochs": lambda eps: callbacks.AdversarialTraining(budgets=[eps, eps]),
+    }.items()
+}
 
 
 @pytest.mark.parametrize("name", COMBINATIONS)

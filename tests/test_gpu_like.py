@@ -266,8 +266,8 @@ def test_the_monitor_raises_no_alarm_and_changes_nothing(tmp_path):
 def test_adversarial_training_attacks_in_the_precision_of_training(tmp_path):
     module, passes = Classifier(), []
 
-    def record(*_):
-        if is_sandboxed():
+    def record(_, args):
+        if is_sandboxed() and len(args[0]) > 3:  # where the logits are is found out on three samples, exactly
             passes.append((torch.is_grad_enabled(), multiplies_in_tf32()))
 
     module.net.register_forward_pre_hook(record)

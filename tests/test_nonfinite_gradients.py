@@ -204,6 +204,29 @@ def test_losses_and_their_gradients(pair, batch, name):
         assert (gradients[0] - gradients[1]).norm() < 0.01 * gradients[1].norm()
 
 
+class RootOfReLU(nn.Module):
+    """Its first derivative is finite everywhere, its second one is not where a unit is off."""
+
+    def __init__(self, epsilon):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head, self.epsilon = nn.Linear(64, 32), nn.Linear(32, 10), epsilon
+
+    def forward(self, x):
+        return self.head((self.body(x.flatten(1)).relu() + self.epsilon).sqrt())
+
+
+@pytest.mark.filterwarnings("ignore:Some gradients of the inputs are NaN")
+@pytest.mark.parametrize("name", PENALTIES)
+def test_second_derivatives_alone(batch, name):
+    losses, gradients = [], []
+    for network in (RootOfReLU(0.0), RootOfReLU(1e-10)):
+        losses.append(PENALTIES[name](network, *(tensor[:40] for tensor in batch)))
+        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(losses[-1], network.parameters())]))
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
+    assert (gradients[0] - gradients[1]).norm() < 0.001 * gradients[1].norm()
+
+
 def test_reports_have_the_sign(pair, batch):
     with pytest.warns(UserWarning, match=REMEDY):
         report = evaluate(pair[0], [batch], attacks=(), eps=0.1, fim_samples=40)
@@ -218,12 +241,22 @@ class EdgeClassifier(Classifier):
         return super().forward(x + 0 * x.sub(x.detach()).square().sum(dim=tuple(range(1, x.ndim)), keepdim=True).sqrt())
 
 
+class RootClassifier(Classifier):
+    def forward(self, x):
+        return self.net[9](self.net[:8](x).relu().sqrt())
+
+
 @pytest.mark.parametrize(
-    "callback", [AdversarialTraining(attack="bim", eps=0.1, steps=2), AttackFreeRegularization(fisher_weight=0.1)]
+    ("kind", "callback"),
+    [
+        (EdgeClassifier, AdversarialTraining(attack="bim", eps=0.1, steps=2)),
+        (EdgeClassifier, AttackFreeRegularization(fisher_weight=0.1)),
+        (RootClassifier, AttackFreeRegularization(fisher_weight=0.1)),
+    ],
 )
-def test_training_goes_on_with_finite_weights(tmp_path, callback):
+def test_training_goes_on_with_finite_weights(tmp_path, kind, callback):
     L.seed_everything(1, verbose=False)
-    module, trainer = EdgeClassifier(), make_trainer(tmp_path, callback, max_epochs=1)
+    module, trainer = kind(), make_trainer(tmp_path, callback, max_epochs=1)
     with pytest.warns(UserWarning, match=REMEDY):
         trainer.fit(module, train_loader(), val_loader())
     assert all(parameter.isfinite().all() for parameter in module.parameters())

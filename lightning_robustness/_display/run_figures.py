@@ -174,11 +174,11 @@ def perturbation_figure(
     return figure
 
 
-def class_figure(rates: Mapping[int, Tensor], class_names: Sequence[str], attack: str) -> "Figure":
+def class_figure(rates: Mapping[int, Sequence[float]], class_names: Sequence[str], attack: str) -> "Figure":
     """Draw the robust accuracy of each class as a map of epochs by classes; grey where a class has no sample."""
     figure, epochs = plain_figure(3.6, 2.8), sorted(rates)
     axis, scale = figure.add_axes((0.25, 0.16, 0.6, 0.74)), figure.add_axes((0.875, 0.16, 0.03, 0.74))
-    shares = torch.stack([rates[epoch] for epoch in epochs], dim=1).numpy()
+    shares = torch.tensor([rates[epoch] for epoch in epochs]).T.numpy()
     image = axis.imshow(shares, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
     axis.set_facecolor("0.8")
     columns = range(0, len(epochs), -(-len(epochs) // 8))

@@ -62,7 +62,7 @@ class Board:
         self._num_evaluations = 0
         self._history_figure: Figure | None = None
         self._curves: dict[str, BoundaryCurve] = {}
-        self._class_rates: dict[int, Tensor] = {}
+        self._class_rates: dict[int, list[float]] = {}
         self._waiting: dict[str, Callable[[], Figure]] = {}
 
     def draws(self, is_last: bool) -> bool:
@@ -169,7 +169,8 @@ class Board:
         number = len(self._class_names) if self._class_names else int(max(y.max(), rows["adv_preds"].max())) + 1
         if number > _MAX_CLASSES:
             return
-        self._class_rates[epoch] = y[is_right].bincount(minlength=number) / y.bincount(minlength=number)
+        rates = y[is_right].bincount(minlength=number) / y.bincount(minlength=number)
+        self._class_rates[epoch] = rates.tolist()
         names = [self._class_name(label) for label in range(number)]
         self._waiting["classes"] = partial(class_figure, self._class_rates, names, attack)
 

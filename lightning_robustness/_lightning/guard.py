@@ -6,7 +6,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness._arguments import check_name, check_number, check_option
 from lightning_robustness._lightning.trainer import is_sharded, logged_in_this_epoch, num_training_batches
-from lightning_robustness._measurement.keys import Key, find_key, name_of
+from lightning_robustness._measurement.keys import Key, find_key, name_of, tag
 from lightning_robustness._processes import rank_zero_warn
 
 ExtremeMode = Literal["min", "max"]
@@ -42,7 +42,7 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
     if find_key(key) is not None:
         raise ValueError(
             f"Expected argument `monitor` to start with the prefix of RobustnessMonitor but got {key!r}. Pass "
-            f"'robustness/{key}'."
+            f"{tag('robustness', key)!r}."
         )
     if entry is not None and entry.higher_is_better is not None:
         return "max" if entry.higher_is_better else "min"
@@ -50,8 +50,13 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
 
 
 def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
-    """Check, where the callbacks of a Trainer tell, that a key will be logged."""
-    keys = _promised(trainer)
+    """Check, where the callbacks of a Trainer tell, that a key will be logged; warn if none of them logs such keys."""
+    keys, entry = _promised(trainer), split_key(key)[1]
+    if not keys and entry is not None and entry.name != "acc":
+        rank_zero_warn(
+            f"{type(owner).__name__} waits for {key!r}, a value of RobustnessMonitor, but there is none. Add "
+            "RobustnessMonitor to the callbacks, unless the module logs the value itself."
+        )
     prefixes = tuple({f"{promised.split('/')[0]}/" for promised in keys})
     names = {promised.split("/")[-1] for promised in keys} - {"acc"}
     # Any other key may be the module's own, unless it looks like one of theirs
@@ -60,6 +65,16 @@ def check_awaited(trainer: Trainer, owner: Callback, key: str) -> None:
         raise MisconfigurationException(
             f"{type(owner).__name__} waits for {key!r}, which will not be logged{reason}. These keys will be: "
             f"{', '.join(keys)}."
+        )
+
+
+def check_alone(trainer: Trainer, owner: Callback, prefix: str) -> None:
+    """Check that no other callback will log keys of one name under a prefix."""
+    taken = [key for key in _promised(trainer) if key.rpartition("/")[0] == prefix]
+    if taken:
+        raise MisconfigurationException(
+            f"Expected {type(owner).__name__} to be alone in logging under {prefix!r}, but another callback logs "
+            f"{', '.join(taken)}. Pass another `prefix`."
         )
 
 
@@ -110,7 +125,11 @@ def describe_missing(trainer: Trainer, owner: Callback, key: str) -> str:
             f"{type(owner).__name__} never saw {key!r} in validation: it was logged in training alone. "
             "Log it in `validation_step`, or use Lightning's own callback."
         )
-    return f"{type(owner).__name__} never saw {key!r}. Logged were: {', '.join(trainer.callback_metrics)}."
+    return f"{type(owner).__name__} never saw {key!r}. {_list_logged(trainer)}"
+
+
+def _list_logged(trainer: Trainer) -> str:
+    return f"Logged were: {', '.join(trainer.callback_metrics)}." if trainer.callback_metrics else "Nothing was logged."
 
 
 def reference_key(trainer: Trainer, prefix: str) -> str | None:
@@ -181,7 +200,7 @@ class Guard:
             self._has_warned = True
             rank_zero_warn(
                 f"{self._owner} is guarded by {self.key!r}, which was not logged, so all epochs are considered. Pass "
-                f"another key, or guard=None. Logged were: {', '.join(trainer.callback_metrics)}."
+                f"another key, or guard=None. {_list_logged(trainer)}"
             )
         return self._last[1] if is_known and self._last is not None else math.nan
 

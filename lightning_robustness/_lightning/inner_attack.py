@@ -37,7 +37,10 @@ def make_inner_attacks(
         _check_list(budgets, eps)
     given = [{"eps": size, "steps": steps, "alpha": alpha} for size in ([eps] if budgets is None else budgets)]
     options = [{name: value for name, value in own.items() if value is not None} for own in given]
-    return [_make(attack, own, all_steps, input_space) for own in options]
+    attacks = [_make(attack, own, all_steps, input_space) for own in options]
+    attacking = [attack for attack, own in zip(attacks, options, strict=True) if own.get("eps") != 0]
+    check_budgets(attacking or attacks, input_space)
+    return attacks
 
 
 def _check_list(budgets: Any, eps: float | None) -> None:
@@ -60,7 +63,6 @@ def _make(
     made = _prepare(made, all_steps)
     if "eps" in options and not any(budgets_of(made, input_space)):
         raise ValueError(f"Expected an attack that has a budget, for `eps`, but got {made!r}. Leave `eps` out.")
-    check_budgets([made], input_space)
     return made
 
 

@@ -10,8 +10,10 @@ from typing_extensions import override
 
 from lightning_robustness._lightning.settings import AdversarialLoss
 from lightning_robustness._lightning.trainer import check_strategy, check_takes_batch, forward_of, num_training_batches
-from lightning_robustness._model.access import Access, ExtraInputs, try_forward
+from lightning_robustness._measurement.inspection import inspect_outputs
+from lightning_robustness._model.access import Access, ExtraInputs, pick_entry
 from lightning_robustness._model.batch import Batch
+from lightning_robustness._model.route import Route
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
 
@@ -106,24 +108,27 @@ class TrainingStepCallback(Callback):
     def __init__(self, access: Access) -> None:
         self.access = access
         self._wrapped: Callable[..., Any] | None = None  # in place of the strategy's, if this callback is the first
-        # How the network takes the entries of a batch, by their names
-        self._ways: dict[tuple[str | None, tuple[str, ...]], ExtraInputs | None] = {}
+        # How the network takes the entries of a batch, and where its logits are, by the names of the entries
+        self._ways: dict[tuple[str | None, tuple[str, ...]], tuple[ExtraInputs | None, Route | None]] = {}
         self._takes_floats = False  # in place of bytes
 
     def forward(self, pl_module: LightningModule, batch: Batch) -> Callable[..., Any]:
-        """Return the callable from the inputs of a batch to outputs, with what else the network takes from it."""
-        names, forward = (batch.name, tuple(batch.extras)), forward_of(pl_module, self.access.forward_fn)
-        is_new = names not in self._ways
-        extra = self.access.find_extras(pl_module, batch) if is_new else self._ways[names]
-        if is_new and len(batch.x):
-            few = batch.first(3)  # two would pass for inputs and labels in a `forward` that takes a batch
-            try_forward(pl_module, forward if extra is None else extra.bind(forward, few.extras), few.x)
-        self._ways[names] = extra
-        return forward if extra is None else extra.bind(forward, batch.extras)
+        """Return the callable from the inputs of a batch to logits, with what else the network takes from it."""
+        forward = forward_of(pl_module, self.access.forward_fn)
+
+        def bound(extra: ExtraInputs | None, own: Batch) -> Callable[..., Any]:
+            return forward if extra is None else extra.bind(forward, own.extras)
+
+        extra, route = self._ways.get(_names(batch)) or (self.access.find_extras(pl_module, batch), None)
+        if route is None and len(batch.x):
+            route = inspect_outputs(pl_module, self.access, partial(bound, extra), batch)
+        self._ways[_names(batch)] = extra, route
+        return pick_entry(bound(extra, batch), None if route is None else route.entry)
 
     def as_floats(self, pl_module: LightningModule, batch: Batch) -> Batch:
         """Return a batch with float copies of pixels in bytes, for which the network must give the same logits."""
         if self.access.takes_bytes(batch.x) and not self._takes_floats:
+            self.forward(pl_module, batch)  # looks at all labels
             few = batch.first(3)
             self.access.as_float(few.x, self.forward(pl_module, few))
             self._takes_floats = True
@@ -131,8 +136,13 @@ class TrainingStepCallback(Callback):
 
     def extra_names(self, batch: Batch) -> tuple[str, ...]:
         """Return the names of what the network takes from a batch besides inputs, once it has run."""
-        extra = self._ways[batch.name, tuple(batch.extras)]
+        extra, _ = self._ways[_names(batch)]
         return () if extra is None else extra.names
+
+    def sources(self, batch: Batch) -> Mapping[str, str]:
+        """Return the modules that return the logits of a batch, as a route names them, once the network has run."""
+        _, route = self._ways[_names(batch)]
+        return {} if route is None else route.sources
 
     def index_of_batch(self, trainer: Trainer) -> int:
         """Return the number of the batch under way, over all epochs and processes, which random starts depend on."""
@@ -174,6 +184,10 @@ class TrainingStepCallback(Callback):
         if self._wrapped is not None and vars(trainer.strategy).get("training_step") is self._wrapped:
             del trainer.strategy.training_step  # uncovers the method of the class
         self._wrapped = None
+
+
+def _names(batch: Batch) -> tuple[str | None, tuple[str, ...]]:
+    return batch.name, tuple(batch.extras)
 
 
 def find_loss(output: Any) -> Tensor | None:

@@ -15,7 +15,7 @@ from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._measurement.threat_model import is_image
-from lightning_robustness._model.access import compute_logits, try_forward
+from lightning_robustness._model.access import Access, compute_logits, try_forward
 from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.route import Route, find_route
 from lightning_robustness._processes import Processes, describe_error, rank_zero_warn
@@ -38,15 +38,27 @@ def inspect(subject: Subject, batch: Batch, needs_gradients: bool) -> tuple[Subj
     """Find out how the logits of a model come about, and check that inputs and labels fit."""
     model, access = subject.model, subject.access
     subject = replace(subject, extra=access.find_extras(model, batch))
-    few = batch.first(3)  # two would pass for inputs and labels in a `forward` that takes a batch
-    forward = subject.logits_of_loaded(few)
-    try_forward(model, forward, few.x)
-    highest_label = -1 if batch.y is None or len(batch.y) == 0 else int(batch.y.max())
-    route = find_route(model, few.x, forward, access.head, highest_label)
-    check_route(model, route, batch.y, access.num_classes)
+    route = inspect_outputs(model, access, subject.logits_of_loaded, batch, needs_embedding=True)
     subject = replace(subject, route=route)
     is_discrete = needs_gradients and not _can_be_perturbed(subject, batch)
     return subject, Found(route, is_discrete, is_image(batch.x) and access.embed_fn is None)
+
+
+def inspect_outputs(
+    model: nn.Module,
+    access: Access,
+    forward_of: Callable[[Batch], Callable[..., Any]],
+    batch: Batch,
+    needs_embedding: bool = False,
+) -> Route:
+    """Find the logits in the outputs for a batch, whose callable from inputs is given, and check that labels fit."""
+    few = batch.first(3)  # two would pass for inputs and labels in a `forward` that takes a batch
+    forward = forward_of(few)
+    try_forward(model, forward, few.x)
+    highest_label = -1 if batch.y is None or len(batch.y) == 0 else int(batch.y.max())
+    route = find_route(model, few.x, forward, access.head, highest_label)
+    check_route(model, route, batch.y, access.num_classes, needs_embedding)
+    return route
 
 
 def agree(processes: Processes, found: Found | None) -> Found | None:
@@ -58,7 +70,9 @@ def agree(processes: Processes, found: Found | None) -> Found | None:
     return own._replace(is_discrete=any(other.is_discrete for other in everywhere))
 
 
-def check_route(model: nn.Module, route: Route, y: Tensor | None, num_classes: int | None) -> None:
+def check_route(
+    model: nn.Module, route: Route, y: Tensor | None, num_classes: int | None, needs_embedding: bool = True
+) -> None:
     """Check what was found out about a model; warn of what cannot be measured."""
     if route.is_sigmoid:
         raise ValueError(
@@ -78,7 +92,7 @@ def check_route(model: nn.Module, route: Route, y: Tensor | None, num_classes: i
         )
     if y is not None:
         check_label_range(y, route.num_classes)
-    if route.head is None:
+    if route.head is None and needs_embedding:
         rank_zero_warn(
             f"{type(model).__name__} has no last layer to take embeddings from: {route.reason}. "
             "`rdi_embedding`, ROBY, FSA and FSD are left out; nothing else needs it."

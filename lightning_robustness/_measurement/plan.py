@@ -11,7 +11,7 @@ from lightning_robustness._measurement.meters.clever import CleverMeter
 from lightning_robustness._measurement.meters.fisher import FisherMeter
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import CW, PGD, Attack, Budget, budget_of, get_attack
-from lightning_robustness.attacks.attack import Norm, check_budgets, most_passes
+from lightning_robustness.attacks.attack import Norm, check_budgets, check_size, most_passes
 from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.functional._class_statistics import check_p
 from lightning_robustness.functional.boundary_distance import BoundaryNorm
@@ -25,7 +25,6 @@ DEFAULT_ATTACKS = ("pgd", "cw", "square")
 WORST, FINAL = "worst", "final"
 # Passes of samples from which on an attack is announced: minutes on a CPU, for a network of a few layers
 _MANY_PASSES = 1_200_000
-_SMALLEST_BUDGET = 1e-9
 
 
 def name_attacks(
@@ -43,12 +42,7 @@ def name_attacks(
     check_option("strength", strength, Strength)
     check_option("norm", norm, Norm)
     if eps is not None:
-        check_number("eps", eps)
-        if eps < _SMALLEST_BUDGET:
-            raise ValueError(
-                f"Expected argument `eps` to be a budget that can change an input in single precision but got {eps}. "
-                "Pass one such as 8/255, or `attacks=()` to watch without attacks."
-            )
+        check_size(check_number("eps", eps))
     attacks = list_attacks(attacks, argument)
     pairs = attacks.items() if isinstance(attacks, Mapping) else [(_default_name(attack), attack) for attack in attacks]
     named: dict[str, Callable[..., Any]] = {}

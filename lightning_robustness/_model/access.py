@@ -104,13 +104,16 @@ def find_logits(output: Any, entry: int | None = None) -> Tensor | None:
         return find_logits(output.get("logits"))
     if not isinstance(output, (tuple, list)):
         return None
-    if entry is not None and entry < len(output):
-        return find_logits(output[entry])
+    if entry is not None:
+        return output[entry] if entry < len(output) and isinstance(output[entry], Tensor) else None
     tensors = [value for value in output if isinstance(value, Tensor)]
     matrices = [tensor for tensor in tensors if tensor.ndim == 2] or [tensor for tensor in tensors if tensor.ndim == 1]
     widths = [matrix.shape[-1] for matrix in matrices]
     if len(set(widths)) > 1:
-        rank_zero_warn(f"The model returns matrices of widths {widths}; the first is used as logits. {_REMEDY}")
+        raise ValueError(
+            f"Expected logits but the model returns matrices of widths {widths}. Say which they are, for instance with "
+            "`lambda x: model(x)[1]` in place of the model, or `forward_fn=lambda module, x: module(x)[1]`."
+        )
     return matrices[0] if matrices else None
 
 
@@ -272,8 +275,8 @@ def find_extra_inputs(
     return ExtraInputs(taken, keyword) if taken or keyword is not None else None
 
 
-def mend_gradients(output: Tensor, slope: float = 0.0) -> None:
-    """Let derivatives that are not finite count as zero where they arise, in all later backward passes of a graph.
+def mend_gradients(output: Tensor, slope: float = 0.0) -> Tensor:
+    """Let derivatives that are not finite count as zero where they arise, in all later backward passes of an output.
 
     At 0, the derivative of a square root is infinite; times the derivative 0 of what is under it, it becomes NaN, and
     spreads to everything before it. Zeroed there, it does not affect the other gradients, as with an epsilon. With a
@@ -282,6 +285,7 @@ def mend_gradients(output: Tensor, slope: float = 0.0) -> None:
     for node in walk_graph(output):
         if not hasattr(node, "variable"):  # a leaf, whose hooks would stay
             node.register_hook(partial(_without_nonfinite, slope))
+    return output
 
 
 def walk_graph(output: Tensor, is_end: Callable[[Any], bool] = lambda node: False) -> Iterator[Any]:

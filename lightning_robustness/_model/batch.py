@@ -22,6 +22,7 @@ _ONE_HOT = (
     "One-hot or soft labels, and any others, can be turned into class indices by `batch_fn=`, a callable "
     "that takes the batch and returns inputs and labels: `lambda batch: (batch[0], batch[1].argmax(dim=1))`."
 )
+_SIGNS = "For the two classes -1 and 1, pass `batch_fn=lambda batch: (batch[0], (batch[1] > 0).long())`."
 
 
 class Batch(NamedTuple):
@@ -180,6 +181,8 @@ def _read_labels(x: Tensor, y: Any, soft: bool) -> Tensor:
     if isinstance(y, Tensor) and y.shape == x.shape[:1] and not y.is_complex():
         if y.dtype == torch.bool or (y.is_floating_point() and bool(((y == 0) | (y == 1)).all())):
             return y.long()  # as BCEWithLogitsLoss takes them
+        if y.is_floating_point() and bool((y.abs() == 1).all()):
+            raise ValueError(f"Expected `y` to be classes counted from 0 but they are -1 and 1. {_SIGNS}")
         if y.is_floating_point():
             raise ValueError(
                 f"{_NOT_CLASSIFICATION} the labels are real numbers, from {y.min():g} to {y.max():g}, as in regression."
@@ -226,7 +229,7 @@ def check_label_range(y: Tensor, num_classes: int) -> None:
     if low >= 0 and high < num_classes:
         return
     if low == -1 and bool((y.abs() == 1).all()):
-        reason = "For the two classes -1 and 1, pass `batch_fn=lambda batch: (batch[0], (batch[1] + 1) // 2)`."
+        reason = _SIGNS
     elif low < 0:
         reason = (
             f"Labels such as {low} mark samples without a class, the `ignore_index` of a loss: leave them out, with "

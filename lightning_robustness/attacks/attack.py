@@ -16,6 +16,7 @@ from lightning_robustness.input_space import InputSpace, check_input_space
 
 Norm = Literal["linf", "l2"]
 _ALL = slice(None)
+_SMALLEST_BUDGET = 1e-9
 
 
 class Budget(NamedTuple):
@@ -94,17 +95,30 @@ def most_passes(attack: Callable[..., Any]) -> int:
     return number * (restarts if isinstance(restarts, int) else 1)
 
 
-def check_budgets(attacks: Iterable[Callable[..., Any]], input_space: InputSpace | None) -> None:
-    """Check that the budgets of attacks are in the units of the range of inputs.
+def check_size(eps: float, smallest: float = _SMALLEST_BUDGET) -> None:
+    """Check that a budget is not too small to change an input."""
+    if eps < smallest:
+        raise ValueError(
+            f"Expected argument `eps` to be a budget that can change an input in single precision but got {eps}. Pass "
+            "one such as 8/255, or leave the attack out: `attacks=()` watches without any."
+        )
+
+
+def check_budgets(
+    attacks: Iterable[Callable[..., Any]], input_space: InputSpace | None, smallest: float = _SMALLEST_BUDGET
+) -> None:
+    """Check that the budgets of attacks can change inputs, and are in the units of their range.
 
     Warns where a budget is below one grey level of a range of at least 255, as budgets in the units of [0, 1] are.
     """
     space = check_input_space(input_space)
     low, high = space.low, space.high
+    budgets = [budget for attack in attacks for budget in budgets_of(attack, space) if budget is not None]
+    for budget in budgets:
+        check_size(budget.eps, smallest)
     if low is None or high is None:
         return
     width = high - low
-    budgets = [budget for attack in attacks for budget in budgets_of(attack, space) if budget is not None]
     for budget in budgets:
         if budget.norm == "linf" and budget.eps > width:
             raise ValueError(

@@ -131,7 +131,7 @@ def run_attack(
 
     """
     attack = get_attack(attack)
-    check_budgets([attack], input_space)
+    check_budgets([attack], input_space, smallest=0.0)
     targeted = isinstance(attack, Attack) and attack.targeted
     all_steps = isinstance(attack, Attack) and attack.all_steps
     with open_classifier(model, x, y, input_space, seed, index, positions=positions) as (classifier, x, y):

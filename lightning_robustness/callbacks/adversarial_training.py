@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._lightning.embeddings import embed, find_layer, perturbed
+from lightning_robustness._lightning.guard import check_alone
 from lightning_robustness._lightning.inner_attack import Clipping, make_inner_attacks, perturb
 from lightning_robustness._lightning.overfitting import MANY_STEPS, CatastrophicOverfitting
 from lightning_robustness._lightning.settings import AdversarialLoss, AdversarialSettings, Combine
@@ -52,7 +53,8 @@ class AdversarialTraining(TrainingStepCallback):
             start, as Wong et al. do; ``"cw"``, or another one that ``get_attack`` knows), an attack, or any other
             callable ``(model, x, y) -> x_adv`` on un-normalised inputs.
         eps: Largest distance from the input, in un-normalised units; by default, as the attack has it.
-        budgets: Instead of ``eps``, one for each epoch after the warm-up; the last one stays.
+        budgets: Instead of ``eps``, one for each epoch after the warm-up; the last one stays. Some may be 0, for epochs
+            on clean inputs.
         steps: Number of steps; by default, as the attack has it.
         alpha: Size of a step; by default, as the attack has it.
         combine: ``"replace"`` trains on adversarial inputs alone; ``"mix"`` replaces the share ``ratio`` of each batch,
@@ -174,6 +176,7 @@ class AdversarialTraining(TrainingStepCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
+            check_alone(trainer, self, self.settings.prefix)
             self._begin()
             if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
                 self._overfitting = CatastrophicOverfitting()

@@ -10,11 +10,11 @@ from typing_extensions import override
 
 from lightning_robustness._arguments import check_integer, check_number, check_option
 from lightning_robustness._isolation.sandbox import is_compiled, is_sandboxed
+from lightning_robustness._lightning.guard import check_alone
 from lightning_robustness._lightning.settings import check_prefix
 from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss, log_mean
 from lightning_robustness._model.access import Access, as_classes, compute_logits
 from lightning_robustness._model.batch import Batch, require_labels
-from lightning_robustness._model.route import find_route
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
 from lightning_robustness.losses.fisher_penalty import FisherKind
@@ -95,12 +95,11 @@ class AttackFreeRegularization(TrainingStepCallback):
             input_space=self.access.input_space,
         )
         self._prefix = prefix
-        self._sources: list[str] | None = None  # names of modules whose output is the logits, once they are known
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._sources = None
+        check_alone(trainer, self, self._prefix)
         if stage == "fit" and not pl_module.automatic_optimization:
             raise MisconfigurationException(
                 "Expected automatic optimization for AttackFreeRegularization, which adds to the loss that "
@@ -114,12 +113,13 @@ class AttackFreeRegularization(TrainingStepCallback):
     ) -> Any:
         loaded = self.as_floats(pl_module, self.access.read(batch))
         outputs: list[Tensor] = []
+        forward = self.forward(pl_module, loaded)
         with self._recording(pl_module, loaded, outputs):
             output = step(batch, *args)
         loss = find_loss(output)
         if loss is None:
             return output
-        for name, weight, value in self._terms(self.forward(pl_module, loaded), loaded, outputs):
+        for name, weight, value in self._terms(forward, loaded, outputs):
             log_mean(pl_module, f"{self._prefix}/{name}", value, len(loaded.x))
             loss = loss + weight * value.to(loss.dtype)
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
@@ -144,26 +144,13 @@ class AttackFreeRegularization(TrainingStepCallback):
         self, pl_module: LightningModule, batch: Batch, outputs: list[Tensor]
     ) -> AbstractContextManager[Any]:
         """Collect the logits that a training step computes, as far as a module returns them."""
-        if self._sources is None:
-            self._sources = self._find_sources(pl_module, batch.first(3))  # two would pass for inputs and labels
-        if not self._sources:
-            return nullcontext()
+        sources = [name for name, transform in self.sources(batch).items() if transform == "identity"]
+        if not self._rdi_weight or not sources or is_compiled(pl_module.modules()):
+            return nullcontext()  # another forward pass will do
 
         def record(module: nn.Module, args: Any, output: Any) -> None:
             is_logits = isinstance(output, Tensor) and output.ndim == 2 and output.requires_grad
             if is_logits and not is_sandboxed():  # in a sandbox the network is attacked, or differentiated twice
                 outputs.append(output)
 
-        return pl_module.get_submodule(self._sources[0]).register_forward_hook(record)
-
-    def _find_sources(self, pl_module: LightningModule, few: Batch) -> list[str]:
-        """Find modules whose output is the logits; where there are none, a forward pass for each batch will do."""
-        if not self._rdi_weight or is_compiled(pl_module.modules()):
-            return []
-        try:
-            sources = find_route(pl_module, few.x, self.forward(pl_module, few), self.access.head).sources
-        except ValueError:
-            if self.access.head is not None:
-                raise
-            return []
-        return [name for name, transform in sources.items() if transform == "identity"]
+        return pl_module.get_submodule(sources[0]).register_forward_hook(record)

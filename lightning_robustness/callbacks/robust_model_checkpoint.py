@@ -116,6 +116,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
             "guard": self._guard.state_dict(),
             "guard_values": dict(self._guard_values),
             "evaluations": list(self._evaluations),
+            "is_due": self._is_due,
         }
         return {**super().state_dict(), **own}
 
@@ -123,6 +124,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._guard.load_state_dict(state_dict["guard"])
+        self._is_due = state_dict["is_due"]
         if not self.best_k_models:  # in another directory, Lightning starts anew
             return
         is_same_guard = state_dict["guard"]["key"] == self._guard.key

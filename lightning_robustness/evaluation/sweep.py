@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_robustness._arguments import check_flag, check_integer, read_budgets
 from lightning_robustness._measurement.assisted import assist, falling
+from lightning_robustness._measurement.inspection import inspect_outputs
 from lightning_robustness._measurement.meters.sweep import (
     SWEEP_ATTACKS,
     SWEEP_BUDGETS,
@@ -190,6 +191,8 @@ def _count(passed: Passed, meter: SweepMeter) -> int:
 
 
 def _look(subject: Subject, batch: Batch) -> tuple[Subject, None]:
-    """Find out what the model takes from a batch; the attacks find out the rest."""
+    """Find out how the logits of a model come about; the attacks check the inputs."""
     batch.labels()
-    return replace(subject, extra=subject.access.find_extras(subject.model, batch)), None
+    model, access = subject.model, subject.access
+    subject = replace(subject, extra=access.find_extras(model, batch))
+    return replace(subject, route=inspect_outputs(model, access, subject.logits_of_loaded, batch)), None

@@ -128,23 +128,18 @@ class InputJacobian:
     def _gradient(self, outputs: Tensor, weights: Tensor | None, create_graph: bool) -> Tensor:
         options: dict[str, Any] = {"retain_graph": True, "create_graph": create_graph}
         (gradient,) = torch.autograd.grad(outputs, self._perturbation, weights, **options)
-        if self.nonfinite is None:  # an operation without a derivative shows in the gradient of any logit
-            self.nonfinite = nonfinite_rows(gradient)
-            if bool(self.nonfinite.any()):
-                warn_of_nonfinite_gradients()
-                mend_gradients(self._logits)
-                (gradient,) = torch.autograd.grad(outputs, self._perturbation, weights, **options)
+        if self.nonfinite is None and self._note(gradient):  # it shows in the gradient of any logit
+            mend_gradients(self._logits)
+            (gradient,) = torch.autograd.grad(outputs, self._perturbation, weights, **options)
         return gradient.flatten(1)
 
-    @property
-    def _is_mended(self) -> bool:
-        return self.nonfinite is not None and bool(self.nonfinite.any())
-
-    def mend(self, value: Tensor) -> Tensor:
-        """Return a value whose own derivatives count as zero, too, where they are not finite."""
-        if self._is_mended:
-            mend_gradients(value)
-        return value
+    def _note(self, derivative: Tensor) -> bool:
+        """Note the samples at which an operation has no derivative, and tell whether there are any."""
+        found = nonfinite_rows(derivative)
+        self.nonfinite = found if self.nonfinite is None else self.nonfinite | found
+        if found.any():
+            warn_of_nonfinite_gradients()
+        return bool(found.any())
 
     def _transposed_product(self, u: Tensor, create_graph: bool) -> Tensor:
         # Scaled per sample, since half precision cannot hold the tiny weights of confident samples
@@ -155,9 +150,14 @@ class InputJacobian:
         # J^T u is linear in u, and its derivative with respect to u, transposed, is J
         if self._transposed is None:
             u = torch.zeros_like(self._logits).requires_grad_()
-            self._transposed = u, self.mend(self._gradient(self._logits, u, create_graph=True))
+            self._transposed = u, self._gradient(self._logits, u, create_graph=True)
         u, product = self._transposed
-        return torch.autograd.grad(product, u, v.flatten(1), retain_graph=True)[0]
+        (result,) = torch.autograd.grad(product, u, v.flatten(1), retain_graph=True)
+        if not result.isfinite().all():  # of second derivatives, where the first are finite
+            self._note(result)
+            mend_gradients(product)
+            (result,) = torch.autograd.grad(product, u, v.flatten(1), retain_graph=True)
+        return result
 
     def _product_by_forward_mode(self, v: Tensor) -> Tensor:
         with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):

@@ -30,7 +30,7 @@ def log_probabilities(
     Without ``x_adv``, the attack finds adversarial inputs; the other arguments are as for ``trades_loss``.
     """
     highest_label = -1
-    check_budgets([attack], input_space)
+    check_budgets([attack], input_space, smallest=0.0)
     if x_adv is None:  # the attack checks the others
         seed = int(torch.randint(2**31, ())) if seed is None else seed
         x_adv = attack(model, x, y, input_space=input_space, seed=seed)

@@ -4,6 +4,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_robustness._arguments import check_integer, check_labels, check_number
+from lightning_robustness._model.access import mend_gradients
 from lightning_robustness._numbers import at_least_float32
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, _check_arguments, margins_and_slopes
 from lightning_robustness.input_space import InputSpace
@@ -73,4 +74,4 @@ def boundary_penalty(
         margins, slopes = margins_and_slopes(jacobian, y.to(x.device), norm, num_rivals)
         # Without the division of a distance, whose derivative is infinite where a slope vanishes
         lacking = (margin * slopes - margins).amax(dim=1).clamp(min=0)
-        return jacobian.mend(lacking.mean().to(at_least_float32(x.dtype)))
+        return mend_gradients(lacking.mean().to(at_least_float32(x.dtype)))

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from lightning_robustness._arguments import check_integer, check_option
+from lightning_robustness._model.access import mend_gradients
 from lightning_robustness._numbers import at_least_float32, decompose
 from lightning_robustness.functional._fisher_estimators import FisherOperator
 from lightning_robustness.input_space import InputSpace
@@ -94,4 +95,4 @@ def fisher_penalty(
         seed = int(torch.randint(2**31, ())) if is_random else 0
     with training_jacobian(model, x, input_space, seed) as jacobian:
         values = (_spectral if kind == "spectral" else _trace)(FisherOperator(jacobian), num_products)
-        return jacobian.mend(values.mean().to(at_least_float32(x.dtype)))
+        return mend_gradients(values.mean().to(at_least_float32(x.dtype)))

@@ -178,7 +178,7 @@ def test_global_state_is_left_alone(digits):
 
 
 def test_classes_by_epochs():
-    rates = {4: torch.tensor([0.25, torch.nan]), 0: torch.tensor([0.5, 1.0])}
+    rates = {4: [0.25, torch.nan], 0: [0.5, 1.0]}
     figure = class_figure(rates, ["cat", "a very long name"], "pgd")
     axis, _ = figure.axes
     drawn = axis.images[0].get_array().filled(torch.nan)
@@ -186,7 +186,7 @@ def test_classes_by_epochs():
     assert axis.images[0].get_clim() == (0, 1)
     assert labels(axis) == (["0", "4"], ["cat", "a very long\u2026"])
     assert title(figure) == "robust accuracy of each class, pgd"
-    rates = {epoch: torch.full((100,), 0.5) for epoch in range(50)}
+    rates = dict.fromkeys(range(50), [0.5] * 100)
     many = labels(class_figure(rates, [str(number) for number in range(100)], "pgd").axes[0])
     assert many == ([str(7 * number) for number in range(8)], [str(5 * number) for number in range(20)])
 

@@ -5,7 +5,14 @@ from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness import RobustEarlyStopping, RobustnessMonitor
-from lightning_robustness._lightning.guard import check_awaited, check_default_guard, mode_of
+from lightning_robustness._lightning.guard import (
+    check_awaited,
+    check_default_guard,
+    describe_missing,
+    mode_of,
+    split_key,
+)
+from lightning_robustness._measurement.keys import tag
 
 OWNER = RobustEarlyStopping("robustness/rdi")
 
@@ -35,6 +42,25 @@ def test_mode_has_to_be_given_for_keys_without_direction(key):
     with pytest.raises(ValueError, match=f"`mode`.*'{key}'"):
         mode_of(key, None)
     assert mode_of(key, "max") == "max"
+
+
+@pytest.mark.parametrize("name", ["rdi_embedding", "trust/rdi", "asr/pgd"])
+def test_a_key_without_a_prefix_gets_the_key_that_is_logged(name):
+    with pytest.raises(ValueError, match=f"Pass '{tag('robustness', name)}'"):
+        mode_of(name, None)
+    assert split_key(tag("robustness", name))[1].name == name
+
+
+def test_values_of_a_monitor_that_is_not_there():
+    for key in ("robustness/adv_acc/pgd", "r/rdi"):
+        with pytest.warns(UserWarning, match=f"waits for '{key}'.* Add RobustnessMonitor to the callbacks"):
+            check_awaited(trainer(), OWNER, key)
+
+
+@pytest.mark.parametrize("metrics", [{}, {"val_acc": 0.5, "loss": 1.0}])
+def test_a_key_that_never_came(metrics):
+    message = describe_missing(SimpleNamespace(callback_metrics=metrics), OWNER, "robustness/rdi")
+    assert message.endswith("Logged were: val_acc, loss." if metrics else "Nothing was logged.")
 
 
 @pytest.mark.parametrize("key", ["robustness/asr/pdg", "robustnes/rdi", "robustness/rdy", "robustness/rdi_intra"])
@@ -68,8 +94,10 @@ def test_the_default_guard_takes_a_monitor_of_this_prefix():
 
 
 def test_a_guard_that_is_named_may_be_logged_by_the_module():
-    RobustEarlyStopping("robustness/rdi", guard="robustness/acc").setup(trainer(), None, "fit")
-    RobustEarlyStopping("robustness/adv_acc/pgd").setup(trainer(), None, "fit")
+    named = RobustEarlyStopping("robustness/rdi", guard="robustness/acc", confirm="val_adv_acc")
+    for stopping in (named, RobustEarlyStopping("robustness/adv_acc/pgd")):
+        with pytest.warns(UserWarning, match="Add RobustnessMonitor"):
+            stopping.setup(trainer(), None, "fit")
     for key in ("robustness/accuracy", "r/rdi"):
         with pytest.raises(MisconfigurationException, match=f"waits for '{key}'"):
             RobustEarlyStopping("score", mode="max", guard=key).setup(trainer("robustness"), None, "fit")

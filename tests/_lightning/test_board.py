@@ -306,7 +306,7 @@ def test_classes(logger, monkeypatch):
     name_classes(monkeypatch, ["cat", "dog", "frog", "owl"])
     board = Shown([logger], attacks={"cw": ATTACKS["cw"], "fgsm": PGD(eps=0.1, steps=1)})
     board.show(4, 2, attacks={"cw": rows([0], [1]), "fgsm": rows([0, 0, 1, 1, 3], [0, 1, 1, 1, 0])})
-    rates = torch.tensor([0.5, 1.0, torch.nan, 0.0])
+    rates = [0.5, 1.0, torch.nan, 0.0]
     expected = render(class_figure({2: rates}, ["cat", "dog", "frog", "owl"], "fgsm"))
     np.testing.assert_array_equal(pictures(logger, "robustness/classes")[4], expected)
 

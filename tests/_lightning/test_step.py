@@ -114,7 +114,6 @@ KINDS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:The model returns matrices of widths")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_route_of_a_step_is_that_of_a_pass(kind):
     network = kind()

@@ -9,12 +9,18 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_robustness import AdversarialTraining, AdversarialWeightPerturbation, AttackFreeRegularization
+from lightning_robustness import (
+    AdversarialTraining,
+    AdversarialWeightPerturbation,
+    AttackFreeRegularization,
+    RobustnessMonitor,
+)
 from lightning_robustness._lightning.training_step import TrainingStepCallback, find_loss, published_attack
 from lightning_robustness._model.access import Access
 from lightning_robustness.attacks import PGD
-from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader
+from tests.callbacks.modules import Classifier, digits_data, make_trainer, train_loader, val_loader
 from tests.callbacks.test_adversarial_training import ByHand
+from tests.callbacks.test_watching_changes_nothing import assert_identical
 
 
 class Scale(TrainingStepCallback):
@@ -99,6 +105,64 @@ def test_pickle(callback):
     copied = pickle.loads(pickle.dumps(callback))
     assert repr(vars(copied).keys()) == repr(vars(callback).keys())
     assert copied.access == callback.access
+
+
+class FeaturesFirst(Classifier):
+    def features(self, x):
+        return self.net[:9](x)
+
+    def forward(self, x):
+        return self.features(x), self.net[9](self.features(x))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+TRAINING = {
+    "adversarial": lambda **options: AdversarialTraining(eps=0.1, steps=2, **options),
+    "trades": lambda **options: AdversarialTraining(eps=0.1, steps=2, loss="trades", **options),
+    "perturbed weights": AdversarialWeightPerturbation,
+    "attack-free": lambda **options: AttackFreeRegularization(boundary_weight=0.1, **options),
+}
+
+
+def weights_after(path, callback, module):
+    L.seed_everything(1, verbose=False)
+    module = module()
+    make_trainer(path, callback, limit_train_batches=3).fit(module, train_loader())
+    return dict(module.state_dict())
+
+
+@pytest.mark.parametrize("make", TRAINING.values(), ids=TRAINING)
+def test_the_logits_are_found_in_a_tuple(tmp_path, make):
+    expected = weights_after(tmp_path, make(forward_fn=lambda module, x: module(x)[1]), FeaturesFirst)
+    assert_identical(weights_after(tmp_path, make(), FeaturesFirst), expected)
+    with pytest.raises(AssertionError):
+        assert_identical(weights_after(tmp_path, make(forward_fn=FeaturesFirst.features), FeaturesFirst), expected)
+
+
+@pytest.mark.parametrize("make", TRAINING.values(), ids=TRAINING)
+def test_outputs_that_are_no_logits_of_the_labels_are_refused(tmp_path, make):
+    class Sigmoid(Classifier):
+        def forward(self, x):
+            return self.net(x)[:, :1].sigmoid()
+
+    with pytest.raises(ValueError, match=r"the sigmoid of one.*module\(x\)\.logit\(eps=1e-6\)"):
+        weights_after(tmp_path, make(), Sigmoid)
+    with pytest.raises(ValueError, match=r"from 0 to 3, for 4 classes, but got values from 0 to 9.*`forward_fn=`"):
+        weights_after(tmp_path, make(forward_fn=lambda module, x: module(x)[:, :4]), Classifier)
+    with pytest.warns(UserWarning, match=r"look like probabilities.*`forward_fn=`"):
+        weights_after(tmp_path, make(forward_fn=lambda module, x: module(x).softmax(dim=1)), Classifier)
+
+
+@pytest.mark.parametrize("make", [AdversarialTraining, AttackFreeRegularization])
+def test_another_callback_with_the_same_prefix_is_refused_before_training(tmp_path, make):
+    monitor = RobustnessMonitor(["pgd"], prefix="val/robustness", attack_samples=8, fim_samples=8, log_figures=False)
+    with pytest.raises(MisconfigurationException, match=r"under 'val/robustness'.* val/robustness/acc, .*`prefix`"):
+        make_trainer(tmp_path, make(prefix="val/robustness"), monitor).fit(Classifier(), train_loader(), val_loader())
+    trainer = make_trainer(tmp_path, make(prefix="val"), monitor, limit_train_batches=1)
+    trainer.fit(Classifier(), train_loader(), val_loader())
+    assert {key for key in trainer.callback_metrics if key.startswith("val/robustness/")}
 
 
 def test_loss_of_what_a_step_returns():

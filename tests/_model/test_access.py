@@ -71,9 +71,10 @@ def test_finite():
         check_finite(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [0.0, 1.0], [torch.inf, torch.nan]]))
 
 
-def test_of_several_matrices_the_first_is_taken_with_a_warning():
-    with pytest.warns(UserWarning, match=r"widths \[3, 2\].*forward_fn"):
-        assert torch.equal(compute_logits(lambda x: (Z, X), X), Z)
+def test_several_matrices_of_different_widths_are_refused():
+    with pytest.raises(ValueError, match=r"widths \[3, 2\].*`lambda x: model\(x\)\[1\]`.*`forward_fn="):
+        compute_logits(lambda x: (Z, X), X)
+    assert torch.equal(compute_logits(lambda x: (Z, -Z), X), Z)
 
 
 def test_differentiable():
@@ -136,11 +137,18 @@ def test_adversarial_training_names_forward_fn_as_the_monitor_does(kind):
     assert trainer.callback_metrics["adversarial_training/loss"].isfinite()
 
 
-def test_labels_of_minus_one_and_one_keep_both_classes():
-    y = torch.tensor([-1, 1, 1])
-    with pytest.raises(ValueError, match=r"\(batch\[1\] \+ 1\) // 2"):
-        check_label_range(y, 2)
-    check_label_range((y + 1) // 2, 2)
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+@pytest.mark.parametrize("values", [[-1, 1, 1], [-1, -1, -1]])
+def test_labels_of_minus_one_and_one_keep_both_classes(values, dtype):
+    batch = torch.rand(3, 2), torch.tensor(values, dtype=dtype)
+    with pytest.raises(ValueError, match=r"`batch_fn=lambda batch: \(batch\[0\], \(batch\[1\] > 0\)\.long\(\)\)`"):
+        check_label_range(read_batch(batch).y, 2)
+    y = read_batch(batch, lambda batch: (batch[0], (batch[1] > 0).long())).y
+    check_label_range(y, 2)
+    assert (2 * y - 1).tolist() == values
+
+
+def test_a_label_of_minus_one_among_others_is_no_class():
     with pytest.raises(ValueError, match="ignore_index"):
         check_label_range(torch.tensor([-1, 0, 1]), 2)
 

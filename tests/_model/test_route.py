@@ -77,7 +77,6 @@ OTHERS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:The model returns matrices of widths")
 @pytest.mark.parametrize("number", [1, 5])
 @pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
 def test_the_head_is_found_and_what_passes_through_it(kind, number):

@@ -124,7 +124,7 @@ def test_members_are_asked_in_the_units_of_the_range():
     ],
 )
 def test_budgets_in_the_units_of_the_range(attack, space, recwarn):
-    check_budgets([attack], space)
+    check_budgets([attack], space, smallest=0.0)
     assert not recwarn.list
 
 

@@ -100,6 +100,9 @@ class Scripted(L.Callback):
     def __init__(self, **values):
         self.values = {key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in values.items()}
 
+    def keys_under(self, trainer):
+        return list(self.values)
+
     def on_validation_epoch_end(self, trainer, pl_module):
         for key, values in self.values.items():
             if trainer.current_epoch in values and not trainer.sanity_checking:

@@ -492,6 +492,7 @@ def test_fewer_batches(tmp_path, options, number):
     assert len(module.batches) == number
 
 
+@pytest.mark.filterwarnings("ignore:RobustnessMonitor. expected the outputs that validation computed")
 def test_watching_changes_nothing(tmp_path):
     def trained(*monitors):
         return run_watched(tmp_path, [AdversarialTraining("fast", eps=0.1), *monitors])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from sklearn.metrics import accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -297,7 +298,8 @@ def test_hooks_are_there_during_validation_alone(tmp_path):
     assert count_hooks(module) == 0
 
 
-def test_memory_does_not_grow(tmp_path):
+@pytest.mark.parametrize("logger", [None, TensorBoardLogger])
+def test_memory_does_not_grow(tmp_path, logger):
     counts = []
 
     class Tensors(L.Callback):
@@ -309,7 +311,8 @@ def test_memory_does_not_grow(tmp_path):
             sizes = [tensor.numel() for tensor in tensors]
             counts.append((len(tensors), sum(size for size in sizes if isinstance(size, int))))
 
-    fit(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8)
+    options = {} if logger is None else {"logger": logger(tmp_path)}
+    fit(tmp_path, small_monitor(attack_every_n_epochs=1), Tensors(), max_epochs=8, **options)
     assert len(counts) == 3
     assert counts == sorted(counts, reverse=True)  # what other tests have left may be freed
 

@@ -427,6 +427,24 @@ def test_a_trigger_between_validations_takes_the_value_of_the_next(tmp_path, opt
     assert checkpoint.best_model_score == pytest.approx(0.9)
 
 
+def test_a_trigger_before_a_resume_takes_the_value_of_the_next_validation(tmp_path):
+    class Killed(Classifier):
+        def on_train_batch_start(self, batch, batch_idx):
+            if self.trainer.global_step == 29:  # the last trigger was at step 28, and epoch 2 ends at step 30
+                raise ZeroDivisionError
+
+    def run(module, **kwargs):
+        checkpoint = unguarded(tmp_path, every_n_train_steps=4, save_last=True)
+        callbacks = Scripted(score=[0.1, 0.2, 0.9, 0.3]), checkpoint
+        trainer = make_trainer(tmp_path, *callbacks, max_epochs=4, enable_checkpointing=True)
+        trainer.fit(module, train_loader(size=320), val_loader(size=16), **kwargs)
+        return Path(checkpoint.best_model_path).name, checkpoint.best_model_score.item()
+
+    with pytest.raises(ZeroDivisionError):
+        run(Killed())
+    assert run(Classifier(), ckpt_path=tmp_path / "last.ckpt") == ("epoch=2.ckpt", pytest.approx(0.9))
+
+
 def test_the_trainer_of_the_other_package_is_refused(tmp_path):
     other, checkpoint = pytest.importorskip("pytorch_lightning"), unguarded(tmp_path)
     trainer = other.Trainer(accelerator="cpu", logger=False, callbacks=[checkpoint], enable_progress_bar=False)

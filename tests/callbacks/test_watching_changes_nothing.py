@@ -14,6 +14,9 @@ from lightning_robustness.attacks import get_attack
 from tests.callbacks.distributed_fit import as_torchrun_would
 from tests.callbacks.modules import Augmented, Classifier, digits_data, make_trainer, val_loader
 
+# The validation data draw noise at every read, which the monitor rightly reports
+pytestmark = pytest.mark.filterwarnings("ignore:RobustnessMonitor. expected the outputs that validation computed")
+
 
 def run(path, callbacks, **kwargs):
     """Train three epochs; return everything that another run could have otherwise."""

@@ -160,8 +160,37 @@ def test_inputs_must_have_labels_and_be_in_the_range_and_logits_finite():
     with pytest.raises(ValueError, match=r"Expected batches with labels, for attacks, but got none. Pass `batch_fn="):
         sweep(model, [x], progress=False)
     model.bias.data[:] = torch.nan
-    with pytest.raises(ValueError, match="Expected finite logits but 4 of 4 samples"):
+    with pytest.raises(ValueError, match="Expected finite logits but 3 of 3 samples"):
         sweep(model, [(x, y)], progress=False)
+
+
+def test_the_logits_are_found_among_outputs():
+    class FeaturesFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            features = self.body(x).relu()
+            return features, self.head(features)
+
+    def one_logit(module, x):
+        return module.head(module.body(x).relu())[:, :1]
+
+    x, options = torch.rand(20, 4), {"attacks": ["pgd"], "budgets": [0.05, 0.1], "progress": False}
+    model = FeaturesFirst()
+    loader = [(x, model(x)[1].argmax(dim=1))]
+    expected = sweep(model, loader, forward_fn=lambda module, x: module(x)[1], **options)
+    found = sweep(model, loader, **options)
+    assert found.values["accuracy"] == expected.values["accuracy"]
+    assert found.values["accuracy"][0][0] > found.values["accuracy"][0][1]
+    two = [(x, (one_logit(model, x) > 0).long().squeeze(1))]
+    with pytest.raises(
+        ValueError, match=r"sigmoid of one.*forward_fn=lambda module, x: module\(x\)\.logit\(eps=1e-6\)"
+    ):
+        sweep(model, two, forward_fn=lambda module, x: one_logit(module, x).sigmoid(), **options)
+    remedied = sweep(model, two, forward_fn=lambda module, x: one_logit(module, x).sigmoid().logit(eps=1e-6), **options)
+    assert remedied.values["accuracy"] == sweep(model, two, forward_fn=one_logit, **options).values["accuracy"]
 
 
 def test_model_without_a_right_sample_has_a_quality():
