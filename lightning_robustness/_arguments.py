@@ -196,9 +196,9 @@ def check_number(
 ) -> float:
     """Check that an argument is a finite real number and return it as a Python one."""
     if not is_number(value) or not minimum <= value <= maximum or (exclusive and value == minimum):
-        bound = f"{'above' if exclusive else 'of at least'} {minimum:g}"
+        bound = "" if minimum == -math.inf else f" {'above' if exclusive else 'of at least'} {minimum:g}"
         bound += "" if maximum == math.inf else f" and at most {maximum:g}"
-        raise ValueError(f"Expected argument `{name}` to be a finite number {bound} but got {value!r}.")
+        raise ValueError(f"Expected argument `{name}` to be a finite number{bound} but got {value!r}.")
     return float(value)
 
 

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,7 @@ def name_attacks(
     check_option("strength", strength, Strength)
     check_option("norm", norm, Norm)
     if eps is not None:
-        check_size(check_number("eps", eps))
+        check_size(check_number("eps", eps, minimum=-math.inf))
     attacks = list_attacks(attacks, argument)
     pairs = attacks.items() if isinstance(attacks, Mapping) else [(_default_name(attack), attack) for attack in attacks]
     named: dict[str, Callable[..., Any]] = {}
