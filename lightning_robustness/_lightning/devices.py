@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -47,6 +48,7 @@ def launched(fabric: "Fabric | None", options: Any, models: Iterable[Any]) -> It
         yield fabric.is_global_zero
     finally:
         if dist.is_available() and dist.is_initialized():
+            sleep(0.1)  # torch 2.7 keeps the GIL while it waits for threads of Gloo, which may still need it
             dist.destroy_process_group()
 
 

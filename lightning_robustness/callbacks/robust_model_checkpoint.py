@@ -138,10 +138,10 @@ class RobustModelCheckpoint(ModelCheckpoint):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._guard.observe(trainer)
             self._seen |= {"key"} if self.monitor in logged_in_this_epoch(trainer) else set()
-        super().on_validation_end(trainer, pl_module)
         if self._is_due and not self._should_skip_saving_checkpoint(trainer):
             self._is_due = False
             self._judge(trainer, self._monitor_candidates(trainer), new_value(trainer, str(self.monitor)))
+        super().on_validation_end(trainer, pl_module)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -35,8 +35,8 @@ class RobustnessMetric(Metric):
         super().__init__(**kwargs)
         self._components: dict[str, Tensor] = {}
 
-    def _keep_apart(self, *settings: Any) -> None:
-        """Add a state of what the others depend on: a MetricCollection shares states that are equal after a batch."""
+    def _add_states(self, *settings: Any) -> None:
+        """Add the states, first what the others depend on: a MetricCollection shares states equal after a batch."""
         checksum = torch.tensor(zlib.crc32(repr(settings).encode()))
         self.add_state("checksum", default=checksum, dist_reduce_fx="max")
 
@@ -78,6 +78,10 @@ class SampleMetric(RobustnessMetric):
         super().__init__(**kwargs)
         # Named after the class: a MetricCollection shares states of one name that are equal after a batch
         self._state = f"{type(self).__name__}_rows"
+
+    @override
+    def _add_states(self, *settings: Any) -> None:
+        super()._add_states(*settings)  # first: older releases of torchmetrics compare the first state alone
         self.add_state(self._state, default=[], dist_reduce_fx="cat")
 
     def compute(self) -> Tensor:
@@ -148,7 +152,7 @@ class ClassStatisticsMetric(RobustnessMetric):
         self.p = float(p)
         self.storage = storage
         self._warned = False
-        self._keep_apart(self.p, storage)
+        self._add_states(self.p, storage)
         self.add_state("features", default=[], dist_reduce_fx="cat")
         self.add_state("preds", default=[], dist_reduce_fx="cat")
         # A width of 0 says that there is no sketch yet

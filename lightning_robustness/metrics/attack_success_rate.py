@@ -74,7 +74,7 @@ class AttackSuccessRate(SampleMetric):
         super().__init__(**kwargs)
         _check_confidence(confidence)
         self.confidence = confidence
-        self._keep_apart(confidence)
+        self._add_states(confidence)
 
     def update(self, preds: Tensor, adv_preds: Tensor, target: Tensor, distortion: Tensor | None = None) -> None:
         """Add the samples of a batch, with the distortion of each if it is known."""

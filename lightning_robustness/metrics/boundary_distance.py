@@ -112,7 +112,7 @@ class BoundaryDistance(SampleMetric):
             "chunk_size": chunk_size,
             "seed": check_integer("seed", seed, minimum=0),
         }
-        self._keep_apart(norm, self.budgets, self.quantiles, confidence, self.options)
+        self._add_states(norm, self.budgets, self.quantiles, confidence, self.options)
 
     def update(self, model: Callable[..., Any], x: Tensor, y: Tensor | None = None) -> None:
         """Add the samples of a batch."""

@@ -89,7 +89,7 @@ class CleverScore(SampleMetric):
             "chunk_size": chunk_size,
             "seed": check_integer("seed", seed, minimum=0),
         }
-        self._keep_apart(radius, self.options)
+        self._add_states(radius, self.options)
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""

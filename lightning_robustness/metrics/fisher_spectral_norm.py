@@ -116,7 +116,7 @@ class FisherSpectralNorm(SampleMetric):
             chunk_size,
             check_integer("seed", seed, minimum=0),
         )
-        self._keep_apart(floor, self.settings)
+        self._add_states(floor, self.settings)
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""

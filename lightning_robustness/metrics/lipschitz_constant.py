@@ -71,7 +71,7 @@ class LipschitzConstant(SampleMetric):
         self.norm: LipschitzNorm = norm
         self.input_space = check_input_space(input_space)
         self.seed = check_integer("seed", seed, minimum=0)
-        self._keep_apart(norm, self.input_space, seed)
+        self._add_states(norm, self.input_space, seed)
 
     def update(self, model: Callable[..., Any], x: Tensor) -> None:
         """Add the samples of a batch."""

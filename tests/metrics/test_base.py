@@ -13,6 +13,10 @@ class Mean(SampleMetric):
 
     full_state_update = False
 
+    def __init__(self):
+        super().__init__()
+        self._add_states()
+
     def update(self, values):
         self._add(values)
 
