@@ -1,3 +1,4 @@
+import logging
 import re
 import warnings
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.trainer import has_trained, is_sharded
 from lightning_robustness._processes import OtherProcessError, ProcessesLostError, describe_error, rank_zero_warn
+
+_log = logging.getLogger(__name__)
 
 
 class Faults:
@@ -52,7 +55,8 @@ class Faults:
         """Warn in the first process, once per key."""
         if key not in self._reported:
             self._reported.add(key)
-            rank_zero_warn(f"RobustnessMonitor: {message}")
+            with self._kept_alive():
+                rank_zero_warn(f"RobustnessMonitor: {message}")
 
     def refuse(self, message: str, consequence: str) -> None:
         """Raise before training has begun; afterwards, warn once, together with the consequence."""
@@ -66,7 +70,18 @@ class Faults:
         key = re.sub(r"\d+", "", f"{consequence}: {error.partition(':')[0]}")
         if key not in self._reported:
             self._reported.add(key)
-            warnings.warn(f"RobustnessMonitor: {consequence}: {error}", stacklevel=2)
+            with self._kept_alive():
+                warnings.warn(f"RobustnessMonitor: {consequence}: {error}", stacklevel=2)
+
+    @contextmanager
+    def _kept_alive(self) -> Iterator[None]:
+        """Log a warning that is turned into an error, which must not end the run once it trains."""
+        try:
+            yield
+        except Warning as warning:
+            if not has_trained(self._trainer):
+                raise
+            _log.warning(str(warning))
 
 
 def warn_of_sharding(trainer: Trainer, settings: MonitorSettings) -> None:

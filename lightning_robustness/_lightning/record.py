@@ -123,6 +123,7 @@ class RunRecord:
         self._transfer = Path(tempfile.gettempdir()) / f"lightning_robustness_{uuid.uuid4().hex}.pt"
         self._last_batch: int | None = None  # number of training batches at the last evaluation
         self._last_attacks: list[str] = []  # what ran in it, or failed
+        self._tried: dict[str, int] = {}  # the last epoch of each attack in this process, also if it failed
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -148,6 +149,7 @@ class RunRecord:
         if trainer.state.fn != "fit" or is_at_the_end(trainer):
             return list(self._intervals)
         last = {name: own["epoch"] for own in self.history for name in self._intervals if f"adv_acc/{name}" in own}
+        last |= self._tried
         epoch = trainer.current_epoch
         return [name for name, interval in self._intervals.items() if epoch - last.get(name, -math.inf) >= interval]
 
@@ -160,7 +162,7 @@ class RunRecord:
         """Begin a run; one that is resumed keeps what there is."""
         self._last_batch, self._checkpoint = None, None
         if trainer.current_epoch == 0:
-            self._history, self._outcomes = [], {}
+            self._history, self._outcomes, self._tried = [], {}, {}
 
     def add(
         self,
@@ -184,6 +186,7 @@ class RunRecord:
         else:
             self.history.append({"epoch": epoch, "step": log_step(trainer), **values})
         self._last_batch, self._last_attacks = batch, list(attacks)
+        self._tried |= dict.fromkeys(attacks, epoch)
         packed = {name: _pack(outcome) for name, outcome in outcomes.items()}
         self._outcomes.setdefault(int(self.history[-1]["step"]), {}).update(packed)
         if not attacks:

@@ -141,7 +141,7 @@ class FeaturePass:
 
 
 def summarize(logits: Tensor) -> Tensor:
-    """Return numbers that tell outputs apart, for each: largest logit, a mixture of all, and the log of their sum."""
+    """Return three numbers per sample that tell outputs apart: largest logit, a mixture of all, log-sum-exp."""
     z = logits.to(at_least_float32(logits.dtype))
     weights = torch.arange(1, z.shape[1] + 1, device=z.device).to(z.dtype).cos()
     return torch.stack([z.amax(dim=1), (z * weights / weights.norm()).sum(dim=1), z.logsumexp(dim=1)], dim=1)
@@ -153,7 +153,7 @@ def _kind(extents: list[Tensor]) -> str:
         return LOGITS
     low, high = torch.cat(extents).aminmax(dim=0)
     size = torch.maximum(low.abs(), high.abs())
-    if (high - low).max() <= _COLLAPSED * size.max():
+    if (high - low)[:2].max() <= _COLLAPSED * size[:2].max():  # the log of a sum is about log(K) for tiny logits
         return CONSTANT
     return LOG_PROBABILITIES if size[2] < _NORMALIZED else LOGITS
 

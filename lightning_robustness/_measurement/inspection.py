@@ -51,7 +51,7 @@ def inspect_outputs(
     batch: Batch,
     needs_embedding: bool = False,
 ) -> Route:
-    """Find the logits in the outputs for a batch, whose callable from inputs is given, and check that labels fit."""
+    """Find where the logits are in the outputs for a batch, and check that labels fit; ``forward_of`` binds a batch."""
     few = batch.first(3)  # two would pass for inputs and labels in a `forward` that takes a batch
     forward = forward_of(few)
     try_forward(model, forward, few.x)

@@ -40,7 +40,7 @@ class Samples(NamedTuple):
         """Return some of the samples, by their rows."""
         rows = torch.as_tensor(rows, dtype=torch.long)
         return Samples(
-            self.x[rows] if isinstance(self.x, Tensor) else [self.x[row] for row in rows],
+            self.x[rows] if isinstance(self.x, Tensor) else [self.x[row] for row in rows.tolist()],
             None if self.y is None else self.y[rows],
             self.positions[rows],
             None if self.extras is None else [self.extras[row] for row in rows],
@@ -141,7 +141,7 @@ class FixedSample:
         if self._chosen is None:
             is_wanted = hash_positions(batch.positions, self._seed) <= self._limit
         else:
-            is_wanted = torch.isin(batch.positions, self._chosen)
+            is_wanted = torch.from_numpy(np.isin(batch.positions, self._chosen))  # torch's would sort all of these
         rows = is_wanted.nonzero().squeeze(1)
         if len(rows):
             y = None if batch.y is None else torch.stack(_copy(batch.y, rows))

@@ -149,6 +149,7 @@ def get_attack(
         shared = {field.name: options.pop(field.name) for field in fields(Attack) if field.name in options}
         return TorchattacksAdapter(attack=name, options=options | budget, **shared)
     if name and library == "autoattack":
+        _check_options(attack, options, ("norm", *(field.name for field in fields(Attack))))
         return get_attack(library, eps, strength=strength, preset=preset, version=name, **options)
     if attack not in _ATTACKS:
         raise ValueError(

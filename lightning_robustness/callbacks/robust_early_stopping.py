@@ -237,6 +237,7 @@ class RobustEarlyStopping(EarlyStopping):
         key = self._confirm if self._confirm != "auto" else reference_key(trainer, prefix)
         if key is None or key == self.monitor:
             reason = "`confirm=None`" if self._confirm is None else "no attack runs"
+            reason = "`confirm` is the same value" if key is not None else reason
             rank_zero_warn(
                 f"RobustEarlyStopping goes by {self.monitor!r} alone, since {reason}. Such a value can mislead: let "
                 "RobustnessMonitor run an attack, whose robust accuracy then confirms it."
@@ -265,5 +266,5 @@ class RobustEarlyStopping(EarlyStopping):
             trainer.progress_bar_metrics[_ON_BAR] = short  # type: ignore[assignment]
 
     def _replay(self, evaluations: Sequence[Evaluation]) -> Streak:
-        """Return the streak as if there had been no other candidates than those of now."""
+        """Return the streak as if only those that are candidates now had ever been candidates."""
         return Streak.of(evaluations, self.mode == "max", self.min_delta, self._guard.admits)

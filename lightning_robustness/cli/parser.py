@@ -25,7 +25,7 @@ _TARGET = dict[str, Any] | str
 _OWN: dict[str, tuple[Any, str]] = {
     "models": (
         str,
-        "name=package.module:Class@checkpoint, or name=report.json, by `evaluate --sweep_budgets`.",
+        "name=package.module:Class@checkpoint, or name=report.json, as written by `evaluate --sweep_budgets`.",
     ),
     "model": (_TARGET, "package.module:Class, a function that returns a model, or {class_path: ..., init_args: ...}."),
     "checkpoint": (str | None, "Checkpoint of Lightning, or a state dict. Required if the model is a class."),

@@ -38,7 +38,7 @@ def _attack_success_rate_update(
             f"Expected `distortion` to have shape {tuple(preds.shape)}, one value per sample, but got "
             f"{tuple(distortion.shape)}."
         )
-    return correct, wrong, distortion
+    return correct, wrong, torch.where(wrong, distortion, torch.inf)
 
 
 def _attack_success_rate_compute(
@@ -46,7 +46,7 @@ def _attack_success_rate_compute(
 ) -> AttackSuccessComponents:
     """Compute the rates, and the lower median of the distortions, of which failures are infinite."""
     flipped, count = (correct & wrong).sum(), torch.full((), len(correct), device=correct.device)
-    distortions = torch.where(wrong, distortion, torch.inf)[correct & ~distortion.isnan()].float()
+    distortions = distortion[correct & ~distortion.isnan()].float()
     error_rate = wrong.sum() / count.clamp(min=1)
     low, high = wilson_interval(flipped, correct.sum(), confidence)
     return AttackSuccessComponents(

@@ -40,8 +40,8 @@ class AttackSuccessRate(SampleMetric):
     given, where a sample that the attack did not flip counts as infinite; and the numbers of samples ``flipped``,
     ``correct``, ``wrong`` and ``count``. A rate whose denominator is 0 is 0. The distortion is infinite if the attack
     failed on more than half of the samples, and NaN without any. A mean over the flipped samples alone would rank a
-    robust network, of which only fragile samples are flipped, below a fragile one. The distortions are kept until
-    ``compute``.
+    robust network, of which only fragile samples are flipped, below a fragile one. Three numbers per sample
+    are kept until ``compute``.
 
     Args:
         confidence: Probability with which the confidence interval contains the rate.

@@ -1,3 +1,4 @@
+import logging
 import warnings
 from types import SimpleNamespace
 
@@ -71,3 +72,13 @@ def test_an_error_of_another_process_is_reported_there():
         warnings.simplefilter("error")
         with make_faults().skipping("left out"):
             raise OtherProcessError("Process 1 of 2 failed.", "KeyError: 'label'")
+
+
+def test_warnings_that_are_errors_go_to_the_log_once_training_has_begun(caplog):
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        make_faults().warn("something", key="something")
+        make_faults().report("left out", "no luck")
+        with pytest.raises(UserWarning, match="something"):
+            make_faults(num_batches=0).warn("something", key="something")
+    assert [record.message.partition(": ")[2] for record in caplog.records] == ["something", "left out: no luck"]

@@ -97,10 +97,11 @@ def test_attacks_are_always_due_outside_of_training_and_do_not_count_there():
     assert record.due(trainer(5)) == ["pgd"]
 
 
-def test_an_attack_that_failed_is_due_again():
+def test_an_attack_that_failed_waits_like_the_others():
     record = RunRecord(["pgd", "cw"], 5)
-    record.add(trainer(0), 0, {"adv_acc/pgd": 0.5}, {}, [])
-    assert record.due(trainer(1)) == ["cw"]
+    record.add(trainer(0), 0, {"adv_acc/pgd": 0.5}, {}, ["pgd", "cw"])
+    assert record.due(trainer(4)) == []
+    assert record.due(trainer(5)) == ["pgd", "cw"]
 
 
 def test_all_attacks_run_again_at_the_end_if_one_has_not_seen_the_last_weights():

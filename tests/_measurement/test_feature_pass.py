@@ -84,6 +84,14 @@ def test_without_embeddings():
     assert found.distances.keys() == {"rdi"}
 
 
+@pytest.mark.parametrize("scale", [1, 1e-7])
+def test_tiny_logits_are_not_constant(scale):
+    embedding, logits, y = features()
+    features_pass = FeaturePass(4, "exact", CPU)
+    add(features_pass, embedding, logits * scale, y, torch.arange(60))
+    assert features_pass.compute(Processes()).outputs == "logits"
+
+
 @pytest.mark.parametrize(("num_predicted", "is_there"), [(1, True), (2, False), (3, True)])
 def test_roby_is_left_out_where_two_classes_are_predicted(num_predicted, is_there):
     """Its normalised value would be 0, the best one, whatever the network."""

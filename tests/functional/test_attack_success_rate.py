@@ -29,6 +29,13 @@ def test_equals_a_loop(samples):
     assert attack_success_rate(*torch.tensor(samples).unbind(dim=1)).item() == pytest.approx(expected)
 
 
+def test_failures_are_infinitely_far_away():
+    y = labels(0, 0, 0, 0, 0)
+    distortion = torch.tensor([0.5, torch.nan, torch.nan, torch.nan, 0.7])
+    parts = attack_success_rate(y, labels(1, 0, 0, 0, 1), y, distortion=distortion, return_components=True)
+    assert parts.distortion == torch.inf  # of three in five
+
+
 def test_no_correct_sample_is_zero():
     assert attack_success_rate(labels(1, 0), labels(0, 1), labels(0, 1)) == 0
     assert attack_success_rate(labels(), labels(), labels()) == 0

@@ -122,6 +122,8 @@ def test_arguments(stand_in):
         get_attack("autoattack:standard", targeted=True)
     with pytest.raises(ValueError, match=r"norm.* got steps"):
         get_attack("autoattack:standard", steps=3)
+    with pytest.raises(ValueError, match=r"'autoattack:plus'.* got version"):
+        get_attack("autoattack:plus", version="rand")
     with pytest.raises(ValueError, match=r"preset .*'mnist'"):
         get_attack("autoattack:standard", preset="mnist")
     assert get_attack("autoattack", eps=0.1) == get_attack("autoattack:standard", eps=0.1)
