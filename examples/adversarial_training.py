@@ -1,4 +1,4 @@
-"""Train one network in five ways and compare how robust it gets: naturally, PGD, fast, TRADES and attack-free.
+"""Train one network in five ways and compare how robust it gets: natural, PGD, fast, TRADES and attack-free.
 
 Draws all curves in ``adversarial_training.png`` and logs them to one board. Takes about a minute on two cores:
 ``python examples/adversarial_training.py``. ``--data DIRECTORY`` uses part of Fashion-MNIST instead of digits, from a

@@ -1,4 +1,4 @@
-"""Stop a training run by RDI, confirmed by accuracy under PGD, and keep the epoch that is most robust against PGD.
+"""Stop a training run on RDI, confirmed by accuracy under PGD, and keep the epoch that is most robust against PGD.
 
 Takes about half a minute on two cores: ``python examples/early_stopping.py``. ``robust_overfitting.py`` has a run that
 has to be stopped.

@@ -1,7 +1,7 @@
 """Watch robust overfitting happen, stop it, and keep the epoch before it.
 
-Adversarial training that runs for too long memorises its images: accuracy under attack rises on new images, and falls
-again, while clean accuracy stays. On data as small as digits this takes some wrong labels to memorise, here every
+Adversarial training that runs for too long memorises its images: accuracy under attack on new images rises, and then
+falls again, while clean accuracy stays. On data as small as digits this needs some wrong labels to memorise, here every
 sixth. Writes ``robust_overfitting.png``, and takes about a minute on two cores:
 ``python examples/robust_overfitting.py``.
 """

@@ -3,8 +3,9 @@
 The only difference is ``input_space=``, the range of the inputs. The sounds are synthetic: tones of four instruments
 at random pitch. Takes about half a minute on two cores: ``python examples/text_or_audio.py``.
 
-Text tokens cannot be perturbed slightly, but their embeddings can: if these are frozen, let the loader return them, of
-shape ``(N, length, features)``, and pass ``InputSpace(low=None, high=None)``, since they are unbounded.
+Tokens of a text cannot be perturbed slightly, but their embeddings can: pass ``embed_fn=`` to the monitor, as
+docs/monitor.md shows. If the embeddings are frozen, the loader can return them instead, of shape ``(N, length,
+features)``; then pass ``InputSpace(low=None, high=None)``, since they are unbounded.
 """
 
 import argparse

@@ -1,11 +1,12 @@
 """Configure everything from a YAML file with LightningCLI, the monitor included.
 
-LightningCLI needs one more package: ``pip install "jsonargparse[signatures]"``. Takes about half a minute on two cores:
+LightningCLI needs one more package, which the extra ``cli`` brings: ``pip install "jsonargparse[signatures]"``. Takes
+about half a minute on two cores:
 
 ``python examples/lightning_cli/main.py fit --config examples/lightning_cli/config.yaml``
 
-Any value can be changed on the way, with ``--trainer.max_epochs 20`` for instance. ``fit --print_config`` shows the
-values of all, and ``fit --help`` what there is.
+Any value can be changed on the command line, for instance with ``--trainer.max_epochs 20``. ``fit --print_config``
+shows all values, and ``fit --help`` all options.
 """
 
 import lightning as L
