@@ -40,6 +40,11 @@ class RobustnessMetric(Metric):
         checksum = torch.tensor(zlib.crc32(repr(settings).encode()))
         self.add_state("checksum", default=checksum, dist_reduce_fx="max")
 
+    @override
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        self._computed = None  # else `compute` would return the value from before
+        super().merge_state(incoming_state)
+
     def compute_components(self) -> dict[str, Tensor]:
         """Compute the metric and return it with its parts, by name."""
         self.compute()
@@ -314,7 +319,6 @@ class ClassStatisticsMetric(RobustnessMetric):
     @override
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
         # `forward` hands over the running state while this one holds the batch, with its graph
-        self._computed = None  # else `merge_state` would return the value from before
         width, sketch = self._layout()[0], self._sketch() if self._has_sketch() else None
         features, preds = self.features, self.preds
         for name in self._defaults:
