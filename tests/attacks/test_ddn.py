@@ -83,6 +83,13 @@ def test_tries_random_images_where_gradients_mislead():
     assert (result.queries[result.success] > 16).all()
 
 
+def test_equal_logits_are_no_fault_of_the_gradients():
+    """Where their spread is 0, the softmax over the rivals has no scale."""
+    x, y = torch.rand(3, 4), torch.zeros(3, dtype=torch.long)
+    result = run_attack(lambda x: torch.zeros(len(x), 3) * x.sum(), DDN(steps=5), x, y)
+    assert not result.nonfinite_gradients.any()
+
+
 def test_what_is_misclassified_stays_as_it_is(digits, digits_network):
     x, y = digits[0][:20], digits[1][:20].clone()
     y[::2] = (y[::2] + 1) % 10
