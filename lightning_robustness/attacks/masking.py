@@ -1,5 +1,6 @@
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from statistics import NormalDist
@@ -114,10 +115,10 @@ class _Tally:
         only_this, only_other = int((self.success & ~other.success).sum()), int((other.success & ~self.success).sum())
         return is_more_often(only_this, only_other, self.counts[1], tolerance)
 
-    def setting(self, *left_out: str) -> tuple[Any, ...]:
+    def setting(self, *left_out: str) -> str:
         """Return all settings of the attack, a dataclass, but those that are left out."""
-        names = (field.name for field in fields(self.attack) if field.name not in left_out)
-        return (type(self.attack), *((name, getattr(self.attack, name)) for name in names))
+        names = [field.name for field in fields(self.attack) if field.name not in left_out]
+        return repr((type(self.attack), [(name, getattr(self.attack, name)) for name in names]))
 
     def has(self, **attributes: Any) -> bool:
         """Tell whether the attack has these attributes."""
@@ -166,16 +167,15 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
     if isinstance(results, AttackResult | str | Mapping) or not isinstance(results, Iterable):
         raise TypeError(f"Expected argument `results` to be a list of results of `run_attack` but got {results!r}.")
     check_number("tolerance", tolerance)
-    groups: list[tuple[Any, list[Mapping[str, Tensor]]]] = []
+    groups = defaultdict[str | int, list[AttackResult]](list)
     for result in results:
         if not isinstance(result, AttackResult):
             raise TypeError(f"Expected argument `results` to hold results of `run_attack` but got {result!r}.")
-        parts = next((own for attack, own in groups if attack is result.attack or attack == result.attack), None)
-        if parts is None:
-            groups.append((result.attack, parts := []))
-        parts.append(result.columns())
-    columns = [{name: torch.cat([part[name] for part in parts]) for name in parts[0]} for _, parts in groups]
-    return find_signs([attack for attack, _ in groups], columns, None, tolerance)
+        # By what is printed: fields may be lists or tensors, which can be neither hashed nor compared
+        groups[repr(result.attack) if is_dataclass(result.attack) else id(result.attack)].append(result)
+    parts = [[result.columns() for result in own] for own in groups.values()]
+    columns = [{name: torch.cat([part[name] for part in own]) for name in own[0]} for own in parts]
+    return find_signs([own[0].attack for own in groups.values()], columns, None, tolerance)
 
 
 def find_signs(
@@ -272,10 +272,10 @@ def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[Ma
 
 
 def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
-    groups: dict[tuple[Any, ...], list[tuple[float, _Tally]]] = {}
+    groups = defaultdict[str, list[tuple[float, _Tally]]](list)
     for tally in tallies:
         if tally.budget is not None and is_dataclass(tally.attack):
-            groups.setdefault(tally.setting("eps", "alpha", "options"), []).append((tally.budget.eps, tally))
+            groups[tally.setting("eps", "alpha", "options")].append((tally.budget.eps, tally))
     for group in groups.values():
         group.sort(key=lambda pair: pair[0])
         for (small_eps, small), (large_eps, large) in itertools.pairwise(group):

@@ -1,3 +1,5 @@
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from scipy import stats
@@ -207,6 +209,28 @@ def test_batches_of_one_attack_are_taken_together(batch, digits_network):
     results = [run_attack(rounded, attack, *part, index=i) for attack in attacks for i, part in enumerate(batches)]
     assert names(results) == ["black_box_beats_white_box", "zero_gradients"]
     assert names(results, tolerance=1.0) == []
+
+
+@dataclass
+class Shift:
+    """An attack of a user, whose fields can be neither hashed nor, by a single comparison, compared."""
+
+    eps: float
+    direction: torch.Tensor
+    norm: str = "linf"
+
+    def __call__(self, model, x, y):
+        return x + self.eps * self.direction
+
+
+def test_attacks_with_any_fields():
+    """Equal ones are taken together, and budgets of one kind compared."""
+    attacks = [Shift(eps, torch.tensor(direction)) for eps in (0.1, 0.2) for direction in ([1.0, 0.0], [1.0, 1.0])]
+    few, many = broken(50), broken(50, (0, 30))
+    halves = [result_of(replace(attack), few) for attack in attacks[:2] for _ in range(2)]
+    assert names([*halves, *(result_of(attack, many) for attack in attacks)]) == []
+    fewer = [result_of(replace(attacks[number]), success) for number, success in ((0, many), (2, few), (2, few))]
+    assert names([*fewer, result_of(attacks[0], many)]) == ["not_rising_with_eps"]
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.01, 0.3, 0.5, 1.0])
