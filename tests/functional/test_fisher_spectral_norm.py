@@ -133,6 +133,15 @@ def test_half_precision_models(dtype, method):
     torch.testing.assert_close(result, expected, rtol=0.05, atol=0.01)
 
 
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16)])
+def test_half_precision_cannot_hold_the_steps_of_differences(dtypes):
+    of_model, of_inputs = dtypes
+    model = nn.Linear(6, 4).to(of_model)
+    with pytest.raises(ValueError, match=r"float32 for method='blackbox'.*`float\(\)`"):
+        fisher_spectral_norm(lambda x: model(x.to(of_model)), torch.rand(5, 6).to(of_inputs), "blackbox")
+    assert fisher_spectral_norm(model.float(), torch.rand(5, 6), "blackbox").all()
+
+
 def test_memory_is_bounded_by_chunks():
     sizes, weight = [], torch.ones(2**18, 16)
 
