@@ -34,7 +34,7 @@ class ClassStatistics(NamedTuple):
 
 def class_statistics(features: Tensor, preds: Tensor, p: float) -> ClassStatistics:
     """Compute centres and mean distances in one pass each, in float64 regardless of the dtype of the features."""
-    classes, index, counts = preds.unique(return_inverse=True, return_counts=True)
+    classes, index, counts = preds.long().unique(return_inverse=True, return_counts=True)
     centers = sum_by_class(features, index, len(classes)) / counts.unsqueeze(1)
     distances = sum_distances_by_class(features, index, centers, p) / counts
     return ClassStatistics(classes, counts, centers, distances, at_least_float32(features.dtype))

@@ -69,6 +69,7 @@ def mart_loss(
     check_number("alpha", alpha)
     attack = PGD(eps=eps, alpha=alpha, steps=steps, start="gaussian", loss="cross_entropy", all_steps=True)
     log_p, adv_log_p = log_probabilities(model, x, y, x_adv, attack, input_space, seed)
+    y = y.long()
     other = adv_log_p.scatter(1, y.unsqueeze(1), -torch.inf).argmax(dim=1, keepdim=True)
     # log(1 - p) from the other probabilities, which is finite where p rounds to 1
     complement = adv_log_p.scatter(1, other, -torch.inf).logsumexp(dim=1)

@@ -67,4 +67,4 @@ def trades_loss(
     check_number("alpha", alpha)
     attack = PGD(eps=eps, alpha=alpha, steps=steps, start="gaussian", loss="kl", all_steps=True)
     log_p, adv_log_p = log_probabilities(model, x, y, x_adv, attack, input_space, seed)
-    return nll_loss(log_p, y) + weight * kl_div(adv_log_p, log_p, reduction="batchmean", log_target=True)
+    return nll_loss(log_p, y.long()) + weight * kl_div(adv_log_p, log_p, reduction="batchmean", log_target=True)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist
 
+from lightning_robustness.functional import robustness_difference_index, roby
 from lightning_robustness.functional._class_statistics import (
     _quota,
     add_samples,
@@ -62,6 +63,15 @@ def test_many_samples_in_float32_keep_float64_accuracy():
     features = torch.randn(20_000, 3) + 1000
     statistics = class_statistics(features, torch.zeros(len(features), dtype=torch.long), 2.0)
     torch.testing.assert_close(statistics.centers[0], features.double().mean(0), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_labels_of_any_integers(dtype):
+    features, preds = torch.randn(6, 2), torch.tensor([0, 3, 3, 0, 1, 1])
+    for function in (robustness_difference_index, roby):
+        expected = function(features, preds, return_components=True)
+        found = function(features, preds.to(dtype), return_components=True)
+        torch.testing.assert_close(tuple(found), tuple(expected), equal_nan=True)
 
 
 def test_min_max():

@@ -115,6 +115,13 @@ def test_a_training_step_is_two_plain_passes_in_train_mode(digits, name, is_half
         torch.testing.assert_close(ours, theirs)
 
 
+@each_loss
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_labels_of_any_integers(batch, digits_network, name, dtype):
+    loss, (x, y) = LOSSES[name][0], batch
+    assert torch.equal(loss(digits_network, x, y.to(dtype), seed=1), loss(digits_network, x, y, seed=1))
+
+
 def test_confident_mistakes_stay_finite():
     adv_logits = torch.tensor([[-200.0, 200.0, 0.0]], requires_grad=True)
     clean = torch.tensor([[1.0, 0.0, 0.0]])
