@@ -4,7 +4,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._isolation.sandbox import full_precision
 from lightning_robustness._numbers import accumulation_dtype, at_least_float32
 from lightning_robustness._processes import rank_zero_warn
 
@@ -87,33 +86,6 @@ def _norm_gradient(difference: Tensor, r: Tensor, p: float) -> Tensor:
         return torch.zeros_like(difference).scatter(1, largest, difference.gather(1, largest).sign())
     share = difference / r.clamp(min=torch.finfo(r.dtype).tiny).unsqueeze(1)
     return share if p == 2 else share.sign() * share.abs().pow(p - 1)
-
-
-def pairwise_distances(statistics: ClassStatistics, p: float) -> Tensor:
-    """Distance of each pair of centres, in the order of ``torch.triu_indices``."""
-    centers = statistics.centers
-    if p != 2 or len(centers) <= 256:
-        return torch.pdist(centers, p=p)
-    with full_precision():
-        return _distances_by_products((centers - centers.mean(dim=0)).to(statistics.dtype))
-
-
-def _distances_by_products(centers: Tensor) -> Tensor:
-    """Compute Euclidean distances by matrix products of the upper triangle, for many centres several times faster.
-
-    In the precision of the features; products are not precise for pairs that nearly coincide.
-    """
-    near = torch.finfo(centers.dtype).eps ** 0.2 * torch.linalg.vector_norm(centers.detach(), dim=1).max()
-    pieces = []
-    for start in range(0, len(centers), 256):
-        rows, columns = centers[start : start + 256], centers[start:]
-        i, j = torch.triu_indices(len(rows), len(columns), offset=1, device=centers.device)
-        above_diagonal = i * len(columns) + j
-        distances = torch.cdist(rows, columns).take(above_diagonal)
-        if distances.numel() and distances.min() < near:
-            distances = torch.cdist(rows, columns, compute_mode="donot_use_mm_for_euclid_dist").take(above_diagonal)
-        pieces.append(distances)
-    return torch.cat(pieces)
 
 
 def min_max(values: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def test_rows_have_the_widest_precision_of_the_device_they_are_on(monkeypatch):
     assert metric.compute_components() == {"mean": (2**25 + 1) / 2, "max": 2**25, "count": 2}
     on_meta = Mean().to("meta")
     on_meta.update(torch.ones(2))
-    assert on_meta.metric_state["Mean_rows"][0].dtype == torch.float64
+    assert on_meta.metric_state["rows"][0].dtype == torch.float64
     assert accumulation_dtype(torch.device("mps")) == torch.float32
 
 
