@@ -157,13 +157,6 @@ def test_what_differs_from_the_default_is_in_the_repr():
     assert repr(PGD(eps=1, targeted=True)).endswith("schedule='constant', targeted=True)")
 
 
-def test_names_work_in_run(digits, digits_network):
-    x, y = digits[0][:20], digits[1][:20]
-    result = run_attack(digits_network, "pgd", x, y)
-    assert result.attack == PGD()
-    assert torch.equal(result.x_adv, run_attack(digits_network, PGD(), x, y).x_adv)
-
-
 def test_callables_come_back_as_they_are():
     def attack(model, x, y):
         return x

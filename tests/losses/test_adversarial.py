@@ -14,7 +14,8 @@ from lightning_robustness._isolation.draws import Draws
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
 from lightning_robustness.losses.adversarial import log_probabilities
-from tests.attacks.traces import assert_same, network_in_training, snapshot
+from tests._isolation.test_sandbox import assert_same, snapshot
+from tests.attacks.cases import network_in_training
 
 
 def trades_by_hand(z, z_adv, label, weight):

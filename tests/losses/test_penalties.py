@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness import InputSpace, functional, losses
+from lightning_robustness import functional, losses
 from lightning_robustness.losses.penalties import find_training_layers, held_batch_statistics
 from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
 from tests.functional import dense
@@ -133,16 +133,6 @@ def test_half_precision_models(num_products):
     assert penalty.item() == pytest.approx(expected, rel=0.05)
 
 
-def test_values_are_in_unnormalised_units():
-    model, x = network(), torch.rand(4, 5, dtype=torch.float64)
-    space = InputSpace(mean=0.25, std=0.5)
-    expected = 4 * fisher_penalty(model, space.normalize(x))
-    for number in (None, 100):
-        torch.testing.assert_close(
-            fisher_penalty(model, space.normalize(x), input_space=space, num_products=number), expected
-        )
-
-
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("name", ["convolution", "attention", "not in forward mode"])
 def test_hinge_of_the_dense_jacobian(name, norm):
@@ -180,16 +170,6 @@ def test_zero_slopes_have_a_finite_gradient():
         assert penalty.item() == expected
         assert not model.weight.grad.any()  # zero, and not NaN
         assert model.bias.grad.tolist() == [-expected, expected]
-
-
-def test_the_margin_is_in_unnormalised_units():
-    model, x, y = nn.Linear(5, 3).double(), torch.rand(8, 5).double(), torch.arange(8) % 3
-    space = InputSpace(mean=0.25, std=0.5)
-    values = [
-        boundary_penalty(model, space.normalize(x), y, margin=margin, input_space=used)
-        for margin, used in ((0.1, space), (0.2, UNBOUNDED))
-    ]
-    torch.testing.assert_close(*values)
 
 
 # What both penalties have in common
