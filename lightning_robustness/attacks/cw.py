@@ -169,6 +169,11 @@ class MinimumNormCW(CW):
         super().__post_init__()
         check_integer("initial_steps", self.initial_steps, minimum=1)
 
+    @property
+    def passes(self) -> int:
+        """Largest number of passes with gradients; a few without follow."""
+        return self.initial_steps + self.steps * self.binary_search_steps
+
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
         goal, box = Goal(model, self.targeted, self.kappa), _Box(model, widening=_WIDENING)

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from numbers import Real
 from typing import Literal, NamedTuple
 
 import torch
@@ -122,7 +123,7 @@ def warn_if_unseparated(statistics: ClassStatistics, consequence: str) -> bool:
 
 def check_p(p: float, name: str = "p") -> None:
     """Check the order of a Minkowski distance."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
+    if isinstance(p, bool) or not isinstance(p, Real) or not p >= 1:
         raise ValueError(f"Expected argument `{name}` to be a number of at least 1, or infinity, but got {p}.")
 
 

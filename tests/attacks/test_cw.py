@@ -10,6 +10,7 @@ from torch import nn
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness.attacks import CW, DDN, MinimumNormCW, run_attack
 from lightning_robustness.attacks._steps import margin
+from lightning_robustness.attacks.attack import most_passes
 from tests.attacks.linear import linear
 from tests.references import carlini_wagner
 
@@ -117,6 +118,7 @@ def test_breaks_all_samples_and_comes_closer_than_its_start(digits, request, net
     assert torch.equal(result.success, result.eligible)
     assert result.l2[start.success].mean() < 0.98 * start.l2[start.success].mean()
     assert (result.queries[start.success] == 61).all()
+    assert most_passes(result.attack) == 55
 
 
 def test_more_weights_give_more_success_and_less_distortion(digits, robust_digits_network):
