@@ -229,7 +229,7 @@ def _largest_gradients(
     jacobian = InputJacobian(model, points, space)
     preds, classes = (labels.repeat_interleave(len(offsets), dim=0) for labels in (preds.squeeze(1), classes))
     norms = [
-        torch.linalg.vector_norm(jacobian.margin_gradient(preds, target), ord=_DUAL_ORDERS[float(p)], dim=1)
+        torch.linalg.vector_norm(jacobian.margin_gradient(preds, target), ord=_DUAL_ORDERS[p], dim=1)
         for target in classes.unbind(dim=1)
     ]
     return torch.stack(norms, dim=1).unflatten(0, (len(x), len(offsets))).amax(dim=1)

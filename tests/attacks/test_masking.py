@@ -27,10 +27,13 @@ def test_no_sign_where_nothing_is_masked(batch, request, network):
     assert names([run_attack(network, attack, *batch) for attack in attacks]) == []
 
 
-def test_rounding_hides_gradients_from_white_box_attacks(batch, digits_network):
-    def rounded(images):
-        return digits_network((images * 4).round() / 4)
+@pytest.fixture
+def rounded(digits_network):
+    """A network whose gradients are hidden by rounding."""
+    return lambda images: digits_network((images * 4).round() / 4)
 
+
+def test_rounding_hides_gradients_from_white_box_attacks(batch, rounded):
     results = [run_attack(rounded, attack, *batch) for attack in (PGD(eps=0.2), Square(eps=0.2, num_queries=100))]
     signs = masking_signs(results)
     assert [sign.name for sign in signs] == ["black_box_beats_white_box", "zero_gradients"]
@@ -200,10 +203,7 @@ def test_random_outputs(batch, digits_network):
     assert names([run_attack(noisy, PGD(eps=0.1), *batch)]) == ["random_outputs"]
 
 
-def test_batches_of_one_attack_are_taken_together(batch, digits_network):
-    def rounded(images):
-        return digits_network((images * 4).round() / 4)
-
+def test_batches_of_one_attack_are_taken_together(batch, rounded):
     attacks = PGD(eps=0.2), Square(eps=0.2, num_queries=50)
     batches = list(zip(batch[0].split(50), batch[1].split(50), strict=True))
     results = [run_attack(rounded, attack, *part, index=i) for attack in attacks for i, part in enumerate(batches)]
