@@ -189,6 +189,11 @@ def held_batch_statistics(layers: list[_BatchNorm], run: Callable[[], Any]) -> I
     def normalize(layer: _BatchNorm, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         x = args[0]
         if is_recording:
+            if x.numel() == x.shape[1]:  # torch refuses it in training, too: there is no variance
+                raise ValueError(
+                    "Expected at least two values per channel for a BatchNorm in train mode, which normalises by the "
+                    f"statistics of the batch, but got inputs of shape {tuple(x.shape)}. Pass more samples."
+                )
             statistics.append(torch.var_mean(x, dim=[0, *range(2, x.ndim)], correction=0))
             variance, mean = statistics[-1]
         else:

@@ -213,6 +213,17 @@ def test_weights_before_a_normalisation_have_no_scale(penalty):
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
+def test_a_batch_of_one_has_no_statistics(penalty):
+    model, x = normalised_network(), inputs(2)
+    with pytest.raises(ValueError, match=r"two values per channel .*\(1, 6\).*more samples"):
+        PENALTIES[penalty](model, x[:1])
+    PENALTIES[penalty](model, x)
+    PENALTIES[penalty](model.eval(), x[:1])
+    images = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    PENALTIES[penalty](images, torch.rand(1, 1, 3, 3))  # each position counts
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
 def test_only_gradients_are_left(penalty):
     model, x = trained_once(), torch.randn(6, 4)
     before = snapshot(model)
