@@ -126,7 +126,7 @@ def broken(number, *ranges):
 
 
 def test_white_box_that_misses_four_points():
-    """Although the black box breaks fewer samples in all."""
+    """Although the black box breaks fewer samples in total."""
     white, black = broken(500, (0, 100)), broken(500, (40, 120))
     signs = masking_signs([result_of(PGD(), white), result_of(Square(), black)])
     assert [sign.name for sign in signs] == ["black_box_beats_white_box"]

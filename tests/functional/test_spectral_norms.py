@@ -138,7 +138,7 @@ def test_max_pooling_counts_overlapping_windows(layer, windows):
 def test_max_pooling_in_two_dimensions():
     assert spectral_norm(nn.MaxPool2d(3, stride=2, padding=1), (1, 8, 8)).value == 2
     assert spectral_norm(nn.MaxPool2d((3, 2), stride=(1, 2)), (1, 8, 8)).value == pytest.approx(math.sqrt(3))
-    assert spectral_norm(nn.MaxPool2d(8, stride=1), (1, 8, 8)).value == 1  # there is but one window
+    assert spectral_norm(nn.MaxPool2d(8, stride=1), (1, 8, 8)).value == 1  # there is only one window
 
 
 @pytest.mark.parametrize("layer", [nn.Softmax(dim=1), nn.Softmin(dim=1), nn.LogSoftmax(dim=1)])
