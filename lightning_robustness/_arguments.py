@@ -202,6 +202,12 @@ def check_number(
     return float(value)
 
 
+def check_share(name: str, value: Any) -> None:
+    """Check that an argument is a number between 0 and 1, neither of which it may be."""
+    if not is_number(value) or not 0 < value < 1:
+        raise ValueError(f"Expected argument `{name}` to be a number between 0 and 1, exclusive, but got {value!r}.")
+
+
 def check_option(name: str, value: Any, options: Any) -> None:
     """Check that an argument is one of the values of a ``Literal``."""
     allowed = get_args(options)

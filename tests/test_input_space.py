@@ -65,11 +65,6 @@ def test_none_is_the_default_space():
     assert check_input_space(CIFAR) is CIFAR
 
 
-def test_no_bounds():
-    InputSpace(low=None, high=None).check(torch.randn(100, 3) * 1e6)
-    InputSpace(low=0, high=None).check(torch.rand(100, 3) * 1e6)
-
-
 @pytest.mark.parametrize(
     ("space", "x", "match"),
     [
@@ -141,7 +136,8 @@ def test_without_a_range_nothing_is_clipped():
         (InputSpace(mean=0.5, std=0.25), -2.0, 2.0, True),
         (InputSpace(mean=0.5, std=0.25), -2.0, 2.1, False),
         (InputSpace(low=None), -100.0, 1.0, True),
-        (InputSpace(low=None, high=None), -100.0, 100.0, True),
+        (InputSpace(high=None), 0.0, 1e6, True),
+        (InputSpace(low=None, high=None), -1e6, 1e6, True),
         (InputSpace(low=None, high=None), -torch.inf, 0.0, False),
         (InputSpace(low=None, high=None), torch.nan, 0.0, False),
     ],

@@ -306,7 +306,7 @@ def _without_nonfinite(
         finite = value.nan_to_num(0.0, 0.0, 0.0)
         if not slope or outer[0] is None or outer[0].shape != value.shape:
             return finite
-        return torch.where(value.isinf(), slope * value.sign() * outer[0].abs(), finite)
+        return torch.where(value.isinf(), slope * value.sign() * outer[0].abs(), finite).to(value.dtype)
 
     return tuple(None if value is None else mend(value) for value in gradients)
 

@@ -89,7 +89,9 @@ def most_passes(attack: Callable[..., Any]) -> int:
     members = getattr(attack, "attacks", None)
     if isinstance(members, tuple):
         return sum(most_passes(member) for member in members)
-    numbers = [getattr(attack, name, None) for name in ("passes", "num_queries", "steps")]
+    if isinstance(passes := getattr(attack, "passes", None), int):
+        return passes
+    numbers = [getattr(attack, name, None) for name in ("num_queries", "steps")]
     number = next((number for number in numbers if isinstance(number, int)), 0)
     restarts = getattr(attack, "num_restarts", getattr(attack, "binary_search_steps", 1))
     return number * (restarts if isinstance(restarts, int) else 1)

@@ -83,14 +83,14 @@ class CW(Attack):
         return Perturbation(found.x_adv, found.queries)
 
     def _search_weights(
-        self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, first: Closest, goes_on: bool = False
+        self, goal: Goal, box: "_Box", x: Tensor, y: Tensor, first: Closest, from_closest: bool = False
     ) -> Closest:
-        """Minimise for one weight after the other, each from the first images or, going on, from the closest so far."""
+        """Minimise for one weight after the other, each from the first images or from the closest so far."""
         found = first
         c = torch.full_like(found.distance, self.c)
         failed, succeeded = torch.zeros_like(c), torch.full_like(c, torch.inf)
         for _ in range(self.binary_search_steps):
-            closest, distance = self._descend(goal, box, x, y, c, found if goes_on else first)
+            closest, distance = self._descend(goal, box, x, y, c, found if from_closest else first)
             closer = distance < found.distance
             found = found._replace(
                 x_adv=torch.where(as_column(closer, x), closest, found.x_adv),
@@ -169,11 +169,16 @@ class MinimumNormCW(CW):
         super().__post_init__()
         check_integer("initial_steps", self.initial_steps, minimum=1)
 
+    @property
+    def passes(self) -> int:
+        """Largest number of passes with gradients; a few without follow."""
+        return self.initial_steps + self.steps * self.binary_search_steps
+
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
         goal, box = Goal(model, self.targeted, self.kappa), _Box(model, widening=_WIDENING)
         first, _ = search(goal, x, y, self.initial_steps, DDN.gamma)
-        found = self._search_weights(goal, box, x, y, first, goes_on=True)
+        found = self._search_weights(goal, box, x, y, first, from_closest=True)
         return retreat(goal, x, y, found)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_integer, check_number
+from lightning_robustness._arguments import check_integer, check_share
 from lightning_robustness.attacks._classifier import Classifier
 from lightning_robustness.attacks._steps import as_column, l2_norm, margin, margin_gradient, nonzero
 from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
@@ -66,9 +66,7 @@ class DDN(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integer("steps", self.steps, minimum=1)
-        check_number("gamma", self.gamma, exclusive=True)
-        if self.gamma >= 1:
-            raise ValueError(f"Expected argument `gamma` to be a share below 1 but got {self.gamma}.")
+        check_share("gamma", self.gamma)
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
@@ -103,7 +101,8 @@ class Goal:
             gradient = margin_gradient(logits, y)
         else:
             rivals = logits.scatter(1, y.unsqueeze(1), -torch.inf)
-            spread = nonzero(logits.amax(dim=1, keepdim=True) - logits.amin(dim=1, keepdim=True))
+            spread = logits.amax(dim=1, keepdim=True) - logits.amin(dim=1, keepdim=True)
+            spread = spread.clamp(min=sharpness * torch.finfo(spread.dtype).tiny)  # the quotient stays finite
             shares = ((rivals - rivals.amax(dim=1, keepdim=True)) * (sharpness / spread)).softmax(dim=1)
             gradient = shares.scatter(1, y.unsqueeze(1), -1.0)
         return -gradient if self.targeted else gradient

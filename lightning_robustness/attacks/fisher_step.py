@@ -6,7 +6,8 @@ from torch import Tensor
 from lightning_robustness._arguments import check_number, check_option
 from lightning_robustness.attacks._classifier import Classifier
 from lightning_robustness.attacks.attack import Attack, Norm, Perturbation
-from lightning_robustness.functional.fisher_spectral_norm import FisherMethod, FisherSettings, fisher_and_boundary
+from lightning_robustness.functional._fisher_estimators import FisherMethod, FisherSettings, check_can_hold_steps
+from lightning_robustness.functional.fisher_spectral_norm import fisher_and_boundary
 from lightning_robustness.input_space import InputSpace
 
 
@@ -62,6 +63,8 @@ class FisherStep(Attack):
 
     def perturb(self, model: Classifier, x: Tensor, y: Tensor) -> Perturbation:
         """Attack all samples of a batch, within a sandbox."""
+        if self.method == "blackbox":
+            check_can_hold_steps(model.dtype)
         settings = FisherSettings(self.method, InputSpace(model.low, model.high), direction=True)
         found = fisher_and_boundary(model, x, settings)
         direction: Any = found.direction

@@ -1,7 +1,8 @@
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_robustness._arguments import check_number
-from lightning_robustness.attacks.attack import Budget, budget_of
+from lightning_robustness.attacks.attack import budget_of
 from lightning_robustness.attacks.run_attack import AttackResult
 from lightning_robustness.input_space import InputSpace
 
@@ -69,39 +70,15 @@ class MaskingSign(NamedTuple):
     remedy: str
 
 
-@dataclass(frozen=True, eq=False)
 class _Tally:
-    """Results of one attack over all batches: its budget, and columns as ``AttackResult.columns`` has them."""
+    """Results of one attack over all batches, with columns as ``AttackResult.columns`` has them."""
 
-    attack: Any
-    budget: Budget | None
-    columns: Mapping[str, Tensor]
-
-    @property
-    def success(self) -> Tensor:
-        """Samples on which the attack succeeded."""
-        return self.columns["success"]
-
-    @property
-    def eligible(self) -> Tensor:
-        """Samples on which it could succeed."""
-        return self.columns["eligible"]
-
-    @property
-    def gradients(self) -> tuple[int, int]:
-        """Number of samples whose first gradient was zero, and of those for which the attack tells."""
-        told = self.columns["tells_gradients"] & self.eligible
-        return int((told & self.columns["zero_gradients"]).sum()), int(told.sum())
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Number of successes, and of samples that the attack could succeed on."""
-        return int(self.success.sum()), int(self.eligible.sum())
-
-    @property
-    def rate(self) -> float:
-        """Success rate."""
-        return self.counts[0] / max(self.counts[1], 1)
+    def __init__(self, attack: Any, columns: Mapping[str, Tensor], input_space: InputSpace | None) -> None:
+        self.attack, self.columns, self.budget = attack, columns, budget_of(attack, input_space)
+        self.name = str(getattr(attack, "name", getattr(attack, "__name__", type(attack).__name__)))
+        self.success, self.eligible = columns["success"], columns["eligible"]
+        self.counts = int(self.success.sum()), int(self.eligible.sum())
+        self.rate = self.counts[0] / max(self.counts[1], 1)
 
     def is_paired(self, other: "_Tally") -> bool:
         """Return whether both attacks seem to have seen the same samples, in the same order."""
@@ -114,10 +91,10 @@ class _Tally:
         only_this, only_other = int((self.success & ~other.success).sum()), int((other.success & ~self.success).sum())
         return is_more_often(only_this, only_other, self.counts[1], tolerance)
 
-    def setting(self, *left_out: str) -> tuple[Any, ...]:
+    def setting(self, *left_out: str) -> str:
         """Return all settings of the attack, a dataclass, but those that are left out."""
-        names = (field.name for field in fields(self.attack) if field.name not in left_out)
-        return (type(self.attack), *((name, getattr(self.attack, name)) for name in names))
+        names = [field.name for field in fields(self.attack) if field.name not in left_out]
+        return repr((type(self.attack), [(name, getattr(self.attack, name)) for name in names]))
 
     def has(self, **attributes: Any) -> bool:
         """Tell whether the attack has these attributes."""
@@ -166,16 +143,15 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
     if isinstance(results, AttackResult | str | Mapping) or not isinstance(results, Iterable):
         raise TypeError(f"Expected argument `results` to be a list of results of `run_attack` but got {results!r}.")
     check_number("tolerance", tolerance)
-    groups: list[tuple[Any, list[Mapping[str, Tensor]]]] = []
+    groups = defaultdict[str | int, list[AttackResult]](list)
     for result in results:
         if not isinstance(result, AttackResult):
             raise TypeError(f"Expected argument `results` to hold results of `run_attack` but got {result!r}.")
-        parts = next((own for attack, own in groups if attack is result.attack or attack == result.attack), None)
-        if parts is None:
-            groups.append((result.attack, parts := []))
-        parts.append(result.columns())
-    columns = [{name: torch.cat([part[name] for part in parts]) for name in parts[0]} for _, parts in groups]
-    return find_signs([attack for attack, _ in groups], columns, None, tolerance)
+        # By what is printed: fields may be lists or tensors, which can be neither hashed nor compared
+        groups[repr(result.attack) if is_dataclass(result.attack) else id(result.attack)].append(result)
+    parts = [[result.columns() for result in own] for own in groups.values()]
+    columns = [{name: torch.cat([part[name] for part in own]) for name in own[0]} for own in parts]
+    return find_signs([own[0].attack for own in groups.values()], columns, None, tolerance)
 
 
 def find_signs(
@@ -185,9 +161,7 @@ def find_signs(
     tolerance: float = 0.01,
 ) -> list[MaskingSign]:
     """Look for signs in the columns of each attack, over all batches."""
-    tallies = [
-        _Tally(attack, budget_of(attack, input_space), own) for attack, own in zip(attacks, columns, strict=True)
-    ]
+    tallies = [_Tally(attack, own, input_space) for attack, own in zip(attacks, columns, strict=True)]
     return [
         *_black_box_beats_white_box(tallies, tolerance),
         *_zero_gradients(tallies, tolerance),
@@ -214,9 +188,9 @@ def _black_box_beats_white_box(tallies: list[_Tally], tolerance: float) -> Itera
         if is_found:
             yield MaskingSign(
                 "black_box_beats_white_box",
-                f"{_name(black)} succeeds on {black.rate:.1%}, {_name(white)} on {white.rate:.1%}{missed}.",
-                "An attack that knows the gradient should find what one that does not finds: the gradient does not "
-                "show the way, so the white-box success rate is too low.",
+                f"{black.name} succeeds on {black.rate:.1%}, {white.name} on {white.rate:.1%}{missed}.",
+                "A gradient attack should find whatever a black-box attack finds. Here it does not: the gradients "
+                "mislead, and the white-box success rate is too low.",
                 "Take the success rate of both together (`worst`); use loss='margin', more steps and restarts, and "
                 "look for operations without a useful gradient, such as rounding or saturated activations.",
             )
@@ -224,12 +198,12 @@ def _black_box_beats_white_box(tallies: list[_Tally], tolerance: float) -> Itera
 
 def _zero_gradients(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
     for tally in tallies:
-        number, told = tally.gradients
-        share = number / max(told, 1)
-        if is_more_than(number, told, tolerance):
+        told = tally.columns["zero_gradients"][tally.columns["tells_gradients"] & tally.eligible]
+        number = int(told.sum())
+        if is_more_than(number, len(told), tolerance):
             yield MaskingSign(
                 "zero_gradients",
-                f"{_name(tally)} finds a gradient of zero for {share:.1%} of the samples.",
+                f"{tally.name} finds a gradient of zero for {number / len(told):.1%} of the samples.",
                 "Where the gradient is zero in every coordinate, a gradient attack cannot move: confident outputs may "
                 "have underflowed, or an operation may stop gradients.",
                 "Use loss='margin', which does not saturate, a random start, and Square, which needs no gradient.",
@@ -238,7 +212,7 @@ def _zero_gradients(tallies: list[_Tally], tolerance: float) -> Iterator[Masking
 
 def _nonfinite_gradients(tallies: list[_Tally]) -> Iterator[MaskingSign]:
     for tally in tallies:
-        yield from nonfinite_sign(_name(tally), tally.columns["nonfinite_gradients"][tally.eligible])
+        yield from nonfinite_sign(tally.name, tally.columns["nonfinite_gradients"][tally.eligible])
 
 
 def nonfinite_sign(name: str, nonfinite: Tensor) -> Iterator[MaskingSign]:
@@ -263,7 +237,7 @@ def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[Ma
         if one.beats(many, tolerance):
             yield MaskingSign(
                 "one_step_beats_many",
-                f"{_name(one)} with one step succeeds on {one.rate:.1%}, {_name(many)} with {many.attack.steps} steps "
+                f"{one.name} with one step succeeds on {one.rate:.1%}, {many.name} with {many.attack.steps} steps "
                 f"on {many.rate:.1%}.",
                 "Many small steps should do at least as well as a large one: close to the input the gradient points "
                 "the wrong way, as after training against a single step.",
@@ -272,19 +246,19 @@ def _one_step_beats_many(tallies: list[_Tally], tolerance: float) -> Iterator[Ma
 
 
 def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[MaskingSign]:
-    groups: dict[tuple[Any, ...], list[tuple[float, _Tally]]] = {}
+    groups = defaultdict[str, list[tuple[float, _Tally]]](list)
     for tally in tallies:
         if tally.budget is not None and is_dataclass(tally.attack):
-            groups.setdefault(tally.setting("eps", "alpha", "options"), []).append((tally.budget.eps, tally))
+            groups[tally.setting("eps", "alpha", "options")].append((tally.budget.eps, tally))
     for group in groups.values():
         group.sort(key=lambda pair: pair[0])
         for (small_eps, small), (large_eps, large) in itertools.pairwise(group):
             if small.beats(large, tolerance) or (large_eps >= 2 * small_eps and _has_stopped(small, large)):
                 yield MaskingSign(
                     "not_rising_with_eps",
-                    f"{_name(small)} succeeds on {small.rate:.1%} with eps={small_eps:g} and on "
+                    f"{small.name} succeeds on {small.rate:.1%} with eps={small_eps:g} and on "
                     f"{large.rate:.1%} with eps={large_eps:g}.",
-                    "What a small budget breaks, a larger one can break too: the attack does not find what is there.",
+                    "What a small budget breaks, a larger one breaks too: the attack misses images that exist.",
                     "Let alpha grow with eps, or leave it out; use more steps and restarts, and add Square.",
                 )
 
@@ -314,8 +288,3 @@ def _outputs(tallies: list[_Tally]) -> Iterator[MaskingSign]:
             "change without any attack.",
             "Take the randomness out, or attack the mean of several forward passes.",
         )
-
-
-def _name(tally: _Tally) -> str:
-    default = getattr(tally.attack, "__name__", type(tally.attack).__name__)
-    return str(getattr(tally.attack, "name", default))

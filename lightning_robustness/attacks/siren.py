@@ -75,6 +75,11 @@ class SirenAttack(Attack):
                 raise ValueError(f"Expected argument `{name}` to be two non-negative numbers but got {value!r}.")
 
     @property
+    def passes(self) -> int:
+        """Largest number of passes."""
+        return self.steps * self.num_particles + self.gradient_steps
+
+    @property
     def white_box(self) -> bool:
         """Return whether the attack uses gradients."""
         return self.gradient_steps > 0

@@ -66,9 +66,7 @@ class Square(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("eps", self.eps)
-        check_number("p", self.p, exclusive=True)
-        if self.p > 1:
-            raise ValueError(f"Expected argument `p` to be a share of at most 1 but got {self.p}.")
+        check_number("p", self.p, exclusive=True, maximum=1.0)
         check_integer("num_queries", self.num_queries, minimum=1)
         check_option("norm", self.norm, Norm)
         check_option("loss", self.loss, Loss)

@@ -17,7 +17,7 @@ from lightning_robustness._model.access import Access, as_classes, compute_logit
 from lightning_robustness._model.batch import Batch, require_labels
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.losses import boundary_penalty, fisher_penalty, rdi_loss
-from lightning_robustness.losses.fisher_penalty import FisherKind
+from lightning_robustness.losses.penalties import FisherKind
 
 
 class AttackFreeRegularization(TrainingStepCallback):

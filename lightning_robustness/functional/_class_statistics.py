@@ -1,10 +1,10 @@
 from collections.abc import Iterator
+from numbers import Real
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_robustness._isolation.sandbox import full_precision
 from lightning_robustness._numbers import accumulation_dtype, at_least_float32
 from lightning_robustness._processes import rank_zero_warn
 
@@ -34,7 +34,7 @@ class ClassStatistics(NamedTuple):
 
 def class_statistics(features: Tensor, preds: Tensor, p: float) -> ClassStatistics:
     """Compute centres and mean distances in one pass each, in float64 regardless of the dtype of the features."""
-    classes, index, counts = preds.unique(return_inverse=True, return_counts=True)
+    classes, index, counts = preds.long().unique(return_inverse=True, return_counts=True)
     centers = sum_by_class(features, index, len(classes)) / counts.unsqueeze(1)
     distances = sum_distances_by_class(features, index, centers, p) / counts
     return ClassStatistics(classes, counts, centers, distances, at_least_float32(features.dtype))
@@ -89,33 +89,6 @@ def _norm_gradient(difference: Tensor, r: Tensor, p: float) -> Tensor:
     return share if p == 2 else share.sign() * share.abs().pow(p - 1)
 
 
-def pairwise_distances(statistics: ClassStatistics, p: float) -> Tensor:
-    """Distance of each pair of centres, in the order of ``torch.triu_indices``."""
-    centers = statistics.centers
-    if p != 2 or len(centers) <= 256:
-        return torch.pdist(centers, p=p)
-    with full_precision():
-        return _distances_by_products((centers - centers.mean(dim=0)).to(statistics.dtype))
-
-
-def _distances_by_products(centers: Tensor) -> Tensor:
-    """Compute Euclidean distances by matrix products of the upper triangle, for many centres several times faster.
-
-    In the precision of the features; products are not precise for pairs that nearly coincide.
-    """
-    near = torch.finfo(centers.dtype).eps ** 0.2 * torch.linalg.vector_norm(centers.detach(), dim=1).max()
-    pieces = []
-    for start in range(0, len(centers), 256):
-        rows, columns = centers[start : start + 256], centers[start:]
-        i, j = torch.triu_indices(len(rows), len(columns), offset=1, device=centers.device)
-        above_diagonal = i * len(columns) + j
-        distances = torch.cdist(rows, columns).take(above_diagonal)
-        if distances.numel() and distances.min() < near:
-            distances = torch.cdist(rows, columns, compute_mode="donot_use_mm_for_euclid_dist").take(above_diagonal)
-        pieces.append(distances)
-    return torch.cat(pieces)
-
-
 def min_max(values: Tensor) -> Tensor:
     """Map values to [0, 1]; to 0 where they are all equal, since then there is no scale."""
     if values.numel() == 0:
@@ -150,7 +123,7 @@ def warn_if_unseparated(statistics: ClassStatistics, consequence: str) -> bool:
 
 def check_p(p: float, name: str = "p") -> None:
     """Check the order of a Minkowski distance."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not p >= 1:
+    if isinstance(p, bool) or not isinstance(p, Real) or not p >= 1:
         raise ValueError(f"Expected argument `{name}` to be a number of at least 1, or infinity, but got {p}.")
 
 

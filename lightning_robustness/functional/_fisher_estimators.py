@@ -257,13 +257,24 @@ ESTIMATORS: dict[str, Callable[[InputJacobian, FisherSettings], FisherComponents
 }
 
 
+def check_can_hold_steps(dtype: torch.dtype) -> None:
+    """Check that rounding does not swallow the steps of the central differences."""
+    if torch.finfo(dtype).bits < 32:
+        raise ValueError(
+            f"Expected a model and inputs in at least float32 for method='blackbox', whose steps of {_STEP_SIZE} get "
+            f"lost in {dtype}. Convert both by `float()`, or choose another method."
+        )
+
+
 @torch.no_grad()
 def blackbox(model: Callable[..., Any], x: Tensor, space: InputSpace, settings: FisherSettings) -> FisherComponents:
     """Take central differences of log p along random unit vectors v, the same ones for all samples."""
+    check_can_hold_steps(x.dtype)
 
     def log_p(perturbation: Tensor | float) -> Tensor:
         logits = compute_logits(model, x + perturbation / space.scale(x))
         check_finite(logits)
+        check_can_hold_steps(logits.dtype)
         return logits.to(accumulation_dtype(logits.device)).log_softmax(dim=1)
 
     p = log_p(0.0).exp()

@@ -27,8 +27,6 @@ def image_quality(x_adv: Tensor, x: Tensor, input_space: InputSpace | None = Non
     odd size that fits. Non-image inputs, and images with a side below 3, have none; inputs without a bounded range have
     neither it nor PSNR.
     """
-    if x_adv.shape != x.shape:
-        raise ValueError(f"Expected `x_adv` to have the shape of `x`, {tuple(x.shape)}, but got {tuple(x_adv.shape)}.")
     space = check_input_space(input_space)
     # Structural similarity is a ratio of small differences, which a GPU's fast single precision would round away
     dtype = accumulation_dtype(x.device)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_flag, check_integer_tensor, check_labels, check_tensor, is_number
+from lightning_robustness._arguments import check_flag, check_integer_tensor, check_labels, check_share, check_tensor
 
 
 class AttackSuccessComponents(NamedTuple):
@@ -68,11 +68,6 @@ def success_rates(
 ) -> AttackSuccessComponents:
     """Compute the components of :func:`attack_success_rate`."""
     return _attack_success_rate_compute(*_attack_success_rate_update(preds, adv_preds, target, distortion), confidence)
-
-
-def _check_confidence(confidence: float) -> None:
-    if not is_number(confidence) or not 0 < confidence < 1:
-        raise ValueError(f"Expected argument `confidence` to be between 0 and 1 but got {confidence!r}.")
 
 
 def wilson_interval(successes: Tensor, trials: Tensor, confidence: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -140,6 +135,6 @@ def attack_success_rate(
 
     """
     check_flag("return_components", return_components)
-    _check_confidence(confidence)
+    check_share("confidence", confidence)
     components = success_rates(preds, adv_preds, target, distortion, confidence)
     return components if return_components else components.asr

@@ -227,11 +227,9 @@ def _largest_gradients(
     if space.low is not None or space.high is not None:
         points = space.normalize(space.unnormalize(points).clamp(space.low, space.high))
     jacobian = InputJacobian(model, points, space)
-    predicted = functional.one_hot(preds.squeeze(1), jacobian.logits.shape[1])
-    largest = []
-    for target in classes.unbind(dim=1):
-        margin = predicted - functional.one_hot(target, predicted.shape[1])
-        weights = margin.to(jacobian.logits.dtype).repeat_interleave(len(offsets), dim=0)
-        norms = torch.linalg.vector_norm(jacobian.transposed_product(weights), ord=_DUAL_ORDERS[float(p)], dim=1)
-        largest.append(norms.unflatten(0, (len(x), len(offsets))).amax(dim=1))
-    return torch.stack(largest, dim=1)
+    preds, classes = (labels.repeat_interleave(len(offsets), dim=0) for labels in (preds.squeeze(1), classes))
+    norms = [
+        torch.linalg.vector_norm(jacobian.margin_gradient(preds, target), ord=_DUAL_ORDERS[p], dim=1)
+        for target in classes.unbind(dim=1)
+    ]
+    return torch.stack(norms, dim=1).unflatten(0, (len(x), len(offsets))).amax(dim=1)

@@ -63,8 +63,8 @@ def fisher_spectral_norm(
             of size K. ``"lanczos"`` takes one product with :math:`J` and one with :math:`J^T` per step, and needs few
             steps regardless of K. ``"power"`` is power iteration with the same products, the paper's Algorithm 1.
             ``"rayleigh"`` is the paper's Algorithm 2, the largest Rayleigh quotient of random vectors, a lower bound
-            that is often far too low. ``"blackbox"`` is a lower bound from forward passes alone. ``"auto"`` is exact
-            for up to 12 classes, and Lanczos above.
+            that is often far too low. ``"blackbox"`` is a lower bound from forward passes alone, of a model in
+            float32 or wider. ``"auto"`` is exact for up to 12 classes, and Lanczos above.
         input_space: Range and normalisation of the inputs, by default values in [0, 1] that are not normalised.
             Results are in un-normalised units.
         tolerance: Relative error, estimated from the residual, at which ``"lanczos"`` stops for a sample, and relative

@@ -11,7 +11,6 @@ from lightning_robustness.functional._class_statistics import (
     class_statistics,
     min_max,
     min_max_mean,
-    pairwise_distances,
     warn_if_unseparated,
 )
 
@@ -31,7 +30,7 @@ def _roby_compute(
     statistics: ClassStatistics, p: float, normalization: Normalization
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return ROBY, FSA, FSD, and the unnormalised values of the pairs of populated classes."""
-    aggregation, distances = statistics.distances, pairwise_distances(statistics, p)
+    aggregation, distances = statistics.distances, torch.pdist(statistics.centers, p=p)
     fsa = 1 - min_max(aggregation).sum() / max(len(aggregation), 1)
     if warn_if_unseparated(statistics, "FSD is 0 and ROBY is 1 (without normalization, twice the mean distance)"):
         zero = 0 * aggregation.sum()
@@ -42,7 +41,6 @@ def _roby_compute(
         # As the RDI paper prints it: the sum over a class is normalised, then divided by the size of the class
         counts = statistics.counts
         aggregation, distances = min_max(aggregation * counts) / counts, min_max(distances)
-    aggregation = aggregation.to(distances.dtype)
     i, j = torch.triu_indices(len(aggregation), len(aggregation), offset=1, device=aggregation.device)
     pairs = aggregation.take(i) + aggregation.take(j) - distances
     return pairs.mean() if normalization == "none" else min_max_mean(pairs), fsa, fsd, pairs

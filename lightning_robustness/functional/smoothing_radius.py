@@ -4,7 +4,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_integer, check_number, check_tensor
+from lightning_robustness._arguments import check_integer, check_number, check_share, check_tensor
+from lightning_robustness._numbers import at_least_float32
 
 _MOST_DIRECTIONS = 1_000_000_000
 
@@ -50,20 +51,21 @@ def smoothing_radius(probs: Tensor, sigma: float, trace: Tensor | None = None) -
     """
     check_tensor("probs", probs)
     check_number("sigma", sigma, exclusive=True)
-    if probs.ndim != 2 or probs.shape[1] < 2 or bool(((probs < 0) | (probs > 1)).any()):
+    if probs.ndim != 2 or probs.shape[1] < 2 or not ((probs >= 0) & (probs <= 1)).all():  # NaN is neither
         raise ValueError(
-            f"Expected `probs` to be probabilities of shape (N, K) but got shape {tuple(probs.shape)}. "
-            "Pass the softmax of the logits."
+            "Expected `probs` to hold numbers from 0 to 1 of at least two classes, shape (N, K), but got "
+            f"{probs.tolist()[:1]} in shape {tuple(probs.shape)}. Pass the softmax of the logits."
         )
-    quantiles = torch.special.ndtri(probs.topk(2, dim=1).values)
+    quantiles = torch.special.ndtri(probs.to(at_least_float32(probs.dtype)).topk(2, dim=1).values)
     radius = sigma / 2 * (quantiles[:, 0] - quantiles[:, 1])
     if trace is None:
         return SmoothingRadius(radius, None)
     check_tensor("trace", trace)
-    if trace.shape != radius.shape or bool((trace < 0).any()):
-        raise ValueError(f"Expected `trace` to hold {len(radius)} non-negative values but got {tuple(trace.shape)}.")
+    if trace.shape != radius.shape or not (trace >= 0).all():
+        raise ValueError(f"Expected `trace` to hold {len(radius)} non-negative numbers but got {trace.tolist()[:8]}.")
     slopes = ((quantiles.square() / 2).exp() * math.sqrt(2 * math.pi)).sum(dim=1)
-    return SmoothingRadius(radius, sigma**2 / 4 * slopes * trace.to(radius).sqrt())
+    change = sigma**2 / 4 * slopes * trace.to(radius).sqrt()
+    return SmoothingRadius(radius, torch.where(trace == 0, 0.0, change))  # also where a slope is infinite
 
 
 def num_rayleigh_directions(num_classes: int, accuracy: float, confidence: float = 0.95) -> int:
@@ -91,9 +93,7 @@ def num_rayleigh_directions(num_classes: int, accuracy: float, confidence: float
     """
     check_integer("num_classes", num_classes, minimum=2)
     for name, value in {"accuracy": accuracy, "confidence": confidence}.items():
-        check_number(name, value, exclusive=True)
-        if value >= 1:
-            raise ValueError(f"Expected `{name}` to be between 0 and 1 but got {value!r}.")
+        check_share(name, value)
     # The angle between u and the eigenvector has a density proportional to sin^(K - 2)
     angles = torch.linspace(0, math.asin(math.sqrt(accuracy)), 100_001, dtype=torch.float64)
     area = torch.trapezoid(angles.sin() ** (num_classes - 2), angles).item()

@@ -36,9 +36,17 @@ class RobustnessMetric(Metric):
         self._components: dict[str, Tensor] = {}
 
     def _add_states(self, *settings: Any) -> None:
-        """Add the states, first what the others depend on: a MetricCollection shares states equal after a batch."""
+        """Add the states, first what the others depend on: a MetricCollection shares states equal after a batch.
+
+        Older releases of torchmetrics compare the first one alone.
+        """
         checksum = torch.tensor(zlib.crc32(repr(settings).encode()))
         self.add_state("checksum", default=checksum, dist_reduce_fx="max")
+
+    @override
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        self._computed = None  # else `compute` would return the value from before
+        super().merge_state(incoming_state)
 
     def compute_components(self) -> dict[str, Tensor]:
         """Compute the metric and return it with its parts, by name."""
@@ -73,20 +81,16 @@ class SampleMetric(RobustnessMetric):
     """Base of the metrics that measure each sample by itself: a row of values of each, which ``compute`` summarizes."""
 
     num_columns = 1
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        # Named after the class: a MetricCollection shares states of one name that are equal after a batch
-        self._state = f"{type(self).__name__}_rows"
+    rows: Any  # a list of tensors; after a sync, one tensor
 
     @override
     def _add_states(self, *settings: Any) -> None:
-        super()._add_states(*settings)  # first: older releases of torchmetrics compare the first state alone
-        self.add_state(self._state, default=[], dist_reduce_fx="cat")
+        super()._add_states(type(self).__name__, *settings)
+        self.add_state("rows", default=[], dist_reduce_fx="cat")
 
     def compute(self) -> Tensor:
         """Compute the metric over all batches."""
-        rows = self._rows()
+        rows = self._all_rows()
         parts = self._summarize(*rows.unbind(dim=1))
         self._components = {name: part.float() if part.is_floating_point() else part for name, part in parts.items()}
         self._components["count"] = torch.tensor(len(rows), device=self.device)
@@ -99,18 +103,16 @@ class SampleMetric(RobustnessMetric):
     def _add(self, *columns: Tensor) -> None:
         """Add samples, in the widest precision of the metric's device."""
         dtype = accumulation_dtype(self.device)
-        rows = torch.stack([column.to(self.device, dtype) for column in columns], dim=1)
-        getattr(self, self._state).append(rows)
+        self.rows.append(torch.stack([column.to(self.device, dtype) for column in columns], dim=1))
 
-    def _rows(self) -> Tensor:
+    def _all_rows(self) -> Tensor:
         nothing = torch.zeros(0, self.num_columns, dtype=accumulation_dtype(self.device), device=self.device)
-        rows = getattr(self, self._state)
-        return dim_zero_cat([nothing, *([rows] if isinstance(rows, Tensor) else rows)])  # a tensor after a sync
+        return dim_zero_cat([nothing, *([self.rows] if isinstance(self.rows, Tensor) else self.rows)])
 
     @override
     def _sync_dist(self, dist_sync_fn: Callable = gather_all_tensors, process_group: Any | None = None) -> None:
         # A process without samples has to gather a tensor of the same dtype as the others
-        setattr(self, self._state, [self._rows()])
+        self.rows = [self._all_rows()]
         super()._sync_dist(dist_sync_fn, process_group)
 
 
@@ -314,7 +316,6 @@ class ClassStatisticsMetric(RobustnessMetric):
     @override
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
         # `forward` hands over the running state while this one holds the batch, with its graph
-        self._computed = None  # else `merge_state` would return the value from before
         width, sketch = self._layout()[0], self._sketch() if self._has_sketch() else None
         features, preds = self.features, self.preds
         for name in self._defaults:

@@ -2,10 +2,10 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_robustness._arguments import check_share
 from lightning_robustness.functional.attack_success_rate import (
     _attack_success_rate_compute,
     _attack_success_rate_update,
-    _check_confidence,
 )
 from lightning_robustness.metrics._base import SampleMetric
 
@@ -72,7 +72,7 @@ class AttackSuccessRate(SampleMetric):
 
     def __init__(self, *, confidence: float = 0.95, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        _check_confidence(confidence)
+        check_share("confidence", confidence)
         self.confidence = confidence
         self._add_states(confidence)
 

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -5,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_robustness._arguments import check_integer, check_number, is_number
+from lightning_robustness._arguments import check_integer, check_number, check_share
 from lightning_robustness.functional.boundary_distance import (
     BoundaryNorm,
     _check_arguments,
@@ -100,10 +101,8 @@ class BoundaryDistance(SampleMetric):
         super().__init__(**kwargs)
         _check_arguments(norm, num_rivals, chunk_size)
         self.budgets = _check_budgets(budgets)
-        self.quantiles = _check_numbers("quantiles", quantiles)
-        for name, values in {"quantiles": self.quantiles, "confidence": [confidence]}.items():
-            if not all(is_number(value) and 0 <= value <= 1 for value in values):
-                raise ValueError(f"Expected argument `{name}` to be between 0 and 1 but got {values}.")
+        self.quantiles = _check_numbers("quantiles", quantiles, maximum=1.0)
+        check_share("confidence", confidence)
         self.norm: BoundaryNorm = norm
         self.confidence = confidence
         self.options: dict[str, Any] = {
@@ -132,10 +131,10 @@ class BoundaryDistance(SampleMetric):
         }
 
 
-def _check_numbers(name: str, values: Sequence[float]) -> list[float]:
+def _check_numbers(name: str, values: Sequence[float], maximum: float = math.inf) -> list[float]:
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise TypeError(f"Expected argument `{name}` to be a sequence of numbers but got {values!r}. Pass a list.")
-    return [check_number(name, value) for value in values]
+    return [check_number(name, value, maximum=maximum) for value in values]
 
 
 def _check_budgets(budgets: Sequence[float]) -> list[float]:

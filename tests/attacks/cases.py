@@ -1,5 +1,6 @@
-"""Attacks of all kinds, with small budgets and few steps."""
+"""Attacks of all kinds, with small budgets and few steps, and a network that they must leave as it was."""
 
+import copy
 import random
 
 import foolbox
@@ -52,3 +53,13 @@ FOREIGN = {
     "careless": careless,
     "failing": failing,
 }
+
+
+def network_in_training(digits_network):
+    """A network in the middle of training: gradients, a frozen parameter, a frozen batch norm, dropout."""
+    network = nn.Sequential(copy.deepcopy(digits_network), nn.Dropout(0.5)).requires_grad_(True).train()
+    network[0][1].eval()
+    network[0][0].bias.requires_grad_(False)
+    for p in network.parameters():
+        p.grad = torch.randn_like(p) if p.requires_grad else None
+    return network

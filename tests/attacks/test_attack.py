@@ -18,8 +18,8 @@ from lightning_robustness.attacks import (
 )
 from lightning_robustness.attacks.attack import budgets_of, check_budgets
 from lightning_robustness.input_space import InputSpace
-from tests.attacks.cases import BUILT_IN
-from tests.attacks.traces import assert_same, network_in_training, snapshot
+from tests._isolation.test_sandbox import assert_same, snapshot
+from tests.attacks.cases import BUILT_IN, network_in_training
 
 
 def test_an_attack_has_to_perturb():
@@ -33,7 +33,7 @@ def test_a_direct_call_is_a_run_without_a_trace(digits, digits_network, attack):
     before = snapshot(network)
     x, y = digits[0][:6], digits[1][:6]
     x_adv = attack(network, x, y, seed=1, index=2)
-    assert_same(snapshot(network), before)
+    assert_same(before, snapshot(network))
     assert torch.equal(x_adv, run_attack(network, attack, x, y, seed=1, index=2).x_adv)
 
 

@@ -151,3 +151,14 @@ def test_cross_entropy_of_a_confident_sample_does_not_underflow(dtype, confidenc
     expected = torch.tensor([[-1.0, 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))]], dtype=dtype)
     torch.testing.assert_close(loss_gradient(logits, y, "cross_entropy"), expected)
     assert loss_value(logits, y, "cross_entropy").item() == pytest.approx(-confidence + 1.3133, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_infinite_gradients_count_as_steep_in_any_precision(dtype):
+    """The square root of 0, in a model whose output attacks widen to at least single precision."""
+    x = torch.tensor([[0.0, 0.25], [0.5, 0.25]], dtype=dtype)
+    classifier = Classifier(torch.sqrt, InputSpace(), x, 1, Draws(torch.arange(2)))
+    with pytest.warns(UserWarning, match="NaN or infinite"):
+        _, gradient = classifier.gradient(classifier.unnormalize(x), torch.ones_like)
+    assert gradient[0].tolist() == [3.0, 1.0]
+    assert classifier.nonfinite.tolist() == [True, False]

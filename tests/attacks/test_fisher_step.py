@@ -49,6 +49,12 @@ def test_has_a_budget_everywhere(digits, digits_network):
     assert curve.worst[1] < curve.worst[0] < curve.clean_accuracy
 
 
+def test_black_box_steps_are_lost_in_half_precision():
+    model, x = torch.nn.Linear(2, 2).half(), torch.rand(3, 2).half()
+    with pytest.raises(ValueError, match=r"float32 for method='blackbox'.*`float\(\)`"):
+        run_attack(model, FisherStep(method="blackbox", all_steps=True), x, torch.zeros(3).long())
+
+
 def test_has_no_targets():
     with pytest.raises(ValueError, match=r"`targeted`.*FisherStep.*PGD"):
         FisherStep(targeted=True)

@@ -1,3 +1,5 @@
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from scipy import stats
@@ -25,10 +27,13 @@ def test_no_sign_where_nothing_is_masked(batch, request, network):
     assert names([run_attack(network, attack, *batch) for attack in attacks]) == []
 
 
-def test_rounding_hides_gradients_from_white_box_attacks(batch, digits_network):
-    def rounded(images):
-        return digits_network((images * 4).round() / 4)
+@pytest.fixture
+def rounded(digits_network):
+    """A network whose gradients are hidden by rounding."""
+    return lambda images: digits_network((images * 4).round() / 4)
 
+
+def test_rounding_hides_gradients_from_white_box_attacks(batch, rounded):
     results = [run_attack(rounded, attack, *batch) for attack in (PGD(eps=0.2), Square(eps=0.2, num_queries=100))]
     signs = masking_signs(results)
     assert [sign.name for sign in signs] == ["black_box_beats_white_box", "zero_gradients"]
@@ -121,7 +126,7 @@ def broken(number, *ranges):
 
 
 def test_white_box_that_misses_four_points():
-    """Although the black box breaks fewer samples in all."""
+    """Although the black box breaks fewer samples in total."""
     white, black = broken(500, (0, 100)), broken(500, (40, 120))
     signs = masking_signs([result_of(PGD(), white), result_of(Square(), black)])
     assert [sign.name for sign in signs] == ["black_box_beats_white_box"]
@@ -198,15 +203,34 @@ def test_random_outputs(batch, digits_network):
     assert names([run_attack(noisy, PGD(eps=0.1), *batch)]) == ["random_outputs"]
 
 
-def test_batches_of_one_attack_are_taken_together(batch, digits_network):
-    def rounded(images):
-        return digits_network((images * 4).round() / 4)
-
+def test_batches_of_one_attack_are_taken_together(batch, rounded):
     attacks = PGD(eps=0.2), Square(eps=0.2, num_queries=50)
     batches = list(zip(batch[0].split(50), batch[1].split(50), strict=True))
     results = [run_attack(rounded, attack, *part, index=i) for attack in attacks for i, part in enumerate(batches)]
     assert names(results) == ["black_box_beats_white_box", "zero_gradients"]
     assert names(results, tolerance=1.0) == []
+
+
+@dataclass
+class Shift:
+    """An attack of a user, whose fields can be neither hashed nor, by a single comparison, compared."""
+
+    eps: float
+    direction: torch.Tensor
+    norm: str = "linf"
+
+    def __call__(self, model, x, y):
+        return x + self.eps * self.direction
+
+
+def test_attacks_with_any_fields():
+    """Equal ones are taken together, and budgets of one kind compared."""
+    attacks = [Shift(eps, torch.tensor(direction)) for eps in (0.1, 0.2) for direction in ([1.0, 0.0], [1.0, 1.0])]
+    few, many = broken(50), broken(50, (0, 30))
+    halves = [result_of(replace(attack), few) for attack in attacks[:2] for _ in range(2)]
+    assert names([*halves, *(result_of(attack, many) for attack in attacks)]) == []
+    fewer = [result_of(replace(attacks[number]), success) for number, success in ((0, many), (2, few), (2, few))]
+    assert names([*fewer, result_of(attacks[0], many)]) == ["not_rising_with_eps"]
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.01, 0.3, 0.5, 1.0])

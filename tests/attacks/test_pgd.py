@@ -47,15 +47,6 @@ def wide(network):
     return copy.deepcopy(network).double()
 
 
-@pytest.mark.usefixtures("torch_draws")
-@pytest.mark.parametrize("steps", [1, 2, 10])
-def test_each_step_is_that_of_torchattacks(digits, digits_network, steps):
-    network, x, y = wide(digits_network), digits[0][:64].double(), digits[1][:64]
-    expected = reference(network, x, y, "PGD", eps=0.2, alpha=0.03, steps=steps)
-    result = run_attack(network, PGD(eps=0.2, alpha=0.03, steps=steps, all_steps=True), x, y)
-    torch.testing.assert_close(result.x_adv, expected, atol=2e-6, rtol=0)
-
-
 REFERENCES = {"fgsm": "FGSM", "bim": "BIM", "mifgsm": "MIFGSM", "rfgsm": "RFGSM", "pgd": "PGD"}
 
 

@@ -1,5 +1,5 @@
 import pickle
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -21,38 +21,31 @@ from lightning_robustness.attacks import (
 from lightning_robustness.attacks.registry import ATTACK_NAMES
 from tests.attacks.linear import closest_boundary, random_linear
 
-STEPS = {
-    "mnist": {"eps": 0.3, "alpha": 0.01, "steps": 40},
-    "cifar10": {"eps": 0.1, "alpha": 0.0025, "steps": 10},
-    "cifar100": {"eps": 0.01, "alpha": 0.001, "steps": 10},
-    "fisher": {"eps": 8 / 255, "alpha": 2 / 255, "steps": 20},
+# Budget, step size and steps of gradient attacks, steps and weight of C&W, queries of Square
+PRESETS = {
+    "mnist": (0.3, 0.01, 40, 50, 1.0, 5000),
+    "cifar10": (0.1, 0.0025, 10, 10, 0.5, 200),
+    "cifar100": (0.01, 0.001, 10, 10, 0.1, 200),
+    "fisher": (8 / 255, 2 / 255, 20, 20, 1.0, 5000),
 }
 KINDS = (CW, DDN, PGD, MinimumNormCW, Cascade, FisherStep, SirenAttack, Square, TorchattacksAdapter)
 
 
-@pytest.mark.parametrize("preset", STEPS)
-def test_presets_of_gradient_attacks(preset):
-    settings = STEPS[preset]
-    assert get_attack("pgd", preset=preset) == PGD(**settings)
-    assert get_attack("rfgsm", preset=preset) == PGD(**settings, start="sign")
-    assert get_attack("bim", preset=preset) == PGD(**settings, start="clean")
-    assert get_attack("mifgsm", preset=preset) == PGD(**settings, start="clean", momentum=1.0)
-    assert get_attack("fgsm", preset=preset) == PGD(eps=settings["eps"], steps=1, start="clean")
-    assert get_attack("pgd_l2", preset=preset) == PGD(eps=1.0, steps=settings["steps"], norm="l2")
-
-
-@pytest.mark.parametrize(
-    ("preset", "cw", "square"),
-    [
-        ("mnist", CW(steps=50, lr=0.01, c=1.0), Square(num_queries=5000, eps=0.3, as_published=True)),
-        ("cifar10", CW(steps=10, lr=0.01, c=0.5), Square(num_queries=200, eps=0.1, as_published=True)),
-        ("cifar100", CW(steps=10, lr=0.01, c=0.1), Square(num_queries=200, eps=0.01, as_published=True)),
-        ("fisher", CW(steps=20, lr=0.01, c=1.0), Square(num_queries=5000, eps=8 / 255, as_published=True)),
-    ],
-)
-def test_presets_of_cw_and_square(preset, cw, square):
-    assert get_attack("cw", preset=preset) == cw
-    assert get_attack("square", preset=preset) == square
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets(preset):
+    eps, alpha, steps, cw_steps, c, num_queries = PRESETS[preset]
+    pgd = PGD(eps=eps, alpha=alpha, steps=steps)
+    expected = {
+        "pgd": pgd,
+        "rfgsm": replace(pgd, start="sign"),
+        "bim": replace(pgd, start="clean"),
+        "mifgsm": replace(pgd, start="clean", momentum=1.0),
+        "fgsm": PGD(eps=eps, steps=1, start="clean"),
+        "pgd_l2": PGD(eps=1.0, steps=steps, norm="l2"),
+        "cw": CW(steps=cw_steps, lr=0.01, c=c),
+        "square": Square(eps=eps, num_queries=num_queries, as_published=True),
+    }
+    assert {name: get_attack(name, preset=preset) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -155,13 +148,6 @@ def test_attacks_are_small_frozen_picklable_and_readable(name):
 
 def test_what_differs_from_the_default_is_in_the_repr():
     assert repr(PGD(eps=1, targeted=True)).endswith("schedule='constant', targeted=True)")
-
-
-def test_names_work_in_run(digits, digits_network):
-    x, y = digits[0][:20], digits[1][:20]
-    result = run_attack(digits_network, "pgd", x, y)
-    assert result.attack == PGD()
-    assert torch.equal(result.x_adv, run_attack(digits_network, PGD(), x, y).x_adv)
 
 
 def test_callables_come_back_as_they_are():

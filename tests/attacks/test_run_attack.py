@@ -8,9 +8,9 @@ from torch import nn
 from lightning_robustness._isolation.sandbox import full_precision
 from lightning_robustness.attacks import CW, DDN, PGD, Cascade, MinimumNormCW, Square, get_attack, run_attack
 from lightning_robustness.input_space import InputSpace
-from tests.attacks.cases import BUILT_IN, FOREIGN, failing, foolbox_fgsm
+from tests._isolation.test_sandbox import assert_same, snapshot
+from tests.attacks.cases import BUILT_IN, FOREIGN, failing, foolbox_fgsm, network_in_training
 from tests.attacks.linear import linear
-from tests.attacks.traces import assert_same, network_in_training, snapshot
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_no_trace(digits, digits_network, attack, mode):
         else:
             result = run_attack(network, attack, x, y)
             assert not result.x_adv.requires_grad
-    assert_same(snapshot(network), before)
+    assert_same(before, snapshot(network))
     assert torch.equal(x, copies[0])
     assert torch.equal(y, copies[1])
 

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from lightning_robustness.attacks import PGD, SirenAttack, get_attack, run_attack
+from lightning_robustness.attacks.attack import most_passes
 from lightning_robustness.input_space import InputSpace
 
 AUDIO = InputSpace(low=-1.0, high=1.0)
@@ -92,6 +93,7 @@ def test_targeted_and_all_steps(tones, tone_network):
     )
     result = run_attack(tone_network, attack, x, target, input_space=AUDIO)
     assert (result.queries == 15 * 6 + 5).all()
+    assert most_passes(attack) == 15 * 6 + 5
     assert result.success_rate > 0.5
     assert (result.adv_preds[result.success] == target[result.success]).all()
 

@@ -35,3 +35,9 @@ def layer_norm(layer, shape):
 
 def matrix_norm(weight):
     return torch.linalg.matrix_norm(weight.double(), ord=2).item()
+
+
+def jacobian_norm(function, x):
+    """Spectral norm of the Jacobian at a single input."""
+    jacobian = torch.autograd.functional.jacobian(function, x)
+    return matrix_norm(jacobian.reshape(-1, x.numel()))

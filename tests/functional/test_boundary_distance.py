@@ -142,21 +142,9 @@ def test_zero_gradients():
     assert some.tolist() == [1.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_precision(dtype):
-    model, x = nn.Linear(6, 4), torch.rand(8, 6)
-    expected = boundary_distance(model.double(), x.double())
-    distances = boundary_distance(model.to(dtype), x.to(dtype))
-    assert distances.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    torch.testing.assert_close(distances.double(), expected, rtol=0.0, atol=1e-10 if dtype == torch.float64 else 0.02)
-
-
-def test_chunks_and_nothing():
+def test_labels_go_with_their_chunks():
     model, x, y = nn.Linear(6, 4), torch.rand(9, 6), torch.randint(4, (9,))
-    whole = boundary_distance(model, x, y)
-    torch.testing.assert_close(boundary_distance(model, x, y, chunk_size=2), whole)
-    assert boundary_distance(model, x[:0], y[:0]).shape == (0,)
-    assert boundary_distance(model, x[:0].double()).dtype == torch.float64
+    torch.testing.assert_close(boundary_distance(model, x, y, chunk_size=2), boundary_distance(model, x, y))
 
 
 @pytest.mark.parametrize(

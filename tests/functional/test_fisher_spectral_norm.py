@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lightning_robustness import InputSpace, functional
-from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
 from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED, square
 
@@ -73,43 +72,6 @@ def test_divergence_is_quadratic_to_second_order(seed):
     assert errors[1] <= 1e-2 * errors[0] + 1e-15  # third order: a tenth of the step, a thousandth of the error
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_values_are_in_unnormalised_units(method):
-    model, pixels = linear(4, 3), torch.rand(6, 3, dtype=torch.float64)
-    space = InputSpace(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.5))
-    options = {"num_directions": 30, "max_steps": 1000}
-    expected = fisher_spectral_norm(lambda x: model(space.normalize(x)), pixels, method, **options)
-    result = fisher_spectral_norm(model, space.normalize(pixels), method, input_space=space, **options)
-    torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
-    assert not torch.allclose(result, fisher_spectral_norm(model, space.normalize(pixels), method), rtol=0.1)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_chunks_and_batches_give_the_same(method):
-    model, shape = MODELS["convolution"]()
-    model, x = model.double().eval(), torch.randn(7, *shape, dtype=torch.float64)
-    whole = fisher_spectral_norm(model, x, method)
-    torch.testing.assert_close(fisher_spectral_norm(model, x, method, chunk_size=3), whole, rtol=1e-9, atol=0)
-    single = torch.cat([fisher_spectral_norm(model, sample, method) for sample in x.split(1)])
-    torch.testing.assert_close(single, whole, rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_everything_is_as_before(method):
-    network, x = trained_once(), torch.randn(6, 4)
-    before = snapshot(network)
-    reference = fisher_spectral_norm(network, x, method)
-    assert_same(before, snapshot(network))
-    with torch.no_grad():
-        assert torch.equal(fisher_spectral_norm(network, x, method), reference)
-    with torch.inference_mode():
-        assert torch.equal(fisher_spectral_norm(network, x.clone(), method), reference)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(fisher_spectral_norm(network, x, method), reference)
-    network.requires_grad_(False).eval()
-    assert torch.equal(fisher_spectral_norm(network, x, method), reference)
-
-
 @pytest.mark.gpu_like
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("margin", [30.0, 200.0])
@@ -123,14 +85,13 @@ def test_saturated_samples_stay_finite(method, margin):
     assert result[1] > 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("method", PRECISE)
-def test_half_precision_models(dtype, method):
-    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(5, 6)
-    expected = fisher_spectral_norm(model, x, method)
-    result = fisher_spectral_norm(model.to(dtype), x.to(dtype), method)
-    assert result.dtype == torch.float32
-    torch.testing.assert_close(result, expected, rtol=0.05, atol=0.01)
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16)])
+def test_half_precision_cannot_hold_the_steps_of_differences(dtypes):
+    of_model, of_inputs = dtypes
+    model = nn.Linear(6, 4).to(of_model)
+    with pytest.raises(ValueError, match=r"float32 for method='blackbox'.*`float\(\)`"):
+        fisher_spectral_norm(lambda x: model(x.to(of_model)), torch.rand(5, 6).to(of_inputs), "blackbox")
+    assert fisher_spectral_norm(model.float(), torch.rand(5, 6), "blackbox").all()
 
 
 def test_memory_is_bounded_by_chunks():

@@ -48,12 +48,10 @@ def test_a_model_without_a_graph():
         InputJacobian(lambda x: x.detach(), torch.randn(2, 6), UNBOUNDED)
 
 
-def test_logits_that_are_not_finite():
+def test_logits_that_are_not_finite_in_training():
     x = torch.tensor([[1.0, 1.0], [-1.0, 1.0]])
-    with pytest.raises(ValueError, match="1 of 2 samples have NaN"):
-        InputJacobian(lambda x: x.log(), x, UNBOUNDED)
-    training = InputJacobian(lambda x: x.log(), x, UNBOUNDED, create_graph=True)  # the loss becomes NaN, as any other
-    assert training.logits.isnan().any()
+    jacobian = InputJacobian(lambda x: x.log(), x, UNBOUNDED, create_graph=True)  # the loss becomes NaN, as any other
+    assert jacobian.logits.isnan().any()
 
 
 def test_rows_are_computed_once():
@@ -100,10 +98,8 @@ def test_graphs_of_rows_and_products(name):
     assert not InputJacobian(model, x, UNBOUNDED).rows().requires_grad
 
 
-def test_samples_that_are_mixed():
+def test_samples_that_are_not_mixed():
     network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval()
-    with pytest.raises(ValueError, match="BatchNorm"):
-        check_samples_are_independent(network, torch.randn(5, 4))
     check_samples_are_independent(network, torch.randn(1, 4))
     check_samples_are_independent(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval(), torch.randn(5, 4))
     check_samples_are_independent(lambda x: x.detach(), torch.randn(5, 4))

@@ -78,9 +78,9 @@ def test_gradient(normalization, p):
     assert torch.autograd.gradcheck(lambda f: roby(f, preds, p=p, normalization=normalization), features)
 
 
-def test_gradient_with_many_classes_two_of_which_coincide():
-    features = torch.randn(300, 3, dtype=torch.float64)
+def test_gradient_with_classes_that_coincide():
+    features = torch.randn(5, 3, dtype=torch.float64)
     features[1] = features[0]
     features.requires_grad_()
-    roby(features, torch.arange(300), normalization="none").backward()
+    roby(features, torch.arange(5), normalization="none").backward()
     assert features.grad.isfinite().all()

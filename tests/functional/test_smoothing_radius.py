@@ -46,6 +46,25 @@ def test_more_directions_than_anyone_draws_are_refused(num_classes):
         num_rayleigh_directions(num_classes, 0.1)
 
 
-def test_probabilities_are_checked():
+@pytest.mark.parametrize("probs", [[2.0, -1.0], [torch.nan, 0.5], [1.0]])
+def test_probabilities_are_checked(probs):
     with pytest.raises(ValueError, match="softmax"):
-        smoothing_radius(torch.tensor([[2.0, -1.0]]), 0.1)
+        smoothing_radius(torch.tensor([probs]), 0.1)
+
+
+@pytest.mark.parametrize("trace", [[-1.0], [torch.nan], [1.0, 1.0]])
+def test_traces_are_checked(trace):
+    with pytest.raises(ValueError, match=r"`trace`.* 1 non-negative"):
+        smoothing_radius(torch.tensor([[0.6, 0.4]]), 0.1, torch.tensor(trace))
+
+
+def test_half_precision_is_computed_in_single():
+    probs, trace = torch.tensor([[0.75, 0.25]]), torch.tensor([0.5])
+    for found, expected in zip(
+        smoothing_radius(probs.half(), 0.25, trace.half()), smoothing_radius(probs, 0.25, trace), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_noise_changes_nothing_where_nothing_depends_on_it():
+    assert smoothing_radius(torch.tensor([[1.0, 0.0]]), 0.1, torch.zeros(1)).change == 0  # and not NaN

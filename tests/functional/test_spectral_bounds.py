@@ -14,12 +14,6 @@ from lightning_robustness.functional import lipschitz_constant, spectral_bounds
 from tests.functional import dense
 from tests.functional.models import UNBOUNDED, Function, dense_block
 
-
-def jacobian_norm(network, x):
-    jacobian = torch.autograd.functional.jacobian(network, x)
-    return torch.linalg.matrix_norm(jacobian.reshape(-1, x.numel()), ord=2).item()
-
-
 # The bound holds
 
 
@@ -53,7 +47,7 @@ def test_is_never_below_a_jacobian(seed, width, mode, scale):
     network = convolutional_network(seed, width, mode)
     x = scale * torch.randn(2, 1, 6, 6, dtype=torch.double)
     bound = spectral_bounds(network, x).bound
-    assert bound >= jacobian_norm(network, x[:1])
+    assert bound >= dense.jacobian_norm(network, x[:1])
     assert bound / 2 >= lipschitz_constant(network, x, input_space=UNBOUNDED).max()  # softmax halves it
 
 

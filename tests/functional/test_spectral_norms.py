@@ -85,11 +85,6 @@ def test_activations_have_their_largest_derivative(activation, expected):
         assert norm.value == pytest.approx(expected)
 
 
-def jacobian_norm(function, x):
-    jacobian = torch.autograd.functional.jacobian(function, x)
-    return torch.linalg.matrix_norm(jacobian.reshape(-1, x.numel()), ord=2).item()
-
-
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize(
     "make",
@@ -109,7 +104,7 @@ def test_normalization_by_the_input_is_bounded_and_nearly_attained_near_zero(mak
     assert not norm.exact
     assert norm.value == pytest.approx((2 if affine else 1) / math.sqrt(1e-3))
     for scale in (1e-6, 1e-2, 1.0):
-        value = jacobian_norm(layer, scale * torch.randn(1, 3, 4, dtype=torch.double))
+        value = dense.jacobian_norm(layer, scale * torch.randn(1, 3, 4, dtype=torch.double))
         assert value <= norm.value * (1 + 1e-9)
         assert scale > 1e-6 or value > 0.99 * norm.value
 
@@ -143,21 +138,21 @@ def test_max_pooling_counts_overlapping_windows(layer, windows):
 def test_max_pooling_in_two_dimensions():
     assert spectral_norm(nn.MaxPool2d(3, stride=2, padding=1), (1, 8, 8)).value == 2
     assert spectral_norm(nn.MaxPool2d((3, 2), stride=(1, 2)), (1, 8, 8)).value == pytest.approx(math.sqrt(3))
-    assert spectral_norm(nn.MaxPool2d(8, stride=1), (1, 8, 8)).value == 1  # there is but one window
+    assert spectral_norm(nn.MaxPool2d(8, stride=1), (1, 8, 8)).value == 1  # there is only one window
 
 
 @pytest.mark.parametrize("layer", [nn.Softmax(dim=1), nn.Softmin(dim=1), nn.LogSoftmax(dim=1)])
 def test_softmax_is_bounded_and_the_bound_attained(layer):
     norm = spectral_norm(layer, (6,))
-    values = [jacobian_norm(layer, scale * torch.randn(1, 6, dtype=torch.double)) for scale in (0.1, 1, 10, 100)]
+    values = [dense.jacobian_norm(layer, scale * torch.randn(1, 6, dtype=torch.double)) for scale in (0.1, 1, 10, 100)]
     even = torch.tensor([[0.0, 0.0, 90.0, 90.0, 90.0, 90.0]], dtype=torch.double)
     pair = even if isinstance(layer, nn.Softmin) else -even  # two classes of probability 1/2
     assert max(values) <= norm.value * (1 + 1e-9)
     if isinstance(layer, nn.LogSoftmax):
         certain = torch.tensor([[90.0, 0, 0, 0, 0, 0]], dtype=torch.double)
-        assert jacobian_norm(layer, certain) == pytest.approx(norm.value)
+        assert dense.jacobian_norm(layer, certain) == pytest.approx(norm.value)
     else:
-        assert jacobian_norm(layer, pair) == pytest.approx(norm.value)
+        assert dense.jacobian_norm(layer, pair) == pytest.approx(norm.value)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_function_without_a_rule_is_named(function, missing):
     assert result.missing == [missing]
 
 
-def test_a_layer_without_a_rule_beside_the_way_to_the_output_does_no_harm():
+def test_a_layer_without_a_rule_that_the_output_does_not_need_does_no_harm():
     network = Function(lambda _, x: {"auxiliary": x.exp(), "logits": 2 * x})
     result = follow(network, torch.randn(1, 2))
     assert result.bound == 2

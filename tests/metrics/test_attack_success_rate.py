@@ -68,4 +68,4 @@ def test_distortion_is_checked(distortion):
     metric = AttackSuccessRate()
     with pytest.raises(ValueError, match=r"`distortion` .*\(60,\)"):
         metric.update(*data()[:3], distortion=distortion)
-    assert not metric.metric_state["AttackSuccessRate_rows"]
+    assert not metric.metric_state["rows"]

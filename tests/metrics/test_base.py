@@ -36,14 +36,6 @@ def test_components_are_those_of_all_batches():
     assert metric.compute_components() == {"mean": 3, "max": 6, "count": 3}
 
 
-def test_sums_do_not_round_in_float32():
-    metric = Mean()
-    metric.update(torch.tensor([2.0**25]))
-    for _ in range(3):
-        metric.update(torch.tensor([1.0]))
-    assert metric.compute() == (2**25 + 3) / 4
-
-
 def test_rows_have_the_widest_precision_of_the_device_they_are_on(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     metric = Mean()
@@ -51,7 +43,7 @@ def test_rows_have_the_widest_precision_of_the_device_they_are_on(monkeypatch):
     assert metric.compute_components() == {"mean": (2**25 + 1) / 2, "max": 2**25, "count": 2}
     on_meta = Mean().to("meta")
     on_meta.update(torch.ones(2))
-    assert on_meta.metric_state["Mean_rows"][0].dtype == torch.float64
+    assert on_meta.metric_state["rows"][0].dtype == torch.float64
     assert accumulation_dtype(torch.device("mps")) == torch.float32
 
 

@@ -37,6 +37,12 @@ def test_components():
     assert (parts["infinite"], parts["count"]) == (0, 32)
 
 
+@pytest.mark.parametrize(("name", "value"), [("confidence", 1.0), ("confidence", 0), ("quantiles", [0.5, 1.5])])
+def test_shares_are_checked(name, value):
+    with pytest.raises(ValueError, match=f"`{name}`.*1"):
+        BoundaryDistance(**{name: value})
+
+
 def test_zero_gradients_are_counted():
     metric = BoundaryDistance(budgets=(0.5,))
     metric.update(lambda x: torch.stack([0 * x[:, 0], (x[:, 0] - 0.5).relu()], dim=1), torch.tensor([[0.0], [1.0]]))

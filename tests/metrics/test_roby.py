@@ -25,9 +25,3 @@ def test_plot(normalization):
     _, axis = metric.plot()
     bounded = axis.get_ylim() == pytest.approx((-0.1, 1.1))  # the bounds, and a tenth of their distance
     assert bounded == (normalization == "pairs")
-
-
-@pytest.mark.parametrize("p", [1.0, 2.0, float("inf")])
-def test_without_data(p):
-    with pytest.warns(UserWarning, match="compute"):
-        assert ROBY(3, p=p).compute() == 1.0

@@ -125,15 +125,12 @@ class TorchattacksAdapter(ForeignAttack):
 
     def budgets_in(self, input_space: InputSpace) -> list[Budget | None]:
         """Return the budget in the units of a range, as the only entry."""
-        options = dict(self.options)
-        default = "L2" if "L2" in self._kind else "Linf"
-        is_name = isinstance(self.attack, str)
-        unit = self._default("eps") if is_name else getattr(self.attack, "eps", None)
-        norm = options.get("norm", default) if is_name else getattr(self.attack, "norm", default)
-        if unit is None:
+        eps = self._setting("eps")
+        if eps is None:
             return [None]
+        norm = self._setting("norm") or ("L2" if "L2" in self._kind else "Linf")
         _, width = self._range(input_space)
-        return [Budget(str(norm).lower(), options.get("eps", unit * width))]
+        return [Budget(str(norm).lower(), eps if "eps" in dict(self.options) else eps * width)]
 
     def _attack(self, model: UnitRangeModel, x: Tensor, y: Tensor) -> Tensor:
         attack = self._instance(model, x)

@@ -203,7 +203,7 @@ def test_a_class_of_another_norm_is_suggested(digits, digits_network):
 
 
 @pytest.mark.filterwarnings("ignore:The attack torchattacks_square takes")
-def test_beside_our_attacks_in_evaluate(digits, digits_network):
+def test_next_to_our_attacks_in_evaluate(digits, digits_network):
     """Keys are those of torchattacks, and rates what torchattacks itself gives."""
     x, y = digits[0][1200:1264], digits[1][1200:1264]
     names = ["torchattacks:PGD", "torchattacks:CW", get_attack("torchattacks:Square", eps=0.1, n_queries=50)]

@@ -5,12 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness import InputSpace, functional, losses
+from lightning_robustness import functional, losses
+from lightning_robustness.losses.penalties import find_training_layers, held_batch_statistics
 from tests._isolation.test_sandbox import assert_same, snapshot, trained_once
-from tests.functional.dense import information
+from tests.functional import dense
 from tests.functional.models import MODELS, UNBOUNDED
 
 fisher_penalty = partial(losses.fisher_penalty, input_space=UNBOUNDED)
+boundary_penalty = partial(losses.boundary_penalty, input_space=UNBOUNDED)
+boundary_distance = partial(functional.boundary_distance, input_space=UNBOUNDED)
 fisher_spectral_norm = partial(functional.fisher_spectral_norm, input_space=UNBOUNDED)
 
 
@@ -29,7 +32,7 @@ def inputs(number=4):
 def test_equal_to_the_dense_matrix(name, dtype):
     model, shape = MODELS[name]()
     model, x = model.to(dtype).eval(), torch.randn(5, *shape, dtype=dtype)
-    matrix = information(model, x)
+    matrix = dense.information(model, x)
     spectral, trace = fisher_penalty(model, x).double(), fisher_penalty(model, x, "trace").double()
     torch.testing.assert_close(spectral, torch.linalg.eigvalsh(matrix)[:, -1].mean(), rtol=1e-4, atol=0)
     torch.testing.assert_close(trace, matrix.diagonal(dim1=1, dim2=2).sum(dim=1).mean(), rtol=1e-4, atol=0)
@@ -62,24 +65,6 @@ def test_gradcheck_in_the_weights(kind):
 
     weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
     assert torch.autograd.gradcheck(penalty, weights)
-
-
-@pytest.mark.parametrize("kind", ["spectral", "trace"])
-@pytest.mark.parametrize("make", [network, normalised_network])
-def test_gradients_of_the_modules_own_weights(kind, make):
-    model, x = make(), inputs()
-    fisher_penalty(model, x, kind).backward()
-    step = 1e-6
-    for parameter in model.parameters():
-        flat, gradient = parameter.data.view(-1), parameter.grad.view(-1)
-        for index in range(0, len(flat), 5):
-            value = flat[index].item()
-            values = []
-            for moved in (value + step, value - step):
-                flat[index] = moved
-                values.append(fisher_penalty(model, x, kind).item())
-            flat[index] = value
-            assert gradient[index].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4, abs=1e-7)
 
 
 def test_many_steps_of_power_iteration_are_exact_and_few_a_lower_bound():
@@ -148,14 +133,43 @@ def test_half_precision_models(num_products):
     assert penalty.item() == pytest.approx(expected, rel=0.05)
 
 
-def test_values_are_in_unnormalised_units():
-    model, x = network(), torch.rand(4, 5, dtype=torch.float64)
-    space = InputSpace(mean=0.25, std=0.5)
-    expected = 4 * fisher_penalty(model, space.normalize(x))
-    for number in (None, 100):
-        torch.testing.assert_close(
-            fisher_penalty(model, space.normalize(x), input_space=space, num_products=number), expected
-        )
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", ["convolution", "attention", "not in forward mode"])
+def test_hinge_of_the_dense_jacobian(name, norm):
+    model, shape = MODELS[name]()
+    model, x = model.double().eval(), torch.randn(9, *shape).double()
+    logits, jacobian = model(x).detach(), dense.jacobian(model, x)
+    y = torch.where(torch.arange(9) % 3 == 0, 0, logits.argmax(dim=1))
+    distances = boundary_distance(model, x, y, norm)
+    margin = distances[distances > 0].median().item()
+    hinges, nearest = [], []
+    for z, J, c in zip(logits, jacobian, y.tolist(), strict=True):  # noqa: N806
+        lacking = {
+            j: margin * torch.linalg.vector_norm(J[c] - J[j], ord={"linf": 1, "l2": 2}[norm]) - (z[c] - z[j])
+            for j in z.argsort(descending=True).tolist()
+            if j != c
+        }
+        hinges.append(max(0.0, *(value.item() for value in lacking.values())))
+        nearest.append(max(0.0, next(iter(lacking.values())).item()))
+    # It asks for a distance
+    assert [hinge == pytest.approx(0, abs=1e-12) for hinge in hinges] == (distances >= margin * (1 - 1e-12)).tolist()
+    assert min(hinges) < max(hinges)
+    for num_rivals, expected in ((4, hinges), (1, nearest)):
+        penalty = boundary_penalty(model, x, y, margin=margin, norm=norm, num_rivals=num_rivals)
+        assert penalty.item() == pytest.approx(sum(expected) / 9)
+
+
+def test_zero_slopes_have_a_finite_gradient():
+    model, y = nn.Linear(2, 2), torch.zeros(3, dtype=torch.long)
+    model.weight.data.zero_()
+    for bias, expected in (([1.0, 0.0], 0.0), ([0.0, 1.0], 1.0)):
+        model.bias.data = torch.tensor(bias)
+        model.zero_grad()
+        penalty = boundary_penalty(model, torch.zeros(3, 2), y)
+        penalty.backward()
+        assert penalty.item() == expected
+        assert not model.weight.grad.any()  # zero, and not NaN
+        assert model.bias.grad.tolist() == [-expected, expected]
 
 
 # What both penalties have in common
@@ -166,10 +180,26 @@ PENALTIES = {
         f"{kind} by products": partial(fisher_penalty, kind=kind, num_products=2, seed=0)
         for kind in ("spectral", "trace")
     },
-    "boundary": lambda model, x: losses.boundary_penalty(
-        model, x, torch.arange(len(x)) % 3, margin=10.0, input_space=UNBOUNDED
+    "boundary": lambda model, x: boundary_penalty(model, x, torch.arange(len(x)) % 3, margin=10.0),
+    "boundary in l2": lambda model, x: boundary_penalty(
+        model, x, torch.arange(len(x)) % 3, margin=1.0, norm="l2", num_rivals=2
     ),
 }
+
+
+@pytest.mark.parametrize("make", [network, normalised_network])
+@pytest.mark.parametrize("penalty", ["spectral", "trace", "boundary", "boundary in l2"])
+def test_gradients_by_differences(penalty, make):
+    model, x, step = make(), inputs(8), 1e-6
+    PENALTIES[penalty](model, x).backward()
+    for weight in model.parameters():
+        direction, values = torch.randn_like(weight), []
+        for sign in (1, -1):
+            weight.data += sign * step * direction
+            values.append(PENALTIES[penalty](model, x).item())
+            weight.data -= sign * step * direction
+        expected = (values[0] - values[1]) / (2 * step)
+        assert (weight.grad * direction).sum().item() == pytest.approx(expected, rel=1e-4, abs=1e-7)
 
 
 @pytest.mark.parametrize("penalty", ["spectral", "trace", "boundary"])
@@ -180,6 +210,17 @@ def test_weights_before_a_normalisation_have_no_scale(penalty):
     weight = model[0].weight
     assert weight.grad.norm() > 1e-3
     assert (weight * weight.grad).sum().abs() < 1e-3 * weight.norm() * weight.grad.norm()
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_a_batch_of_one_has_no_statistics(penalty):
+    model, x = normalised_network(), inputs(2)
+    with pytest.raises(ValueError, match=r"two values per channel .*\(1, 6\).*more samples"):
+        PENALTIES[penalty](model, x[:1])
+    PENALTIES[penalty](model, x)
+    PENALTIES[penalty](model.eval(), x[:1])
+    images = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    PENALTIES[penalty](images, torch.rand(1, 1, 3, 3))  # each position counts
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
@@ -195,3 +236,74 @@ def test_only_gradients_are_left(penalty):
     assert model.body[0].weight.grad.any()
     assert model.head.bias.grad is None  # frozen
     assert_same({k: v for k, v in before.items() if k != "gradients"}, snapshot(model))
+
+
+# BatchNorm in train mode
+
+LAYERS = {
+    "1d": (nn.BatchNorm1d(3), (6, 3)),
+    "signals": (nn.BatchNorm1d(3), (6, 3, 5)),
+    "images": (nn.BatchNorm2d(3), (6, 3, 4, 4)),
+    "volumes": (nn.BatchNorm3d(3), (6, 3, 2, 2, 2)),
+    "without weights": (nn.BatchNorm2d(3, affine=False), (6, 3, 4, 4)),
+    "large eps": (nn.BatchNorm2d(3, eps=0.5), (6, 3, 4, 4)),
+}
+
+
+def changed(layer):
+    layer = copy.deepcopy(layer)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    return layer
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS.values(), ids=LAYERS.keys())
+def test_output_of_train_mode(layer, shape):
+    layer, x = changed(layer), 2 * torch.randn(shape) + 3
+    expected = layer.train()(x)
+    layer.eval()
+    with held_batch_statistics([layer], lambda: layer(x)):
+        torch.testing.assert_close(layer(x), expected)
+    assert not torch.allclose(layer(x), expected)  # the hook is gone
+
+
+def test_samples_are_by_themselves():
+    layer, x = changed(nn.BatchNorm1d(3)).eval(), torch.randn(6, 3)
+    moved = torch.cat([x[:1] + 1, x[1:]])
+    with held_batch_statistics([layer], lambda: layer(x)):
+        y = layer(moved)
+    with held_batch_statistics([layer], lambda: layer(x)):
+        expected = layer(x)
+    torch.testing.assert_close(y[1:], expected[1:])
+    assert not torch.allclose(y[0], expected[0])
+
+
+def test_a_layer_that_is_used_twice():
+    layer, x = changed(nn.BatchNorm1d(3)), torch.randn(6, 3)
+
+    def network(x):
+        return layer(layer(x).square())
+
+    expected = network(x)
+    layer.eval()
+    with held_batch_statistics([layer], lambda: network(x)):
+        torch.testing.assert_close(network(x), expected)
+
+
+def test_hooks_go_after_an_exception():
+    layer = nn.BatchNorm1d(3).eval()
+    with pytest.raises(ZeroDivisionError), held_batch_statistics([layer], lambda: layer(torch.randn(6, 3))):
+        raise ZeroDivisionError
+    assert not layer._forward_hooks
+
+
+def test_layers_in_train_mode_are_found():
+    network = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(), nn.BatchNorm2d(3).eval(), nn.Sequential(nn.BatchNorm3d(3)))
+    assert find_training_layers(network) == [network[0], network[3][0]]
+    assert find_training_layers(lambda x: network(x)) == [network[0], network[3][0]]
+    assert find_training_layers(network.eval()) == []
+
+
+def test_nothing_runs_without_layers():
+    with held_batch_statistics([], lambda: 1 / 0):
+        pass
