@@ -151,7 +151,8 @@ class RobustModelCheckpoint(ModelCheckpoint):
             candidates["epoch"] = torch.tensor(max(trainer.current_epoch - 1, 0))  # it is one ahead by now
             self._judge(trainer, candidates, last_value(trainer, str(self.monitor)))
         super().on_train_end(trainer, pl_module)
-        if "value" not in self._seen and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        has_judged = "value" in self._seen or self._evaluations  # here, or before the run was resumed
+        if not has_judged and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             reason = describe_missing(trainer, self, str(self.monitor))
             if "key" in self._seen:
                 reason = (
@@ -179,7 +180,10 @@ class RobustModelCheckpoint(ModelCheckpoint):
             self._guard_values[filepath] = self._guard_value
         self._guard_values = {path: self._guard_values.get(path, math.nan) for path in self.best_k_models}
         self._arrange()
+        step = self._last_global_step_saved
         super()._save_checkpoint(trainer, filepath)
+        if filepath not in self.best_k_models:  # `last.ckpt` of a trigger, whose value is yet to come
+            self._last_global_step_saved = step
 
     def _judge(self, trainer: Trainer, monitor_candidates: dict[str, Tensor], score: float | None) -> None:
         """Save a checkpoint if the epoch is a candidate and among the best."""

@@ -276,21 +276,22 @@ def test_triggers_of_lightning(tmp_path, kwargs, expected):
     assert fit(tmp_path, checkpoint, {0: 0.1, 2: 0.2, 4: 0.3}, max_epochs=5) == expected
 
 
-def test_validation_in_mid_epoch(tmp_path):
-    """Each validation of an epoch is an evaluation of its own."""
+@pytest.mark.parametrize("options", [{}, {"save_last": True}, {"save_last": True, "every_n_train_steps": 1}])
+def test_validation_in_mid_epoch(tmp_path, options):
+    """Each validation of an epoch is an evaluation of its own, also where `last.ckpt` was saved just before it."""
 
     class Twice(L.Callback):
         def __init__(self):
-            self.scores = iter([0.1, 0.5, 0.3, 0.2])
+            self.scores = iter([0.5, 0.1, 0.9, 0.2])
 
         def on_validation_epoch_end(self, trainer, pl_module):
             if not trainer.sanity_checking:
                 pl_module.log("score", next(self.scores))
 
-    checkpoint = unguarded(tmp_path, filename="{epoch}-{step}")
+    checkpoint = unguarded(tmp_path, filename="{epoch}-{step}", **options)
     trainer = make_trainer(tmp_path, Twice(), checkpoint, max_epochs=2, val_check_interval=1, enable_checkpointing=True)
     trainer.fit(Classifier(), train_loader(size=64), val_loader(size=16))
-    assert Path(checkpoint.best_model_path).name == "epoch=0-step=2.ckpt"
+    assert Path(checkpoint.best_model_path).name == "epoch=1-step=3.ckpt"
 
 
 @pytest.mark.parametrize(
@@ -306,6 +307,14 @@ def test_validation_in_mid_epoch(tmp_path):
 def test_a_run_that_keeps_nothing_gets_a_warning(tmp_path, score, options, match):
     with pytest.warns(UserWarning, match=match):
         assert fit(tmp_path, unguarded(tmp_path, **options), score, max_epochs=2) == set()
+
+
+def test_a_checkpoint_of_before_a_resume_is_not_forgotten(tmp_path, recwarn):
+    checkpoint = unguarded(tmp_path, every_n_epochs=2)
+    assert fit(tmp_path, checkpoint, [0.1, 0.2], max_epochs=2) == {1}
+    path = checkpoint.best_model_path
+    assert fit(tmp_path, unguarded(tmp_path, every_n_epochs=2), [0.1] * 3, ckpt_path=path, max_epochs=3) == {1}
+    assert not [warning for warning in recwarn if "No checkpoint was kept" in str(warning.message)]
 
 
 def test_the_summary_names_an_epoch_that_was_kept_without_an_attack(tmp_path):
