@@ -1,5 +1,4 @@
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -199,22 +198,21 @@ class RobustEarlyStopping(EarlyStopping):
 
     @override
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        *earlier, last = self._evaluations[self.monitor]
-        value = last.value
+        evaluations = self._evaluations[self.monitor]
+        last, value = evaluations[-1], evaluations[-1].value
         current = torch.full_like(current, value)  # of all processes
-        before, series = self._replay(earlier), self._replay([*earlier, last])
-        self.best_score = torch.full_like(current, before.best)
-        message = self._improvement_message(current) if series.best != before.best else None
+        # As if only those that are candidates now had ever been candidates
+        series = Streak.of(evaluations, self.mode == "max", self.min_delta, self._guard.admits)
         self.best_score, self.wait_count = torch.full_like(current, series.best), series.wait
-        threshold = self.stopping_threshold
-        divergence = self.divergence_threshold
+        threshold, divergence = self.stopping_threshold, self.divergence_threshold
         if threshold is not None and self._guard.admits(last.guard) and self.monitor_op(current, threshold):
             return self._stop("STOPPING_THRESHOLD", f"{value:.3g} is better than `stopping_threshold`")
         if divergence is not None and self.monitor_op(-current, -divergence):
             return self._stop("DIVERGENCE_THRESHOLD", f"{value:.3g} is worse than `divergence_threshold`")
         if last.counts and self._is_confirmed and series.wait >= max(self.patience, 1):
             return self._stop("PATIENCE_EXHAUSTED", f"no better than {series.best:.3g} in {series.wait} evaluations")
-        return False, message
+        has_improved = series.best == value and series.wait == 0
+        return False, f"{self.monitor} improved to {value:.3g}." if has_improved else None
 
     def _stop(self, kind: str, reason: str) -> tuple[bool, str]:
         known: Any = getattr(self, "stopping_reason", None)  # older releases have none
@@ -264,7 +262,3 @@ class RobustEarlyStopping(EarlyStopping):
         trainer.progress_bar_metrics.pop(_ON_BAR, None)
         if short:  # bars take texts too
             trainer.progress_bar_metrics[_ON_BAR] = short  # type: ignore[assignment]
-
-    def _replay(self, evaluations: Sequence[Evaluation]) -> Streak:
-        """Return the streak as if only those that are candidates now had ever been candidates."""
-        return Streak.of(evaluations, self.mode == "max", self.min_delta, self._guard.admits)

@@ -88,10 +88,9 @@ class RobustModelCheckpoint(ModelCheckpoint):
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
         default_margin = 0.0 if split_key(monitor)[1] is None else TIE_MARGIN
         self.tie_margin = default_margin if tie_margin is None else check_number("tie_margin", tie_margin)
-        self._guard_value = math.nan
         # Values of the guard by the path of the checkpoint
         self._guard_values: dict[str, float] = {}
-        # Value, and value of the guard, of every epoch that was a candidate, kept or not
+        # Value, and value of the guard, of every epoch that was a candidate, kept or not; the last is being judged
         self._evaluations: list[tuple[float, float]] = []
         self._best = -math.inf
         self._seen = set[str]()  # "key" was logged in validation, finite "value" when a checkpoint was due
@@ -172,12 +171,12 @@ class RobustModelCheckpoint(ModelCheckpoint):
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         if current is None or not 0 <= self.save_top_k <= len(self.best_k_models):
             return current is not None
-        return self._rank(current, self._guard_value) >= self._rank_of(self.kth_best_model_path)
+        return self._rank(current, self._evaluations[-1][1]) >= self._rank_of(self.kth_best_model_path)
 
     @override
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         if filepath in self.best_k_models:  # the state that is saved must have it
-            self._guard_values[filepath] = self._guard_value
+            self._guard_values[filepath] = self._evaluations[-1][1]
         self._guard_values = {path: self._guard_values.get(path, math.nan) for path in self.best_k_models}
         self._arrange()
         step = self._last_global_step_saved
@@ -190,11 +189,11 @@ class RobustModelCheckpoint(ModelCheckpoint):
         if score is None:
             return
         self._seen.add("value")
-        self._guard_value = self._guard.value(trainer)
         if self.save_top_k == 0:
             return
-        if self._guard.admits(self._guard_value):
-            self._evaluations.append((score, self._guard_value))
+        guard_value = self._guard.value(trainer)
+        if self._guard.admits(guard_value):
+            self._evaluations.append((score, guard_value))
             self._arrange()  # Lightning removes the last
             # All processes go by their mean
             self._save_monitor_checkpoint(trainer, {**monitor_candidates, str(self.monitor): torch.tensor(score)})

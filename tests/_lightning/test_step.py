@@ -39,8 +39,8 @@ LATER = {
     r"also runs 'heads.0'.* takes 4 features.* to 3\..*module.get_submodule\('heads.0'\)\(module\(x\)\)`": (
         lambda model: model.heads[0](model(X))
     ),
-    r"`forward_fn=lambda module, x: module.confidence\(module\(x\)\.relu\(\)\)`. If it does return": (
-        lambda model: model.confidence(model.body(X).relu())
+    r"`forward_fn=lambda module, x: module.confidence\(module\(x\)\)`. If it does return": (
+        lambda model: model.confidence(model(X))
     ),
     r"pass a `forward_fn=` that ends in it": lambda model: model.heads[0](model(X).tanh()),
 }
@@ -50,11 +50,6 @@ LATER = {
 def test_a_layer_that_goes_on_from_what_forward_returns(match):
     with pytest.raises(ValueError, match=match):
         compare(LATER[match])
-
-
-def test_several_passes_with_different_logits():
-    with pytest.warns(UserWarning, match="test-time augmentation.*`forward_fn=`"):
-        compare(lambda model: model(X).softmax(1) + model(X.flip(-1)).softmax(1))
 
 
 def test_a_pass_that_returns_something_else():

@@ -28,7 +28,9 @@ def fit(path, *callbacks, module=Deterministic, data=None, **kwargs):
     L.seed_everything(3, verbose=False)
     module = module()
     # In double precision, since Adam turns rounding errors of gradients that are zero into steps
-    make_trainer(path, *callbacks, max_epochs=2, precision="64-true", **kwargs).fit(module, loader() if data is None else data)
+    make_trainer(path, *callbacks, max_epochs=2, precision="64-true", **kwargs).fit(
+        module, loader() if data is None else data
+    )
     return module
 
 

@@ -87,17 +87,13 @@ FALLING = [0.9, 0.5, 0.4, 0.42, 0.41]
 LEARNING = [0.3, 0.7, 0.9, 0.91, 0.91]
 
 
-def test_untrained_epochs_are_not_kept(tmp_path):
-    assert fit(tmp_path / "none", unguarded(tmp_path / "none"), FALLING, acc=LEARNING) == {0}
-    checkpoint = guarded(tmp_path / "acc")
-    assert fit(tmp_path / "acc", checkpoint, FALLING, acc=LEARNING) == {3}
+@pytest.mark.parametrize(("mode", "acc"), [("max", LEARNING), ("min", [1 - value for value in LEARNING])])
+def test_untrained_epochs_are_not_kept(tmp_path, mode, acc):
+    assert fit(tmp_path / "none", unguarded(tmp_path / "none"), FALLING, acc=acc) == {0}
+    checkpoint = guarded(tmp_path / "acc", guard_mode=mode)
+    assert fit(tmp_path / "acc", checkpoint, FALLING, acc=acc) == {3}
     assert checkpoint.best_model_path == str(tmp_path / "acc" / "epoch=3.ckpt")
     assert checkpoint.best_model_score.item() == pytest.approx(0.42)
-
-
-def test_the_guard_may_be_a_loss(tmp_path):
-    checkpoint = guarded(tmp_path, guard_mode="min")
-    assert fit(tmp_path, checkpoint, FALLING, acc=[1 - value for value in LEARNING]) == {3}
 
 
 def test_several_checkpoints_are_judged_again(tmp_path):
@@ -389,33 +385,25 @@ def test_several_loaders_and_the_monitor(tmp_path):
 
 
 def keep_as_one_of_two(rank, path):
-    """Accuracies, and the finiteness of scores, differ: the processes have to decide alike, or wait forever."""
+    """Accuracies, and the finiteness of scores, differ: the processes have to decide alike, or wait forever.
+
+    The same with ties: on average the values are equal, and two of the accuracies.
+    """
     as_torchrun_would(rank)
     acc = [value + (0.05 if rank else -0.05) for value in LEARNING]
     score = [FALLING[0], math.nan if rank else 5.0, *FALLING[2:]]
-    checkpoint = guarded(path)
-    epochs = fit(path, checkpoint, score, acc=acc, strategy="ddp", devices=2)
-    return epochs, checkpoint.best_model_path
+    checkpoint, tied = guarded(path / "guarded"), checkpoint_of(ADV_ACC, path / "tied", save_top_k=2)
+    epochs = fit(path / "guarded", checkpoint, score, acc=acc, strategy="ddp", devices=2)
+    score, acc = ([0.5, 0.5, 0.75], [0.5, 0.75, 0.625]) if rank else ([0.5, 0.5, 0.25], [0.75, 0.75, 0.625])
+    fit(path / "tied", tied, score, acc=acc, strategy="ddp", devices=2)
+    paths = checkpoint.best_model_path, tied.best_model_path, tied.kth_best_model_path
+    return epochs, tied.best_model_score.item(), [Path(one).name for one in paths]
 
 
 def test_two_processes(tmp_path, two_processes):
     first, second = two_processes(keep_as_one_of_two, tmp_path)
-    assert first == second == ({3}, str(tmp_path / "epoch=3.ckpt"))
-
-
-def break_ties_as_one_of_two(rank, path):
-    """Neither process would decide so alone: on average the values are equal, and two of the accuracies."""
-    as_torchrun_would(rank)
-    score, acc = ([0.5, 0.5, 0.75], [0.5, 0.75, 0.625]) if rank else ([0.5, 0.5, 0.25], [0.75, 0.75, 0.625])
-    checkpoint = checkpoint_of(ADV_ACC, path, save_top_k=2)
-    fit(path, checkpoint, score, acc=acc, strategy="ddp", devices=2)
-    return checkpoint.best_model_path, checkpoint.best_model_score.item(), checkpoint.kth_best_model_path
-
-
-def test_ties_in_two_processes(tmp_path, two_processes):
-    first, second = two_processes(break_ties_as_one_of_two, tmp_path)
-    assert first == second == (str(tmp_path / "epoch=1.ckpt"), 0.5, str(tmp_path / "epoch=2.ckpt"))
-    assert kept(tmp_path) == {1, 2}
+    assert first == second == ({3}, 0.5, ["epoch=3.ckpt", "epoch=1.ckpt", "epoch=2.ckpt"])
+    assert kept(tmp_path / "tied") == {1, 2}
 
 
 def test_lightning_cli_knows_the_arguments_of_both_classes():
