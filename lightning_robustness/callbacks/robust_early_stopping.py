@@ -232,13 +232,11 @@ class RobustEarlyStopping(EarlyStopping):
         prefix, entry = split_key(self.monitor)
         if entry is None or entry.name not in attack_free_metrics():
             return None
-        key = self._confirm if self._confirm != "auto" else reference_key(trainer, prefix)
+        key = reference_key(trainer, prefix) if self._confirm == "auto" else self._confirm
         if key is None or key == self.monitor:
-            reason = "`confirm=None`" if self._confirm is None else "no attack runs"
-            reason = "`confirm` is the same value" if key is not None else reason
             rank_zero_warn(
-                f"RobustEarlyStopping goes by {self.monitor!r} alone, since {reason}. Such a value can mislead: let "
-                "RobustnessMonitor run an attack, whose robust accuracy then confirms it."
+                f"RobustEarlyStopping goes by {self.monitor!r} alone, since no robust accuracy confirms it. Such a value "
+                "can mislead: let RobustnessMonitor run an attack, and leave `confirm` out."
             )
             return None
         check_awaited(trainer, self, key)

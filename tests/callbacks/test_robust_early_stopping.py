@@ -146,19 +146,16 @@ def test_keys_that_never_come_get_a_warning(tmp_path):
         assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust") == 11
 
 
-@pytest.mark.parametrize(("max_epochs", "expected"), [(8, ["RobustEarlyStopping ended the run in epoch 2"]), (3, [])])
-def test_the_summary_tells_a_run_that_was_stopped_from_one_that_was_over(tmp_path, max_epochs, expected):
+@pytest.mark.parametrize(
+    ("max_epochs", "start", "note"),
+    [(8, 0, ["RobustEarlyStopping ended the run in epoch 2"]), (3, 0, []), (4, 2, ["patience waited until epoch 2"])],
+)
+def test_the_summary_tells_why_a_run_ended_or_waited(tmp_path, max_epochs, start, note):
     monitor = RobustnessMonitor([], fim_samples=0)
-    stopping = RobustEarlyStopping("score", "max", patience=2, guard=None, start_from_epoch=0)
-    assert epochs_trained(tmp_path, stopping, [0.5] * 8, max_epochs=max_epochs, callbacks=[monitor]) == 3
-    assert monitor.summary().notes == tuple(expected)
-
-
-def test_the_summary_keeps_the_reason_for_waiting(tmp_path):
-    monitor = RobustnessMonitor([], fim_samples=0)
-    stopping = RobustEarlyStopping("score", "max", guard=None, start_from_epoch=2)
-    epochs_trained(tmp_path, stopping, [0.5] * 4, max_epochs=4, callbacks=[monitor])
-    assert monitor.summary().notes == ("patience waited until epoch 2",)
+    stopping = unguarded(patience=2, start_from_epoch=start)
+    epochs = epochs_trained(tmp_path, stopping, [0.5] * 8, max_epochs=max_epochs, callbacks=[monitor])
+    assert epochs == min(max_epochs, 3 + start)
+    assert monitor.summary().notes == tuple(note)
 
 
 class Attacking(RobustnessMonitor):
