@@ -235,8 +235,8 @@ class RobustEarlyStopping(EarlyStopping):
         key = reference_key(trainer, prefix) if self._confirm == "auto" else self._confirm
         if key is None or key == self.monitor:
             rank_zero_warn(
-                f"RobustEarlyStopping goes by {self.monitor!r} alone, since no robust accuracy confirms it. Such a value "
-                "can mislead: let RobustnessMonitor run an attack, and leave `confirm` out."
+                f"RobustEarlyStopping goes by {self.monitor!r} alone, since no robust accuracy confirms it. Such a "
+                "value can mislead: let RobustnessMonitor run an attack, and leave `confirm` out."
             )
             return None
         check_awaited(trainer, self, key)

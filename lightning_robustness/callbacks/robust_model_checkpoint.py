@@ -175,6 +175,8 @@ class RobustModelCheckpoint(ModelCheckpoint):
 
     @override
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        if trainer.interrupted and filepath in self.best_k_models:  # one of `save_on_exception` replaces none
+            filepath = f"{filepath.removesuffix(self.FILE_EXTENSION)}-exception{self.FILE_EXTENSION}"
         if filepath in self.best_k_models:  # the state that is saved must have it
             self._guard_values[filepath] = self._evaluations[-1][1]
         self._guard_values = {path: self._guard_values.get(path, math.nan) for path in self.best_k_models}

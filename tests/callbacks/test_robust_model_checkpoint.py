@@ -1,6 +1,7 @@
 import math
 import re
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 
 import lightning as L
@@ -440,6 +441,21 @@ def test_a_trigger_before_a_resume_takes_the_value_of_the_next_validation(tmp_pa
     with pytest.raises(ZeroDivisionError):
         run(Killed())
     assert run(Classifier(), ckpt_path=tmp_path / "last.ckpt") == ("epoch=2.ckpt", pytest.approx(0.9))
+
+
+@pytest.mark.skipif("save_on_exception" not in signature(ModelCheckpoint).parameters, reason="older Lightning")
+def test_a_checkpoint_of_an_exception_replaces_no_other(tmp_path):
+    class Killed(Classifier):
+        def on_train_batch_start(self, batch, batch_idx):
+            if self.trainer.global_step == 2:
+                raise ZeroDivisionError
+
+    checkpoint = unguarded(tmp_path, filename="best", save_on_exception=True)
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, checkpoint, [0.9, 0.1, 0.1], module=Killed())
+    steps = {path.stem: torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt")}
+    assert steps == {"best": 1, "best-exception": 2}
+    assert checkpoint.best_model_path == str(tmp_path / "best.ckpt")
 
 
 def test_the_trainer_of_the_other_package_is_refused(tmp_path):
