@@ -53,7 +53,7 @@ class RobustEarlyStopping(EarlyStopping):
     Args:
         monitor: Key of the value, ``"robustness/adv_acc/worst"`` for instance.
         mode: ``"min"`` or ``"max"``, what is better; by default, for values of this package, what is more robust.
-        patience: Number of evaluations without improvement after which training stops.
+        patience: Number of evaluations without improvement after which training stops; a resumed run goes by its own.
         min_delta: What counts as an improvement.
         start_from_epoch: First epoch that counts towards patience, instead of waiting for the learning rate; 0 for all.
         confirm: Key of the robust accuracy that confirms an attack-free value; None to go by the value alone. By
@@ -154,10 +154,10 @@ class RobustEarlyStopping(EarlyStopping):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._guard.load_state_dict(state_dict["guard"])
+        super().load_state_dict({**state_dict, "patience": self.patience})  # an argument, which may have changed
+        unknown: dict[str, Any] = {} if self._guard.load_state_dict(state_dict["guard"]) else {"guard": math.nan}
         saved = state_dict["evaluations"].items()
-        self._evaluations = {key: [Evaluation(*own) for own in series] for key, series in saved}
+        self._evaluations = {key: [Evaluation(*own)._replace(**unknown) for own in series] for key, series in saved}
         self._wait.load_state_dict(state_dict["learning_rate"])
 
     @override

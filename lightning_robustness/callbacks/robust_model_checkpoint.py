@@ -122,11 +122,10 @@ class RobustModelCheckpoint(ModelCheckpoint):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._guard.load_state_dict(state_dict["guard"])
+        is_same_guard = self._guard.load_state_dict(state_dict["guard"])
         self._is_due = state_dict["is_due"]
         if not self.best_k_models:  # in another directory, Lightning starts anew
             return
-        is_same_guard = state_dict["guard"]["key"] == self._guard.key
         self._guard_values = dict(state_dict["guard_values"]) if is_same_guard else {}
         self._evaluations = [
             (value, other if is_same_guard else math.nan) for value, other in state_dict["evaluations"]

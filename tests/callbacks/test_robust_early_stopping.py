@@ -116,6 +116,24 @@ def test_a_resumed_run_stops_where_it_would_have(tmp_path, resumed_after):
     assert other.state_dict() == whole.state_dict()
 
 
+def test_a_resumed_run_goes_by_its_own_patience(tmp_path):
+    save = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    score = [1.0] + [0.5] * 9
+    assert epochs_trained(tmp_path, unguarded(patience=2), score, callbacks=[save], enable_checkpointing=True) == 3
+    assert epochs_trained(tmp_path, unguarded(patience=4), score, ckpt_path=tmp_path / "epoch=1.ckpt") == 5
+
+
+def test_values_of_another_guard_do_not_decide_after_a_resume(tmp_path):
+    save = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    score = [0.9, 0.9, 0.5, 0.6, 0.5, 0.5]
+    epochs_trained(tmp_path, guarded(), score, acc=[0.9] * 6, max_epochs=2, callbacks=[save], enable_checkpointing=True)
+    other = RobustEarlyStopping("score", "max", patience=9, guard="other")
+    callbacks = [Scripted(other=[0.4] * 6)]
+    path = tmp_path / "epoch=1.ckpt"
+    epochs_trained(tmp_path, other, score, acc=[0.9] * 6, max_epochs=6, callbacks=callbacks, ckpt_path=path)
+    assert other.best_score.item() == pytest.approx(0.6)
+
+
 def test_validate_and_test_change_nothing(tmp_path):
     stopping = guarded()
     trainer = make_trainer(tmp_path, Scripted(score=[1.0], acc=[0.5]), stopping)
