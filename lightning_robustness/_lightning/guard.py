@@ -219,6 +219,7 @@ class Guard:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> bool:
         """Go on from a checkpoint, unless it was of another key or there is no veto now; return whether keys agree."""
+        self._last = None
         is_same = bool(state_dict["key"] == self.key)
         if self.has_veto and is_same:
             self.best, self.has_improved = state_dict["best"], state_dict["has_improved"]

@@ -129,6 +129,7 @@ class RobustEarlyStopping(EarlyStopping):
         self.waiting = ""
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
         self._evaluations: dict[str, list[Evaluation]] = {}  # of the value and of the reference, by key
+        self._new = self.state_dict()
 
     @property
     def waited(self) -> str:
@@ -139,6 +140,8 @@ class RobustEarlyStopping(EarlyStopping):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
+            if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
+                self.load_state_dict(self._new)
             check_awaited(trainer, self, self.monitor)
             self._guard.check(trainer, self)
             self._reference = self._find_reference(trainer)

@@ -135,7 +135,8 @@ OWNER = RobustEarlyStopping("robustness/rdi")
 
 
 def trainer_with(*prefixes, strategy=None):
-    return SimpleNamespace(callbacks=[RobustnessMonitor(prefix=prefix) for prefix in prefixes], strategy=strategy)
+    callbacks = [RobustnessMonitor(prefix=prefix) for prefix in prefixes]
+    return SimpleNamespace(callbacks=callbacks, strategy=strategy, current_epoch=0)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,14 @@ def test_a_resumed_run_stops_where_it_would_have(tmp_path, resumed_after):
     assert other.state_dict() == whole.state_dict()
 
 
+def test_another_run_of_the_same_callback_begins_anew(tmp_path):
+    stopping = guarded(patience=3)
+    for acc in (LEARNING, [value - 0.2 for value in LEARNING]):
+        assert epochs_trained(tmp_path, stopping, FALLING, acc=acc) == 7
+        assert stopping.best_score.item() == pytest.approx(0.42)
+    assert len(stopping.state_dict()["evaluations"]["score"]) == 7
+
+
 def test_a_resumed_run_goes_by_its_own_patience(tmp_path):
     save = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     score = [1.0] + [0.5] * 9
