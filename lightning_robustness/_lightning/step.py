@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from lightning_robustness._processes import rank_zero_warn
 
 # Largest difference of logits, relative to their size: mixed precision stays below it
 _TOLERANCE = 0.05
+# Operations that may lie between the output of `forward` and the next layer, by their source text
+_BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {"": lambda z: z, ".relu()": lambda z: z.relu()}
 
 
 class _Later(NamedTuple):
@@ -83,9 +86,14 @@ class StepCheck:
         name = f"module.{later.name}"
         if any(part.isdigit() for part in later.name.split(".")):
             name = f"module.get_submodule({later.name!r})"
-        how = "a `forward_fn=` that ends in it"
-        if torch.allclose(later.entered, logits.to(later.entered)):
-            how = f"`forward_fn=lambda module, x: {name}(module(x))`"
+        forms = [
+            form for form, apply in _BETWEEN.items() if torch.allclose(later.entered, apply(logits).to(later.entered))
+        ]
+        how = (
+            f"`forward_fn=lambda module, x: {name}(module(x){forms[0]})`"
+            if forms
+            else "a `forward_fn=` that ends in it"
+        )
         return (
             f"{_also_runs(later.name, logits)}, to {later.width}. If `forward` returns an embedding, pass {how}. If it "
             "does return logits, pass `forward_fn=lambda module, x: module(x)`."

@@ -39,8 +39,8 @@ LATER = {
     r"also runs 'heads.0'.* takes 4 features.* to 3\..*module.get_submodule\('heads.0'\)\(module\(x\)\)`": (
         lambda model: model.heads[0](model(X))
     ),
-    r"`forward_fn=lambda module, x: module.confidence\(module\(x\)\)`. If it does return": (
-        lambda model: model.confidence(model(X))
+    r"`forward_fn=lambda module, x: module.confidence\(module\(x\)\.relu\(\)\)`. If it does return": (
+        lambda model: model.confidence(model.body(X).relu())
     ),
     r"pass a `forward_fn=` that ends in it": lambda model: model.heads[0](model(X).tanh()),
 }
