@@ -217,7 +217,10 @@ class Guard:
         """Return what a resumed run needs to continue."""
         return {"key": self.key, "best": self.best, "has_improved": self.has_improved}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint, unless it was guarded by another key or there is no veto any more."""
-        if self.has_veto and state_dict["key"] == self.key:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> bool:
+        """Go on from a checkpoint, unless it was of another key or there is no veto now; return whether keys agree."""
+        self._last = None
+        is_same = bool(state_dict["key"] == self.key)
+        if self.has_veto and is_same:
             self.best, self.has_improved = state_dict["best"], state_dict["has_improved"]
+        return is_same

@@ -120,8 +120,8 @@ class RunSummary:
             ("verdict", "not known, as no attack ran" if self.kept is None else self.kept.describe()),
             ("attack-free values", self._words()),
             ("gradient masking", self._masking()),
-            ("waited for, given up", "; ".join(self.notes) or "nothing"),
-            ("watching took", f"{sum(self.seconds.values()):.1f} s ({spent or 'next to nothing'})"),
+            ("notes", "; ".join(self.notes) or "none"),
+            ("monitoring overhead", f"{sum(self.seconds.values()):.1f} s{f' ({spent})' if spent else ''}"),
         ]
 
     def table(self) -> Table:

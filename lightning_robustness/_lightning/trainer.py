@@ -1,9 +1,9 @@
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils._pytree import tree_leaves
@@ -14,8 +14,6 @@ from lightning_robustness._processes import rank_zero_warn
 _SHARDED = {"FSDPStrategy", "ModelParallelStrategy"}
 # Loggers that take any key; others may reject one, as MLflow does
 _LENIENT = {"TensorBoardLogger", "CSVLogger", "WandbLogger"}
-# Default dtypes that Lightning sets within steps, by precision
-_DEFAULT_DTYPES = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 
 
 def kinds_of(thing: object) -> set[str]:
@@ -85,17 +83,15 @@ def num_training_batches(trainer: Trainer) -> int:
 def forward_of(pl_module: LightningModule, forward_fn: Callable[..., Any] | None) -> Callable[..., Any]:
     """Return the callable for logits, with the default dtype of steps, which Lightning does not set outside of them."""
     forward = pl_module if forward_fn is None else partial(forward_fn, pl_module)
-    dtype = _DEFAULT_DTYPES.get(str(pl_module.trainer.precision))
-    return forward if dtype is None else partial(_call_with_default, dtype, forward)
+    context = pl_module.trainer.precision_plugin.tensor_init_context
+    return forward if isinstance(context(), nullcontext) else partial(_call_within, context, forward)
 
 
-def _call_with_default(dtype: torch.dtype, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
+def _call_within(
+    context: Callable[[], AbstractContextManager[Any]], forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    with context():
         return forward(*args, **kwargs)
-    finally:
-        torch.set_default_dtype(before)
 
 
 def evaluation_loader(trainer: Trainer, dataloader_idx: int) -> tuple[Any, float]:

@@ -12,8 +12,13 @@ from typing_extensions import override
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._lightning.embeddings import embed, find_layer, perturbed
 from lightning_robustness._lightning.guard import check_alone
-from lightning_robustness._lightning.inner_attack import Clipping, make_inner_attacks, perturb
-from lightning_robustness._lightning.overfitting import MANY_STEPS, CatastrophicOverfitting
+from lightning_robustness._lightning.inner_attack import (
+    MANY_STEPS,
+    CatastrophicOverfitting,
+    Clipping,
+    make_inner_attacks,
+    perturb,
+)
 from lightning_robustness._lightning.settings import AdversarialLoss, AdversarialSettings, Combine
 from lightning_robustness._lightning.training_step import (
     TrainingStepCallback,

@@ -102,9 +102,9 @@ class AdversarialWeightPerturbation(TrainingStepCallback):
         self._kept = [(w, w.detach().clone()) for w, g in zip(weights, gradients, strict=True) if g is not None]
         with torch.no_grad():
             for weight, gradient in zip(weights, gradients, strict=True):
-                if gradient is not None:
-                    size = self.gamma * weight.norm() / gradient.norm().clamp(min=torch.finfo(gradient.dtype).tiny)
-                    weight.add_(gradient * size)
+                if gradient is not None:  # scaled first, since norms of tiny gradients underflow
+                    direction = gradient / gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
+                    weight.add_(self.gamma * weight.norm() * direction / direction.norm().clamp(min=1.0))
 
     def _restore(self) -> None:
         with torch.no_grad():

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ class RobustEarlyStopping(EarlyStopping):
     Args:
         monitor: Key of the value, ``"robustness/adv_acc/worst"`` for instance.
         mode: ``"min"`` or ``"max"``, what is better; by default, for values of this package, what is more robust.
-        patience: Number of evaluations without improvement after which training stops.
+        patience: Number of evaluations without improvement after which training stops; a resumed run goes by its own.
         min_delta: What counts as an improvement.
         start_from_epoch: First epoch that counts towards patience, instead of waiting for the learning rate; 0 for all.
         confirm: Key of the robust accuracy that confirms an attack-free value; None to go by the value alone. By
@@ -130,6 +129,7 @@ class RobustEarlyStopping(EarlyStopping):
         self.waiting = ""
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
         self._evaluations: dict[str, list[Evaluation]] = {}  # of the value and of the reference, by key
+        self._new = self.state_dict()
 
     @property
     def waited(self) -> str:
@@ -140,6 +140,8 @@ class RobustEarlyStopping(EarlyStopping):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
+            if trainer.current_epoch == 0:  # another run; one that is resumed gets its state after this
+                self.load_state_dict(self._new)
             check_awaited(trainer, self, self.monitor)
             self._guard.check(trainer, self)
             self._reference = self._find_reference(trainer)
@@ -155,10 +157,10 @@ class RobustEarlyStopping(EarlyStopping):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._guard.load_state_dict(state_dict["guard"])
+        super().load_state_dict({**state_dict, "patience": self.patience})  # an argument, which may have changed
+        unknown: dict[str, Any] = {} if self._guard.load_state_dict(state_dict["guard"]) else {"guard": math.nan}
         saved = state_dict["evaluations"].items()
-        self._evaluations = {key: [Evaluation(*own) for own in series] for key, series in saved}
+        self._evaluations = {key: [Evaluation(*own)._replace(**unknown) for own in series] for key, series in saved}
         self._wait.load_state_dict(state_dict["learning_rate"])
 
     @override
@@ -199,22 +201,21 @@ class RobustEarlyStopping(EarlyStopping):
 
     @override
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        *earlier, last = self._evaluations[self.monitor]
-        value = last.value
+        evaluations = self._evaluations[self.monitor]
+        last, value = evaluations[-1], evaluations[-1].value
         current = torch.full_like(current, value)  # of all processes
-        before, series = self._replay(earlier), self._replay([*earlier, last])
-        self.best_score = torch.full_like(current, before.best)
-        message = self._improvement_message(current) if series.best != before.best else None
+        # As if only those that are candidates now had ever been candidates
+        series = Streak.of(evaluations, self.mode == "max", self.min_delta, self._guard.admits)
         self.best_score, self.wait_count = torch.full_like(current, series.best), series.wait
-        threshold = self.stopping_threshold
-        divergence = self.divergence_threshold
+        threshold, divergence = self.stopping_threshold, self.divergence_threshold
         if threshold is not None and self._guard.admits(last.guard) and self.monitor_op(current, threshold):
             return self._stop("STOPPING_THRESHOLD", f"{value:.3g} is better than `stopping_threshold`")
         if divergence is not None and self.monitor_op(-current, -divergence):
             return self._stop("DIVERGENCE_THRESHOLD", f"{value:.3g} is worse than `divergence_threshold`")
         if last.counts and self._is_confirmed and series.wait >= max(self.patience, 1):
             return self._stop("PATIENCE_EXHAUSTED", f"no better than {series.best:.3g} in {series.wait} evaluations")
-        return False, message
+        has_improved = series.best == value and series.wait == 0
+        return False, f"{self.monitor} improved to {value:.3g}." if has_improved else None
 
     def _stop(self, kind: str, reason: str) -> tuple[bool, str]:
         known: Any = getattr(self, "stopping_reason", None)  # older releases have none
@@ -234,13 +235,11 @@ class RobustEarlyStopping(EarlyStopping):
         prefix, entry = split_key(self.monitor)
         if entry is None or entry.name not in attack_free_metrics():
             return None
-        key = self._confirm if self._confirm != "auto" else reference_key(trainer, prefix)
+        key = reference_key(trainer, prefix) if self._confirm == "auto" else self._confirm
         if key is None or key == self.monitor:
-            reason = "`confirm=None`" if self._confirm is None else "no attack runs"
-            reason = "`confirm` is the same value" if key is not None else reason
             rank_zero_warn(
-                f"RobustEarlyStopping goes by {self.monitor!r} alone, since {reason}. Such a value can mislead: let "
-                "RobustnessMonitor run an attack, whose robust accuracy then confirms it."
+                f"RobustEarlyStopping goes by {self.monitor!r} alone, since no robust accuracy confirms it. Such a "
+                "value can mislead: let RobustnessMonitor run an attack, and leave `confirm` out."
             )
             return None
         check_awaited(trainer, self, key)
@@ -264,7 +263,3 @@ class RobustEarlyStopping(EarlyStopping):
         trainer.progress_bar_metrics.pop(_ON_BAR, None)
         if short:  # bars take texts too
             trainer.progress_bar_metrics[_ON_BAR] = short  # type: ignore[assignment]
-
-    def _replay(self, evaluations: Sequence[Evaluation]) -> Streak:
-        """Return the streak as if only those that are candidates now had ever been candidates."""
-        return Streak.of(evaluations, self.mode == "max", self.min_delta, self._guard.admits)

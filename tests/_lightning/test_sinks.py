@@ -64,16 +64,18 @@ def table(logger):
     return params, {column: values.get(column) for column in columns}
 
 
-def final(monitor, prefix=""):
-    return {f"{prefix}robustness/{name}": monitor.history[-1][name] for name in COLUMNS}
-
-
-def test_hyperparameters_of_the_module_have_the_final_values_beside_them(tmp_path):
-    monitor, logger = fit(tmp_path, Tuned())
+@pytest.mark.parametrize(
+    ("options", "prefix", "first"),
+    [({}, "", ["hp_metric"]), ({"default_hp_metric": False}, "", []), ({"prefix": "fold1"}, "fold1-", ["hp_metric"])],
+)
+def test_hyperparameters_of_the_module_have_the_final_values_beside_them(tmp_path, options, prefix, first):
+    monitor, logger = fit(tmp_path, Tuned(), **options)
     params, values = table(logger)
+    expected = {f"{prefix}{name}": -1 for name in first}
+    expected |= {f"{prefix}robustness/{name}": monitor.history[-1][name] for name in COLUMNS}
     assert params == {"rate": 0.5, "kind": "small", "size": 7}
-    assert values == pytest.approx({"hp_metric": -1} | final(monitor))
-    assert list(values) == ["hp_metric", *final(monitor)]
+    assert values == pytest.approx(expected)
+    assert list(values) == list(expected)
 
 
 def test_a_run_without_hyperparameters(tmp_path):
@@ -84,22 +86,9 @@ def test_a_run_without_hyperparameters(tmp_path):
     monitor, logger = fit(tmp_path, Classifier(), Plain())
     params, values = table(logger)
     assert params == {"eps": 0.1, "attacks": "fgsm"}
-    assert values == pytest.approx(final(monitor))
+    assert values == pytest.approx({f"robustness/{name}": monitor.history[-1][name] for name in COLUMNS})
 
 
 def test_a_table_of_the_user_stays(tmp_path):
     _, logger = fit(tmp_path, Owner(), default_hp_metric=False)
     assert table(logger) == ({"rate": 0.5, "kind": "small"}, {"mine": 0.75})
-
-
-def test_without_the_default_column(tmp_path):
-    monitor, logger = fit(tmp_path, Tuned(), default_hp_metric=False)
-    params, values = table(logger)
-    assert params == {"rate": 0.5, "kind": "small", "size": 7}
-    assert values == pytest.approx(final(monitor))
-
-
-def test_prefix_of_the_logger(tmp_path):
-    monitor, logger = fit(tmp_path, Tuned(), prefix="fold1")
-    _, values = table(logger)
-    assert values == pytest.approx({"fold1-hp_metric": -1} | final(monitor, "fold1-"))

@@ -52,11 +52,6 @@ def test_a_layer_that_goes_on_from_what_forward_returns(match):
         compare(LATER[match])
 
 
-def test_several_passes_with_different_logits():
-    with pytest.warns(UserWarning, match="test-time augmentation.*`forward_fn=`"):
-        compare(lambda model: model(X).softmax(1) + model(X.flip(-1)).softmax(1))
-
-
 def test_a_pass_that_returns_something_else():
     class Two(Model):
         def forward(self, x, short=False):

@@ -42,7 +42,7 @@ def test_five_lines():
     tau = scipy.stats.kendalltau(RDI, ROBUST).statistic
     summary = RunSummary.of(history(), notes=["ROBY failed"])
     titles, texts = zip(*summary.lines(), strict=True)
-    assert titles == ("verdict", "attack-free values", "gradient masking", "waited for, given up", "watching took")
+    assert titles == ("verdict", "attack-free values", "gradient masking", "notes", "monitoring overhead")
     assert texts[0] == (
         "epoch 2 most robust (RobustModelCheckpoint would keep it): 55.0 % accuracy under pgd (95 % interval 48-62 %, "
         "n = 200), 94.0 % clean"
@@ -100,7 +100,7 @@ def test_without_attacks():
     lines = dict(RunSummary.of([{"epoch": 0, "rdi": 0.5, "seconds/features": 0.01}]).lines())
     assert lines["verdict"] == "not known, as no attack ran"
     assert lines["gradient masking"] == "not checked"
-    assert lines["watching took"] == "0.0 s (next to nothing)"
+    assert lines["monitoring overhead"] == "0.0 s"
     assert dict(RunSummary.of([]).lines())["verdict"].startswith("not known")
 
 

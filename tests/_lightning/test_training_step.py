@@ -1,5 +1,6 @@
 import copy
 import pickle
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -62,39 +63,34 @@ def test_the_first_callback_is_outermost_and_nothing_is_left(tmp_path):
         assert not {"training_step", "forward"} & vars(module).keys()
 
 
-def test_nothing_is_left_after_an_exception(tmp_path):
-    class Broken(Classifier):
-        def training_step(self, batch, batch_idx):
-            raise ZeroDivisionError
+class Fetching(Classifier):
+    def training_step(self, dataloader_iter):
+        raise ZeroDivisionError
 
+
+class Broken(Classifier):
+    def training_step(self, batch, batch_idx):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "message"),
+    [(Broken, ZeroDivisionError, ""), (Fetching, MisconfigurationException, r"takes `dataloader_iter`, .* Scale")],
+)
+def test_nothing_is_left_after_an_exception(tmp_path, module, error, message):
     trainer = make_trainer(tmp_path, Scale(0.5, []), Scale(0.1, []))
-    with pytest.raises(ZeroDivisionError):
-        trainer.fit(Broken(), train_loader())
+    with pytest.raises(error, match=message):
+        trainer.fit(module(), train_loader())
     assert "training_step" not in vars(trainer.strategy)
 
 
-def test_iterators_are_refused(tmp_path):
-    class Fetching(Classifier):
-        def training_step(self, dataloader_iter):
-            pass
-
-    with pytest.raises(MisconfigurationException, match=r"takes `dataloader_iter`, .* Scale"):
-        make_trainer(tmp_path, Scale(0.5, [])).fit(Fetching(), train_loader())
-
-
 def test_sharded_parameters_are_refused():
-    class Trainer:
-        strategy = FSDPStrategy.__new__(FSDPStrategy)
-
+    trainer = SimpleNamespace(strategy=FSDPStrategy.__new__(FSDPStrategy))
     with pytest.raises(MisconfigurationException, match=r"Scale .*FSDPStrategy shards"):
-        Scale(0.5, []).setup(Trainer(), Classifier(), "fit")
+        Scale(0.5, []).setup(trainer, Classifier(), "fit")
 
 
 def test_nothing_is_checked_outside_of_training(tmp_path):
-    class Fetching(Classifier):
-        def training_step(self, dataloader_iter):
-            pass
-
     make_trainer(tmp_path, Scale(0.5, [])).validate(Fetching(), train_loader(), verbose=False)
 
 

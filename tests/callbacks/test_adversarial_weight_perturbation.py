@@ -27,7 +27,10 @@ class ManualDeterministic(Manual, Deterministic):
 def fit(path, *callbacks, module=Deterministic, data=None, **kwargs):
     L.seed_everything(3, verbose=False)
     module = module()
-    make_trainer(path, *callbacks, max_epochs=2, **kwargs).fit(module, loader() if data is None else data)
+    # In double precision, since Adam turns rounding errors of gradients that are zero into steps
+    make_trainer(path, *callbacks, max_epochs=2, precision="64-true", **kwargs).fit(
+        module, loader() if data is None else data
+    )
     return module
 
 
@@ -38,12 +41,13 @@ def adversarial_cross_entropy(model, x, y, x_adv):
 def by_hand(gamma, attack=None, accumulate=1, warmup_epochs=0, skip_odd=False, loss=adversarial_cross_entropy):
     """The published loop: a proxy gives the perturbation, the weights are moved, the gradients taken, and back."""
     L.seed_everything(3, verbose=False)
-    module, index = Deterministic(), 0
+    module, index = Deterministic().double(), 0
     (optimizer,), (schedule,) = module.configure_optimizers()
     module.train()
     for epoch in range(2):
         for number, (x, y) in enumerate(loader()):
             module.net[7].eval()
+            x = x.double()
             x_adv = x if attack is None else attack(module, x, y, index=index)
             proxy = copy.deepcopy(module)
             proxy.zero_grad()
@@ -67,7 +71,7 @@ def by_hand(gamma, attack=None, accumulate=1, warmup_epochs=0, skip_odd=False, l
 
 
 def assert_close(first, second):
-    torch.testing.assert_close(dict(first.state_dict()), dict(second.state_dict()), atol=2e-5, rtol=1e-3)
+    torch.testing.assert_close(dict(first.state_dict()), dict(second.state_dict()), atol=1e-9, rtol=1e-7)
 
 
 class PlainBackward(ManualDeterministic):
@@ -177,6 +181,33 @@ def test_gradients_see_perturbed_weights_and_the_optimizer_does_not(tmp_path):
         assert distance == pytest.approx(0.1 * start.norm().item() if start.ndim > 1 else 0.0, rel=1e-4)
 
 
+@pytest.mark.parametrize(("margin", "distance"), [(20, 0.1), (60, 0.1), (80, 0.1), (250, 0.0)])
+def test_the_size_is_the_same_on_confident_samples(tmp_path, margin, distance):
+    """Norms of gradients below 1e-22 underflow in single precision, and beyond a margin of 103 gradients are zero."""
+
+    class Confident(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(2, 2, bias=False)
+            self.net.weight.data = start.clone()
+
+        def forward(self, x):
+            return self.net(x)
+
+        def training_step(self, batch, batch_idx):
+            self.moved = (self.net.weight.detach() - start).norm() / start.norm()
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    start = torch.tensor([[1000.0, 0.0], [-1000.0, 0.0]])
+    data = DataLoader([(torch.tensor([[1.0, 0.0]]) * margin / 2000, torch.tensor([0]))], batch_size=None)
+    module = Confident()
+    make_trainer(tmp_path, AdversarialWeightPerturbation(gamma=0.1)).fit(module, data)
+    assert module.moved.item() == pytest.approx(distance, rel=1e-4)
+
+
 class Skipping(Deterministic):
     def training_step(self, batch, batch_idx):
         return None
@@ -190,12 +221,12 @@ class Broken(Deterministic):
 def test_weights_come_back_without_a_backward_pass(tmp_path):
     L.seed_everything(3, verbose=False)
     expected = Deterministic()
-    assert_same_weights(fit(tmp_path, AdversarialWeightPerturbation(), module=Skipping), expected)
-    L.seed_everything(3, verbose=False)
+    assert_same_weights(fit(tmp_path, AdversarialWeightPerturbation(), module=Skipping), expected.double())
     module = Broken()
+    module.load_state_dict(expected.state_dict())
     with pytest.raises(ZeroDivisionError):
         make_trainer(tmp_path, AdversarialWeightPerturbation()).fit(module, loader())
-    assert_same_weights(module, expected)
+    assert_same_weights(module.double(), expected)
 
 
 def test_no_labels(tmp_path):

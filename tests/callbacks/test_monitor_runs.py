@@ -276,25 +276,20 @@ def test_evaluating_a_checkpoint_leaves_the_history(tmp_path):
     assert logged(trainer)["rdi"] == pytest.approx(min(entry["rdi"] for entry in history), rel=1e-6)
 
 
-def test_hooks_are_gone_after_an_exception(tmp_path):
+def test_hooks_are_there_during_validation_alone_also_if_it_fails(tmp_path):
     class Failing(Classifier):
-        def validation_step(self, batch, batch_idx):
-            assert count_hooks(self) > 0
-            raise RuntimeError("validation failed")
-
-    module = Failing()
-    with pytest.raises(RuntimeError, match="validation failed"):
-        fit(tmp_path, small_monitor(), module=module)
-    assert count_hooks(module) == 0
-
-
-def test_hooks_are_there_during_validation_alone(tmp_path):
-    class Counting(Classifier):
         def on_train_batch_start(self, batch, batch_idx):
             assert count_hooks(self) == 0
 
-    module = Counting()
-    fit(tmp_path, small_monitor(), max_epochs=2, module=module)
+        def validation_step(self, batch, batch_idx):
+            assert count_hooks(self) > 0
+            if self.trainer.current_epoch == 1:
+                raise RuntimeError("validation failed")
+            super().validation_step(batch, batch_idx)
+
+    module = Failing()
+    with pytest.raises(RuntimeError, match="validation failed"):
+        fit(tmp_path, small_monitor(), max_epochs=2, module=module)
     assert count_hooks(module) == 0
 
 

@@ -34,14 +34,9 @@ def test_stops_after_patience_evaluations_without_improvement(tmp_path):
     values = {0: 1.0, 2: 3.0, 4: 2.0, 6: 2.5, 8: 9.0}
     stopping = unguarded(patience=2)
     assert epochs_trained(tmp_path, stopping, values) == 7  # the second evaluation that is not better is in epoch 6
-    assert stopping.stopped_epoch == 6
-    assert stopping.best_score == 3.0
-
-
-def test_validation_in_mid_epoch_and_rarely(tmp_path):
-    stopping = unguarded(patience=2)
-    values = {epoch: -float(epoch) for epoch in range(20)}
-    assert epochs_trained(tmp_path, stopping, values, check_val_every_n_epoch=3) == 9  # epochs 2, 5 and 8
+    assert (stopping.stopped_epoch, stopping.best_score) == (6, 3.0)
+    falling = {epoch: -float(epoch) for epoch in range(20)}
+    assert epochs_trained(tmp_path, unguarded(patience=2), falling, check_val_every_n_epoch=3) == 9  # epochs 2, 5 and 8
 
 
 def test_values_that_are_not_finite_neither_stop_nor_count(tmp_path):
@@ -64,23 +59,25 @@ FALLING = [0.9, 0.5, 0.4, 0.42, 0.41, 0.4, 0.4, 0.4, 0.4, 0.4]
 LEARNING = [0.3, 0.7, 0.9, 0.91, 0.91, 0.91, 0.91, 0.91, 0.91, 0.91]
 
 
-def test_untrained_epochs_do_not_set_the_score_to_beat(tmp_path):
-    assert epochs_trained(tmp_path, unguarded(patience=3), FALLING, acc=LEARNING) == 4
-    stopping = guarded(patience=3)
-    assert epochs_trained(tmp_path, stopping, FALLING, acc=LEARNING) == 7  # epoch 3 is the best candidate
+@pytest.mark.parametrize(("mode", "acc"), [("max", LEARNING), ("min", [1 - value for value in LEARNING])])
+def test_untrained_epochs_do_not_set_the_score_to_beat(tmp_path, mode, acc):
+    assert epochs_trained(tmp_path, unguarded(patience=3), FALLING, acc=acc) == 4
+    stopping = guarded(patience=3, guard_mode=mode)
+    assert epochs_trained(tmp_path, stopping, FALLING, acc=acc) == 7  # epoch 3 is the best candidate
     assert stopping.best_score.item() == pytest.approx(0.42)
     assert stopping.wait_count == 3
 
 
-def test_patience_starts_again_when_the_guard_improves(tmp_path):
-    score, acc = [0.5] + [0.4] * 9, [0.900, 0.901, 0.902, 0.903, 0.904, 0.904, 0.904, 0.904, 0.904, 0.904]
-    assert epochs_trained(tmp_path, guarded(patience=3), score, acc=acc) == 8
-    assert epochs_trained(tmp_path, guarded(patience=0), score, acc=acc) == 6
-
-
-def test_the_guard_improves_between_two_evaluations(tmp_path):
-    score, acc = {0: 0.5, 3: 0.4, 6: 0.4, 9: 0.4}, [0.90, 0.90, 0.91, 0.90, 0.90, 0.90, 0.90, 0.90, 0.90, 0.90]
-    assert epochs_trained(tmp_path, guarded(patience=1), score, acc=acc) == 7
+@pytest.mark.parametrize(
+    ("patience", "score", "acc", "expected"),
+    [
+        (3, [0.5] + [0.4] * 9, [0.900, 0.901, 0.902, 0.903, *[0.904] * 6], 8),
+        (0, [0.5] + [0.4] * 9, [0.900, 0.901, 0.902, 0.903, *[0.904] * 6], 6),
+        (1, {0: 0.5, 3: 0.4, 6: 0.4, 9: 0.4}, [0.90, 0.90, 0.91, *[0.90] * 7], 7),  # it improves between evaluations
+    ],
+)
+def test_patience_starts_again_when_the_guard_improves(tmp_path, patience, score, acc, expected):
+    assert epochs_trained(tmp_path, guarded(patience=patience), score, acc=acc) == expected
 
 
 def test_epochs_far_below_the_best_accuracy_use_up_patience_but_are_no_candidates(tmp_path):
@@ -91,14 +88,9 @@ def test_epochs_far_below_the_best_accuracy_use_up_patience_but_are_no_candidate
     assert epochs_trained(tmp_path, guarded(guard_tolerance=0.2, stopping_threshold=0.8), score, acc=acc) == 2
 
 
-def test_no_candidate_diverges_all_the_same(tmp_path):
+def test_an_epoch_that_is_no_candidate_may_diverge(tmp_path):
     stopping = guarded(patience=5, divergence_threshold=0.1)
     assert epochs_trained(tmp_path, stopping, [0.5, 0.01, 0.01], acc=[0.9, 0.1, 0.1]) == 2
-
-
-def test_the_guard_may_be_a_loss(tmp_path):
-    stopping = RobustEarlyStopping("score", mode="max", patience=3, guard="acc", guard_mode="min", guard_tolerance=0.1)
-    assert epochs_trained(tmp_path, stopping, FALLING, acc=[1 - value for value in LEARNING]) == 7
 
 
 def test_robust_overfitting_is_stopped_although_clean_accuracy_rises(tmp_path):
@@ -124,6 +116,32 @@ def test_a_resumed_run_stops_where_it_would_have(tmp_path, resumed_after):
     assert other.state_dict() == whole.state_dict()
 
 
+def test_another_run_of_the_same_callback_begins_anew(tmp_path):
+    stopping = guarded(patience=3)
+    for acc in (LEARNING, [value - 0.2 for value in LEARNING]):
+        assert epochs_trained(tmp_path, stopping, FALLING, acc=acc) == 7
+        assert stopping.best_score.item() == pytest.approx(0.42)
+    assert len(stopping.state_dict()["evaluations"]["score"]) == 7
+
+
+def test_a_resumed_run_goes_by_its_own_patience(tmp_path):
+    save = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    score = [1.0] + [0.5] * 9
+    assert epochs_trained(tmp_path, unguarded(patience=2), score, callbacks=[save], enable_checkpointing=True) == 3
+    assert epochs_trained(tmp_path, unguarded(patience=4), score, ckpt_path=tmp_path / "epoch=1.ckpt") == 5
+
+
+def test_values_of_another_guard_do_not_decide_after_a_resume(tmp_path):
+    save = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    score = [0.9, 0.9, 0.5, 0.6, 0.5, 0.5]
+    epochs_trained(tmp_path, guarded(), score, acc=[0.9] * 6, max_epochs=2, callbacks=[save], enable_checkpointing=True)
+    other = RobustEarlyStopping("score", "max", patience=9, guard="other")
+    callbacks = [Scripted(other=[0.4] * 6)]
+    path = tmp_path / "epoch=1.ckpt"
+    epochs_trained(tmp_path, other, score, acc=[0.9] * 6, max_epochs=6, callbacks=callbacks, ckpt_path=path)
+    assert other.best_score.item() == pytest.approx(0.6)
+
+
 def test_validate_and_test_change_nothing(tmp_path):
     stopping = guarded()
     trainer = make_trainer(tmp_path, Scripted(score=[1.0], acc=[0.5]), stopping)
@@ -147,29 +165,23 @@ def test_two_processes(tmp_path, two_processes):
     assert first == second == (7, 0.42, 6)
 
 
-def test_a_key_that_never_comes_gets_a_warning(tmp_path):
+def test_keys_that_never_come_get_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="RobustEarlyStopping never saw 'score'. Logged were: val_acc"):
         assert epochs_trained(tmp_path, unguarded(), {}, max_epochs=2) == 2
-
-
-def test_a_confirmation_that_never_comes_gets_a_warning(tmp_path):
     with pytest.warns(UserWarning, match=r"never saw 'val_robust'. Logged were: .*robustness/rdi"):
         assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust") == 11
 
 
-@pytest.mark.parametrize(("max_epochs", "expected"), [(8, ["RobustEarlyStopping ended the run in epoch 2"]), (3, [])])
-def test_the_summary_tells_a_run_that_was_stopped_from_one_that_was_over(tmp_path, max_epochs, expected):
+@pytest.mark.parametrize(
+    ("max_epochs", "start", "note"),
+    [(8, 0, ["RobustEarlyStopping ended the run in epoch 2"]), (3, 0, []), (4, 2, ["patience waited until epoch 2"])],
+)
+def test_the_summary_tells_why_a_run_ended_or_waited(tmp_path, max_epochs, start, note):
     monitor = RobustnessMonitor([], fim_samples=0)
-    stopping = RobustEarlyStopping("score", "max", patience=2, guard=None, start_from_epoch=0)
-    assert epochs_trained(tmp_path, stopping, [0.5] * 8, max_epochs=max_epochs, callbacks=[monitor]) == 3
-    assert monitor.summary().notes == tuple(expected)
-
-
-def test_the_summary_keeps_what_was_waited_for(tmp_path):
-    monitor = RobustnessMonitor([], fim_samples=0)
-    stopping = RobustEarlyStopping("score", "max", guard=None, start_from_epoch=2)
-    epochs_trained(tmp_path, stopping, [0.5] * 4, max_epochs=4, callbacks=[monitor])
-    assert monitor.summary().notes == ("patience waited until epoch 2",)
+    stopping = unguarded(patience=2, start_from_epoch=start)
+    epochs = epochs_trained(tmp_path, stopping, [0.5] * 8, max_epochs=max_epochs, callbacks=[monitor])
+    assert epochs == min(max_epochs, 3 + start)
+    assert monitor.summary().notes == tuple(note)
 
 
 class Attacking(RobustnessMonitor):
@@ -232,7 +244,11 @@ def test_the_attack_that_runs_most_often_confirms(tmp_path, options, expected):
     assert monitor.reference_under(make_trainer(tmp_path)) == f"robustness/adv_acc/{expected}"
 
 
-def test_options_of_lightning(tmp_path):
+def test_options_of_lightning(tmp_path, caplog):
+    epochs_trained(tmp_path, unguarded(verbose=True), [0.5, 0.4, 0.7], max_epochs=3)
+    assert [record.message for record in caplog.records if "improved" in record.message] == [
+        *("score improved to 0.5.", "score improved to 0.7.")
+    ]
     values = {0: 1.0, 1: float("nan")}
     assert epochs_trained(tmp_path, unguarded(check_finite=True), values) == 2
     with pytest.raises(RuntimeError, match="never saw 'score'"):
@@ -251,11 +267,6 @@ def test_a_value_of_training_is_named_as_such(tmp_path):
 
     with pytest.warns(UserWarning, match="logged in training"):
         trainer.fit(Logs(), train_loader(size=32), val_loader(size=16))
-
-
-def test_a_key_without_its_prefix_is_told_so():
-    with pytest.raises(ValueError, match="'robustness/adv_acc/pgd'"):
-        RobustEarlyStopping("adv_acc/pgd")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import math
 import re
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 
 import lightning as L
@@ -87,17 +88,13 @@ FALLING = [0.9, 0.5, 0.4, 0.42, 0.41]
 LEARNING = [0.3, 0.7, 0.9, 0.91, 0.91]
 
 
-def test_untrained_epochs_are_not_kept(tmp_path):
-    assert fit(tmp_path / "none", unguarded(tmp_path / "none"), FALLING, acc=LEARNING) == {0}
-    checkpoint = guarded(tmp_path / "acc")
-    assert fit(tmp_path / "acc", checkpoint, FALLING, acc=LEARNING) == {3}
+@pytest.mark.parametrize(("mode", "acc"), [("max", LEARNING), ("min", [1 - value for value in LEARNING])])
+def test_untrained_epochs_are_not_kept(tmp_path, mode, acc):
+    assert fit(tmp_path / "none", unguarded(tmp_path / "none"), FALLING, acc=acc) == {0}
+    checkpoint = guarded(tmp_path / "acc", guard_mode=mode)
+    assert fit(tmp_path / "acc", checkpoint, FALLING, acc=acc) == {3}
     assert checkpoint.best_model_path == str(tmp_path / "acc" / "epoch=3.ckpt")
     assert checkpoint.best_model_score.item() == pytest.approx(0.42)
-
-
-def test_the_guard_may_be_a_loss(tmp_path):
-    checkpoint = guarded(tmp_path, guard_mode="min")
-    assert fit(tmp_path, checkpoint, FALLING, acc=[1 - value for value in LEARNING]) == {3}
 
 
 def test_several_checkpoints_are_judged_again(tmp_path):
@@ -276,21 +273,22 @@ def test_triggers_of_lightning(tmp_path, kwargs, expected):
     assert fit(tmp_path, checkpoint, {0: 0.1, 2: 0.2, 4: 0.3}, max_epochs=5) == expected
 
 
-def test_validation_in_mid_epoch(tmp_path):
-    """Each validation of an epoch is an evaluation of its own."""
+@pytest.mark.parametrize("options", [{}, {"save_last": True}, {"save_last": True, "every_n_train_steps": 1}])
+def test_validation_in_mid_epoch(tmp_path, options):
+    """Each validation of an epoch is an evaluation of its own, also where `last.ckpt` was saved just before it."""
 
     class Twice(L.Callback):
         def __init__(self):
-            self.scores = iter([0.1, 0.5, 0.3, 0.2])
+            self.scores = iter([0.5, 0.1, 0.9, 0.2])
 
         def on_validation_epoch_end(self, trainer, pl_module):
             if not trainer.sanity_checking:
                 pl_module.log("score", next(self.scores))
 
-    checkpoint = unguarded(tmp_path, filename="{epoch}-{step}")
+    checkpoint = unguarded(tmp_path, filename="{epoch}-{step}", **options)
     trainer = make_trainer(tmp_path, Twice(), checkpoint, max_epochs=2, val_check_interval=1, enable_checkpointing=True)
     trainer.fit(Classifier(), train_loader(size=64), val_loader(size=16))
-    assert Path(checkpoint.best_model_path).name == "epoch=0-step=2.ckpt"
+    assert Path(checkpoint.best_model_path).name == "epoch=1-step=3.ckpt"
 
 
 @pytest.mark.parametrize(
@@ -306,6 +304,14 @@ def test_validation_in_mid_epoch(tmp_path):
 def test_a_run_that_keeps_nothing_gets_a_warning(tmp_path, score, options, match):
     with pytest.warns(UserWarning, match=match):
         assert fit(tmp_path, unguarded(tmp_path, **options), score, max_epochs=2) == set()
+
+
+def test_a_checkpoint_of_before_a_resume_is_not_forgotten(tmp_path, recwarn):
+    checkpoint = unguarded(tmp_path, every_n_epochs=2)
+    assert fit(tmp_path, checkpoint, [0.1, 0.2], max_epochs=2) == {1}
+    path = checkpoint.best_model_path
+    assert fit(tmp_path, unguarded(tmp_path, every_n_epochs=2), [0.1] * 3, ckpt_path=path, max_epochs=3) == {1}
+    assert not [warning for warning in recwarn if "No checkpoint was kept" in str(warning.message)]
 
 
 def test_the_summary_names_an_epoch_that_was_kept_without_an_attack(tmp_path):
@@ -380,33 +386,25 @@ def test_several_loaders_and_the_monitor(tmp_path):
 
 
 def keep_as_one_of_two(rank, path):
-    """Accuracies, and the finiteness of scores, differ: the processes have to decide alike, or wait forever."""
+    """Accuracies, and the finiteness of scores, differ: the processes have to decide alike, or wait forever.
+
+    The same with ties: on average the values are equal, and two of the accuracies.
+    """
     as_torchrun_would(rank)
     acc = [value + (0.05 if rank else -0.05) for value in LEARNING]
     score = [FALLING[0], math.nan if rank else 5.0, *FALLING[2:]]
-    checkpoint = guarded(path)
-    epochs = fit(path, checkpoint, score, acc=acc, strategy="ddp", devices=2)
-    return epochs, checkpoint.best_model_path
+    checkpoint, tied = guarded(path / "guarded"), checkpoint_of(ADV_ACC, path / "tied", save_top_k=2)
+    epochs = fit(path / "guarded", checkpoint, score, acc=acc, strategy="ddp", devices=2)
+    score, acc = ([0.5, 0.5, 0.75], [0.5, 0.75, 0.625]) if rank else ([0.5, 0.5, 0.25], [0.75, 0.75, 0.625])
+    fit(path / "tied", tied, score, acc=acc, strategy="ddp", devices=2)
+    paths = checkpoint.best_model_path, tied.best_model_path, tied.kth_best_model_path
+    return epochs, tied.best_model_score.item(), [Path(one).name for one in paths]
 
 
 def test_two_processes(tmp_path, two_processes):
     first, second = two_processes(keep_as_one_of_two, tmp_path)
-    assert first == second == ({3}, str(tmp_path / "epoch=3.ckpt"))
-
-
-def break_ties_as_one_of_two(rank, path):
-    """Neither process would decide so alone: on average the values are equal, and two of the accuracies."""
-    as_torchrun_would(rank)
-    score, acc = ([0.5, 0.5, 0.75], [0.5, 0.75, 0.625]) if rank else ([0.5, 0.5, 0.25], [0.75, 0.75, 0.625])
-    checkpoint = checkpoint_of(ADV_ACC, path, save_top_k=2)
-    fit(path, checkpoint, score, acc=acc, strategy="ddp", devices=2)
-    return checkpoint.best_model_path, checkpoint.best_model_score.item(), checkpoint.kth_best_model_path
-
-
-def test_ties_in_two_processes(tmp_path, two_processes):
-    first, second = two_processes(break_ties_as_one_of_two, tmp_path)
-    assert first == second == (str(tmp_path / "epoch=1.ckpt"), 0.5, str(tmp_path / "epoch=2.ckpt"))
-    assert kept(tmp_path) == {1, 2}
+    assert first == second == ({3}, 0.5, ["epoch=3.ckpt", "epoch=1.ckpt", "epoch=2.ckpt"])
+    assert kept(tmp_path / "tied") == {1, 2}
 
 
 def test_lightning_cli_knows_the_arguments_of_both_classes():
@@ -443,6 +441,21 @@ def test_a_trigger_before_a_resume_takes_the_value_of_the_next_validation(tmp_pa
     with pytest.raises(ZeroDivisionError):
         run(Killed())
     assert run(Classifier(), ckpt_path=tmp_path / "last.ckpt") == ("epoch=2.ckpt", pytest.approx(0.9))
+
+
+@pytest.mark.skipif("save_on_exception" not in signature(ModelCheckpoint).parameters, reason="older Lightning")
+def test_a_checkpoint_of_an_exception_replaces_no_other(tmp_path):
+    class Killed(Classifier):
+        def on_train_batch_start(self, batch, batch_idx):
+            if self.trainer.global_step == 2:
+                raise ZeroDivisionError
+
+    checkpoint = unguarded(tmp_path, filename="best", save_on_exception=True)
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, checkpoint, [0.9, 0.1, 0.1], module=Killed())
+    steps = {path.stem: torch.load(path, weights_only=False)["global_step"] for path in tmp_path.glob("*.ckpt")}
+    assert steps == {"best": 1, "best-exception": 2}
+    assert checkpoint.best_model_path == str(tmp_path / "best.ckpt")
 
 
 def test_the_trainer_of_the_other_package_is_refused(tmp_path):

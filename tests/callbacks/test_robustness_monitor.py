@@ -245,8 +245,6 @@ def test_every_key_is_in_the_event_file_at_its_steps(tmp_path):
 @pytest.mark.parametrize(
     ("epochs", "every", "kwargs", "expected"),
     [
-        (7, 3, {}, [0, 3, 6]),
-        (6, 4, {}, [0, 4, 5]),
         (8, 3, {"check_val_every_n_epoch": 2}, [1, 5, 7]),
         (3, 2, {"val_check_interval": 5}, [0, 2, 2]),
         (-1, 100, {"max_steps": 35}, [0, 3]),
