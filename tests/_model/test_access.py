@@ -83,11 +83,13 @@ def test_differentiable():
         check_differentiable(Z, "use another model")
 
 
-def test_probabilities():
-    assert are_probabilities(Z.softmax(dim=1))
-    assert not are_probabilities(Z)
-    assert not are_probabilities(2 * Z.softmax(dim=1))
-    assert not are_probabilities(Z[:0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_probabilities(dtype):
+    z = torch.randn(40, 10).to(dtype)
+    assert are_probabilities(z.softmax(dim=1))
+    assert not are_probabilities(z)
+    assert not are_probabilities(2 * z.softmax(dim=1))
+    assert not are_probabilities(z[:0])
 
 
 class WithoutForward(L.LightningModule):
