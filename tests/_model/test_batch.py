@@ -229,6 +229,7 @@ def test_soft_labels_where_they_are_wanted():
             r"from -100 to 2\. .*`ignore_index`.*batch\[1\] >= 0\]\)`",
             lambda b: (b[0][b[1] >= 0], b[1][b[1] >= 0]),
         ),
+        ([-1, 0, 1], "`ignore_index`", lambda b: (b[0][b[1] >= 0], b[1][b[1] >= 0])),
         ([7, 9, 4], r"such as lengths.*lambda batch: \(batch\[0\], batch\[2\]\)", lambda b: (b[0], b[2])),
     ],
 )
@@ -243,6 +244,31 @@ def test_labels_without_a_class_and_the_remedy(labels, match, batch_fn):
     check_label_range(y[:0], 3)
     with pytest.raises(ValueError, match="read as two classes; regression cannot be measured"):
         check_label_range(torch.tensor([5]), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+@pytest.mark.parametrize("values", [[-1, 1, 1], [-1, -1, -1]])
+def test_labels_of_minus_one_and_one_keep_both_classes(values, dtype):
+    batch = X, torch.tensor(values, dtype=dtype)
+    with pytest.raises(ValueError, match=r"`batch_fn=lambda batch: \(batch\[0\], \(batch\[1\] > 0\)\.long\(\)\)`"):
+        check_label_range(read_batch(batch).y, 2)
+    y = read_batch(batch, lambda batch: (batch[0], (batch[1] > 0).long())).y
+    check_label_range(y, 2)
+    assert (2 * y - 1).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("third", "found"), [(5, "int"), (torch.zeros(3), "Tensor"), ({"mask": "text"}, "str for 'mask'")]
+)
+def test_the_third_value_of_batch_fn_is_a_dictionary_of_tensors(third, found):
+    with pytest.raises(TypeError, match=f"third value of `batch_fn` .* but got {found}"):
+        read_batch((X, Y), lambda batch: (*batch, third))
+
+
+@pytest.mark.parametrize("size", [(), (1,), (2, 4), (4, 4)])
+def test_the_third_value_of_batch_fn_has_a_row_per_sample(size):
+    with pytest.raises(ValueError, match=r"third value of `batch_fn` .*3 rows.*'mask'"):
+        read_batch((X, Y), lambda batch: (*batch, {"mask": torch.ones(size)}))
 
 
 def test_bad_batch_function():
