@@ -13,8 +13,6 @@ from lightning_robustness.functional import robustness_difference_index, roby
 from tests import references
 from tests._measurement.subjects import CPU
 
-pytestmark = [pytest.mark.filterwarnings("ignore:Only one class was predicted")]
-
 
 def features(num_classes=4, dtype=torch.float32, number=60):
     """Embeddings, logits in clusters, and labels."""
