@@ -181,7 +181,8 @@ def kept_epoch(
     p_values = {step: rival(best, other).p_value for step, other in known.items() if step != int(entry["step"])}
     alike = set(tied(p_values))
     kept = kept._replace(ties=tuple(own for own in entries if int(own["step"]) in alike))
-    if not is_chosen or not all(best.positions.equal(other.positions) for other in known.values()):
+    are_same = all(best.positions.equal(other.positions) for other in known.values())
+    if not is_chosen or not are_same or not best.has_halves:
         return kept
     accuracy = _corrected(entries, reference, known)
     shift = accuracy - kept.accuracy
