@@ -21,8 +21,8 @@ OUTPUT_WARNINGS = {
     LOG_PROBABILITIES: "the outputs are log-probabilities (log_softmax), whose RDI differs from the RDI of the "
     "logits. It is not comparable with networks that return logits: return the input of the softmax, or pass a "
     "`forward_fn=` that does.",
-    CONSTANT: "the outputs are the same for all samples, so the network has collapsed. RDI and the Fisher information, "
-    "which would be the best there are, are left out.",
+    CONSTANT: "the outputs are the same for all samples, so the network has collapsed. RDI and the Fisher information "
+    "are left out, since nothing has better ones than a network that always says the same.",
 }
 # Spread of logits, relative to the largest, below which they are constant
 _COLLAPSED = 1e-6

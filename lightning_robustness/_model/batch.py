@@ -16,7 +16,7 @@ _INPUT_NAMES = (
     "input_ids",
 )
 _LABEL_NAMES = ("label", "labels", "target", "targets", "y")
-_NOT_CLASSIFICATION = "Expected single-label classification, with one class per sample, but this is none:"
+_NOT_CLASSIFICATION = "Expected single-label classification, with one class per sample, but"
 _BATCH_FN = "`batch_fn=`, a callable that takes the batch and returns inputs and labels"
 _ELSEWHERE = f"If they are elsewhere, pass {_BATCH_FN}."
 _ONE_HOT = (
@@ -41,6 +41,11 @@ class Batch(NamedTuple):
     def labels(self) -> Tensor:
         """Return the labels, which attacks need."""
         return require_labels(self.y, "attacks")
+
+    @property
+    def highest_label(self) -> int:
+        """The largest label; -1 without labels."""
+        return -1 if self.y is None or len(self.y) == 0 else int(self.y.max())
 
     def first(self, number: int) -> "Batch":
         """Return the first samples."""

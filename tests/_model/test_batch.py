@@ -186,7 +186,7 @@ def test_batch_function():
         ((X, torch.rand(3)), ValueError, r"single-label classification.* real numbers, from .*, as in regression"),
         ((X, 2 * torch.ones(3, 1)), ValueError, r"real numbers, from 2 to 2, as in regression"),
         ((X, torch.ones(3, 4)), ValueError, r"4 numbers per sample that do not sum to 1, as in multi-label"),
-        ((X, torch.eye(8).long()[Y]), ValueError, r"none: there are 8 labels per sample.*\(3, 8\)\)\. One-hot"),
+        ((X, torch.eye(8).long()[Y]), ValueError, r"but there are 8 labels per sample.*\(3, 8\)\)\. One-hot"),
         ((X, Y.reshape(3, 1, 1).expand(3, 4, 4)), ValueError, r"a label for each position, as in segmentation"),
         ((torch.rand(3, 1, 2), torch.rand(3, 1, 2), Y), ValueError, r"looks like other inputs.*Siamese.*batch_fn="),
         ((Y, X, Y), ValueError, r"first entry looks like indices.*`batch_fn=lambda batch: \(batch\[1\], batch\[2\]\)"),
