@@ -149,8 +149,8 @@ def check_differentiable(logits: Tensor, otherwise: str) -> None:
 def are_probabilities(logits: Tensor) -> bool:
     """Return whether supposed logits look like probabilities."""
     sums = logits.sum(dim=1, dtype=at_least_float32(logits.dtype))
-    tolerance = max(1e-3, torch.finfo(logits.dtype).eps)
-    return len(logits) > 0 and bool((logits >= 0).all() & ((sums - 1).abs() <= tolerance).all())
+    # Those of bfloat16, perhaps widened since, are off by almost 1 %
+    return len(logits) > 0 and bool((logits >= 0).all() & ((sums - 1).abs() <= 8e-3).all())
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -87,6 +87,7 @@ def test_differentiable():
 def test_probabilities(dtype):
     z = torch.randn(40, 10).to(dtype)
     assert are_probabilities(z.softmax(dim=1))
+    assert are_probabilities(z.softmax(dim=1).float())
     assert not are_probabilities(z)
     assert not are_probabilities(2 * z.softmax(dim=1))
     assert not are_probabilities(z[:0])
