@@ -93,7 +93,6 @@ def test_the_default_guard_takes_a_monitor_of_this_prefix():
         check_default_guard(trainer(), OWNER, "robustness/acc")
 
 
-@pytest.mark.filterwarnings("ignore:.*Add RobustnessMonitor")
 def test_a_guard_that_is_named_may_be_logged_by_the_module():
     named = RobustEarlyStopping("robustness/rdi", guard="robustness/acc", confirm="val_adv_acc")
     for stopping in (named, RobustEarlyStopping("robustness/adv_acc/pgd")):

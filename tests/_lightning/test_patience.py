@@ -9,8 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_robustness import RobustEarlyStopping
 from tests.callbacks.modules import make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:RobustEarlyStopping waits for")
-
 NUM_BATCHES = 4
 
 

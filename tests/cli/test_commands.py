@@ -165,6 +165,7 @@ def test_configuration_of_a_script_with_fixed_classes(checkpoint, form):
     assert report_of("compare", text, *DATA).reports["a"].metrics["samples"] == 12
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_checkpoint_with_code_in_the_current_directory(capsys):
     """End to end: what Lightning would have imported is not, and what is pickled is refused unless it is trusted."""
     Path("evil_module_of_the_command.py").write_text("open('executed', 'w')\nclass Thing:\n    pass\n")
@@ -256,6 +257,7 @@ def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):
     assert 'pip install "lightning-robustness[plot]"' in error
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_failed_evaluation_exits_with_1(capsys):
     arguments = ["evaluate", "--model", f"{HERE}:make_fragile", *DATA]
     assert cli.main(arguments) == 1
@@ -270,6 +272,7 @@ def test_failed_evaluation_exits_with_1(capsys):
     assert "Traceback" in ended(capsys, "--traceback", *wrong)
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted")
 def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
     report = report_of("evaluate", f"--model {HERE}:make_interrupted --attacks pgd", *DATA, code=130)
@@ -278,6 +281,7 @@ def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
     assert "Note: The run was interrupted while it measured the Fisher information" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted", "ignore:The sweep was interrupted")
 def test_interruption_of_a_comparison(checkpoint):
     models = ["--models", f"a={HERE}:Net@net.pt", f"b={HERE}:make_interrupted"]
