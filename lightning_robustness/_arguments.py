@@ -74,7 +74,7 @@ def check_labels(name: str, labels: Tensor, num_samples: int, remedy: str = _ARG
 def check_classes(
     name: str, low: int | None, high: int, num_classes: int | None = None, remedy: str = "Count from 0."
 ) -> None:
-    """Check that labels up to the highest, and from the lowest unless that was checked, are indices of classes."""
+    """Check that labels from the lowest to the highest one are class indices; None for a lowest one that is known."""
     if (low is not None and low < 0) or (num_classes is not None and high >= num_classes):
         expected = "non-negative" if num_classes is None else f"from 0 to {num_classes - 1}, for {num_classes} classes,"
         came = f"up to {high}" if low is None else f"from {low} to {high}"
@@ -143,7 +143,7 @@ def check_head(head: Any) -> None:
     if head is not None and (not isinstance(head, (str, nn.Module)) or head == ""):
         raise TypeError(
             f"Expected argument `head` to be the name of a submodule, such as 'model.fc', or the module itself but got "
-            f"{head!r}. Leave it out to have it found."
+            f"{head!r}. Leave it out: the head is then found."
         )
 
 

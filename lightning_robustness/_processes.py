@@ -9,10 +9,14 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 
+class RobustnessWarning(UserWarning):
+    """Every warning of this package, so that its tests can tell them from others."""
+
+
 def rank_zero_warn(message: str, stacklevel: int = 2) -> None:
     """Warn in the first process only; without ``torch.distributed`` that is every process."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
-        warnings.warn(message, stacklevel=stacklevel + 1)
+        warnings.warn(message, RobustnessWarning, stacklevel=stacklevel + 1)
 
 
 T = TypeVar("T")

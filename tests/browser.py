@@ -62,20 +62,11 @@ def show(page, folder, dark=False):
     around, log = folder / "around.html", folder / "net.json"
     around.write_text(AROUND % frames, encoding="utf-8")
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    command = [
-        *(
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--hide-scrollbars",
-            "--disable-gpu",
-            "--disable-background-networking",
-            *scheme,
-        ),
-        *("--disable-component-update", "--disable-sync", "--no-first-run", f"--user-data-dir={folder / 'profile'}"),
-        *("--host-resolver-rules=MAP * ~NOTFOUND", f"--log-net-log={log}", "--enable-logging=stderr"),
-        *("--virtual-time-budget=5000", "--dump-dom", around.as_uri()),
-    ]
+    flags = "--headless --no-sandbox --hide-scrollbars --disable-gpu --disable-background-networking "
+    flags += "--disable-component-update --disable-sync --no-first-run --enable-logging=stderr "
+    flags += "--virtual-time-budget=5000 --dump-dom"
+    files = [f"--user-data-dir={folder / 'profile'}", f"--log-net-log={log}"]
+    command = [browser, *flags.split(), *scheme, *files, "--host-resolver-rules=MAP * ~NOTFOUND", around.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(re.search(r'<pre id="found">(.*?)</pre>', done.stdout, flags=re.DOTALL).group(1))
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]

@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import dataclass
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -23,6 +22,7 @@ from lightning_robustness._model.access import compute_logits
 from lightning_robustness.attacks import PGD
 from lightning_robustness.evaluation import compare, evaluate
 from tests._measurement.test_keys import markdown_table
+from tests.callbacks.modules import make_trainer
 from tests.golden.runs import read_events
 from tests.zoo import Trained
 
@@ -204,16 +204,7 @@ def test_two_processes(two_processes):
 def test_monitor_and_its_page(registered, tmp_path):
     module, attacks = Trained(make_network(), lr=1.0), {"pgd": PGD(eps=0.05, steps=2)}
     monitor = RobustnessMonitor(attacks=attacks, fim_samples=NUM_MEASURED, attack_samples=NUM_SAMPLES)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=NUM_EPOCHS,
-        callbacks=[monitor],
-        logger=TensorBoardLogger(tmp_path),
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        log_every_n_steps=1,
-    )
+    trainer = make_trainer(tmp_path, monitor, max_epochs=NUM_EPOCHS, logger=TensorBoardLogger(tmp_path))
     trainer.fit(module, make_loader(), make_loader())
     assert {"robustness/gradient_norm", "robustness_trust/gradient_norm"} <= set(monitor.keys)
     values = [entry["gradient_norm"] for entry in monitor.history]

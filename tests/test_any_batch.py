@@ -15,7 +15,6 @@ from tests.callbacks.modules import make_trainer
 from tests.zoo import affine, wide
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The samples were predicted as"),
     pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked"),
 ]
 

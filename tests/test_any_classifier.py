@@ -16,7 +16,7 @@ from tests import references, zoo
 from tests.callbacks.modules import make_trainer
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The samples were predicted as"),
+    pytest.mark.filterwarnings("ignore:.*the outputs are log-probabilities"),
     pytest.mark.filterwarnings("ignore:RobustnessMonitor. gradients seem to be masked"),
 ]
 

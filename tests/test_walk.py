@@ -52,4 +52,4 @@ def test_monitor_and_evaluate_execute_the_same_files(tmp_path):
     assert any(name.startswith("evaluation/") for name in evaluated)
     assert below(watched) - below(evaluated) == MONITOR_ALONE
     assert below(evaluated) - below(watched) == set()
-    assert {"_measurement/measure.py", "_measurement/meters/attack.py", "_model/route.py"} <= below(watched)
+    assert {"_measurement/meters/__init__.py", "_measurement/meters/attack.py", "_model/route.py"} <= below(watched)

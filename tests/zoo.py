@@ -82,8 +82,12 @@ class Zoo(L.LightningModule):
     def reference(self, x):
         return affine(self.head, self.embed_reference(x))
 
+    def read(self, output):
+        """The logits in what the forward pass returns."""
+        return output
+
     def decide(self, output):
-        return output.argmax(dim=1)
+        return self.read(output).argmax(dim=1)
 
     def own(self, x):
         """What the validation step computes."""
@@ -131,7 +135,7 @@ class OneLogit(Zoo):
         return pair(super().reference(x)[:, 0])
 
     def decide(self, output):
-        return (output.reshape(-1) > 0).long()
+        return (self.read(output).reshape(-1) > 0).long()
 
 
 class OneLogitFlat(OneLogit):
@@ -139,25 +143,12 @@ class OneLogitFlat(OneLogit):
         return super().forward(x).squeeze()
 
 
-class OneLogitConvolution(OneLogit):
-    shape = (1, 4, 4)
-
-    def build(self):
-        self.body, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 1)
-
-    def forward(self, x):
-        return self.head(self.embed(x)).mean(dim=(2, 3))
-
-    def embed_reference(self, x):
-        return affine(self.body, patches(x)).clamp(min=0).mean(dim=(1, 2))
-
-
 class OneLogitInDictionary(OneLogit):
     def forward(self, x):
         return {"logits": super().forward(x), "loss": x.sum()}
 
-    def decide(self, output):
-        return super().decide(output["logits"])
+    def read(self, output):
+        return output["logits"]
 
 
 class TwoLogits(Zoo):
@@ -353,13 +344,17 @@ class PointwiseConvolution(Zoo):
     shape = (1, 4, 4)
 
     def build(self):
-        self.body, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 3, 1)
+        self.body, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, self.num_classes, 1)
 
     def forward(self, x):
         return self.head(self.embed(x)).mean(dim=(2, 3))
 
     def embed_reference(self, x):
         return affine(self.body, patches(x)).clamp(min=0).mean(dim=(1, 2))
+
+
+class OneLogitConvolution(OneLogit, PointwiseConvolution):
+    """Its logit is the mean over positions."""
 
 
 class WideConvolution(PointwiseConvolution):
@@ -488,16 +483,16 @@ class InDictionary(Zoo):
     def forward(self, x):
         return {"loss": x.sum(), "logits": super().forward(x)}
 
-    def decide(self, output):
-        return output["logits"].argmax(dim=1)
+    def read(self, output):
+        return output["logits"]
 
 
 class InObject(Zoo):
     def forward(self, x):
         return SimpleNamespace(logits=super().forward(x), hidden_states=x)
 
-    def decide(self, output):
-        return output.logits.argmax(dim=1)
+    def read(self, output):
+        return output.logits
 
 
 class LogitsAndFeatures(Zoo):
@@ -507,8 +502,8 @@ class LogitsAndFeatures(Zoo):
         e = self.embed(x)
         return self.head(e), e
 
-    def decide(self, output):
-        return output[self.entry].argmax(dim=1)
+    def read(self, output):
+        return output[self.entry]
 
 
 class FeaturesAndLogits(LogitsAndFeatures):

@@ -9,7 +9,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_robustness._lightning.settings import MonitorSettings
 from lightning_robustness._lightning.trainer import has_trained, is_sharded
-from lightning_robustness._processes import OtherProcessError, ProcessesLostError, describe_error, rank_zero_warn
+from lightning_robustness._processes import (
+    OtherProcessError,
+    ProcessesLostError,
+    RobustnessWarning,
+    describe_error,
+    rank_zero_warn,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +77,7 @@ class Faults:
         if key not in self._reported:
             self._reported.add(key)
             with self._kept_alive():
-                warnings.warn(f"RobustnessMonitor: {consequence}: {error}", stacklevel=2)
+                warnings.warn(f"RobustnessMonitor: {consequence}: {error}", RobustnessWarning, stacklevel=2)
 
     @contextmanager
     def _kept_alive(self) -> Iterator[None]:

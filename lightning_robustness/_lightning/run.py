@@ -37,8 +37,7 @@ from lightning_robustness._measurement.inspection import (
     rehearse,
 )
 from lightning_robustness._measurement.keys import get_key, name_of, tag
-from lightning_robustness._measurement.measure import measure
-from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.meters import Meter, measure
 from lightning_robustness._measurement.meters.attack import Examples, attack_again
 from lightning_robustness._measurement.plan import FINAL, Plan
 from lightning_robustness._measurement.rows import Rows

@@ -167,8 +167,7 @@ class StepRoute:
         """Return the route after the step has run, and the embedding and logits of its batch."""
         if self._output is None:
             raise ValueError(NOT_SEEN)
-        x, y = self.batch.x, self.batch.y
-        highest = -1 if y is None or len(y) == 0 else int(y.max())
+        x, highest = self.batch.x, self.batch.highest_label
         route, call = trace_logits(self._model, self._calls, self._output, x, self._given, highest)
         for name, shape in self._later:
             if shape == call.logits.shape and name not in route.modules:

@@ -70,6 +70,11 @@ class Assisted(NamedTuple):
         """Share of the samples that were attacked."""
         return len(self.robust) / self.total
 
+    @property
+    def has_halves(self) -> bool:
+        """Return whether there are attacked samples in both halves."""
+        return bool(self.folds.any()) and not bool(self.folds.all())
+
     def estimate(self) -> Estimate:
         """Estimate robust accuracy of all samples, with an interval that covers both samplings.
 
@@ -112,7 +117,7 @@ def assist(margins: Rows | None, seed: int, rows: Rows, robust: Tensor) -> Assis
     accuracy = margins["right"].double().mean().item()
     plain = Assisted(positions, robust, folds, robust, None, accuracy, len(margins))
     # A choice by outcomes would bias: where few are broken, the plain share is the higher one
-    if len(robust) == len(margins) or len(robust) < _MIN_SAMPLES or bool(folds.all()) or not bool(folds.any()):
+    if len(robust) == len(margins) or len(robust) < _MIN_SAMPLES or not plain.has_halves:
         return plain
     places = torch.searchsorted(margins.positions, rows.positions)
     fits = [_fit(margins, places[folds == fold], robust[folds == fold]) for fold in (0, 1)]

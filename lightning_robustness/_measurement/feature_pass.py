@@ -21,11 +21,13 @@ OUTPUT_WARNINGS = {
     LOG_PROBABILITIES: "the outputs are log-probabilities (log_softmax), whose RDI differs from the RDI of the "
     "logits. It is not comparable with networks that return logits: return the input of the softmax, or pass a "
     "`forward_fn=` that does.",
-    CONSTANT: "the outputs are the same for all samples, so the network has collapsed. RDI and the Fisher information, "
-    "which would be the best there are, are left out.",
+    CONSTANT: "the outputs are the same for all samples, so the network has collapsed. RDI and the Fisher information "
+    "are left out, since nothing has better ones than a network that always says the same.",
 }
-# Spread of logits, relative to the largest, below which they are constant; sum of probabilities around 1
-_COLLAPSED, _NORMALIZED = 1e-6, 1e-3
+# Spread of logits, relative to the largest, below which they are constant
+_COLLAPSED = 1e-6
+# Largest log of the sum of probabilities, which rounding moves away from 0
+_NORMALIZED, _NORMALIZED_IN_HALF = 1e-3, 3e-2
 OUTPUT = "output"
 _MARGINS = ("y", "right", "margin")
 
@@ -109,7 +111,7 @@ class FeaturePass:
             margins = Rows.join(processes.gather([own for own in self._rows(_MARGINS) if own.columns]))
             if len(margins):
                 values["acc"] = margins["right"].float().mean()
-            kind = _kind([extent for extents in processes.gather(self._extents()) for extent in extents])
+            kind = _kind(processes.gather(self._extents()), int(values["samples"]))
         if kind == CONSTANT:
             values = {name: value for name, value in values.items() if not name.startswith("rdi")}
         numbers = {name: value.item() for name, value in values.items()}
@@ -125,10 +127,10 @@ class FeaturePass:
             for positions, columns in self._outputs
         ]
 
-    def _extents(self) -> list[Tensor]:
-        """Return the smallest and the largest of each number that tells outputs apart; nothing without samples."""
+    def _extents(self) -> tuple[Tensor, bool] | None:
+        """Return the smallest and the largest of what tells outputs apart, and whether some are in half precision."""
         outputs = [columns[OUTPUT] for _, columns in self._outputs if len(columns[OUTPUT])]
-        return [torch.stack(torch.cat(outputs).aminmax(dim=0)).cpu()] if outputs else []
+        return (torch.stack(torch.cat(outputs).aminmax(dim=0)).cpu(), self.is_half) if outputs else None
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -147,15 +149,18 @@ def summarize(logits: Tensor) -> Tensor:
     return torch.stack([z.amax(dim=1), (z * weights / weights.norm()).sum(dim=1), z.logsumexp(dim=1)], dim=1)
 
 
-def _kind(extents: list[Tensor]) -> str:
+def _kind(extents: list[tuple[Tensor, bool] | None], num_samples: int) -> str:
     """Return the kind of outputs, given the extents of what tells them apart in all processes."""
-    if not extents:
+    found = [extent for extent in extents if extent is not None]
+    if not found:
         return LOGITS
-    low, high = torch.cat(extents).aminmax(dim=0)
+    low, high = torch.cat([values for values, _ in found]).aminmax(dim=0)
     size = torch.maximum(low.abs(), high.abs())
-    if (high - low)[:2].max() <= _COLLAPSED * size[:2].max():  # the log of a sum is about log(K) for tiny logits
+    # The log of a sum is about log(K) for tiny logits; a single sample is always like itself
+    if num_samples > 1 and (high - low)[:2].max() <= _COLLAPSED * size[:2].max():
         return CONSTANT
-    return LOG_PROBABILITIES if size[2] < _NORMALIZED else LOGITS
+    limit = _NORMALIZED_IN_HALF if any(is_half for _, is_half in found) else _NORMALIZED
+    return LOG_PROBABILITIES if size[2] < limit else LOGITS
 
 
 def _margins(logits: Tensor, y: Tensor) -> Tensor:

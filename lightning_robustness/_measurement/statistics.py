@@ -139,25 +139,24 @@ def preference(value: float, accuracy: float, best: float, margin: float = TIE_M
     return is_tied, accuracy, value if math.isinf(accuracy) else 0.0
 
 
-def most_robust(history: Sequence[Evaluation], reference: str | None = None) -> tuple[str, Evaluation] | None:
-    """Return the evaluation that ``RobustModelCheckpoint`` keeps by accuracy under attack, and the name of that value.
+def most_robust(history: Iterable[Evaluation], reference: str) -> Evaluation | None:
+    """Return the evaluation that ``RobustModelCheckpoint`` keeps by an accuracy under attack; None if none has it.
 
     As a run goes, an evaluation replaces the kept one if it comes first in the order of ``preference``, or is equal.
-    None if no attack ran.
 
     Example:
         >>> from lightning_robustness._measurement.statistics import most_robust
         >>> pairs = [(0.80, 0.530), (0.81, 0.527), (0.85, 0.48)]
         >>> history = [{"epoch": n, "acc": acc, "adv_acc/pgd": robust} for n, (acc, robust) in enumerate(pairs)]
-        >>> most_robust(history)
-        ('adv_acc/pgd', {'epoch': 1, 'acc': 0.81, 'adv_acc/pgd': 0.527})
+        >>> most_robust(history, "adv_acc/pgd")
+        {'epoch': 1, 'acc': 0.81, 'adv_acc/pgd': 0.527}
 
     """
-    reference, kept, best = reference or reference_of(history), None, -math.inf
+    kept, best = None, -math.inf
     for entry in comparable(history, reference, reference):
         best = max(best, entry[reference])
         kept = max(entry, kept or entry, key=lambda one: preference(one[reference], _clean_accuracy(one), best))
-    return None if kept is None else (reference, kept)
+    return kept
 
 
 def _clean_accuracy(entry: Evaluation) -> float:

@@ -168,7 +168,7 @@ def kept_epoch(
         return None
     saved = next((own for own in history if own["step"] == step), None) if checkpoint else None
     is_attacked = any(own is saved for own in entries)
-    entry = saved if saved is not None and is_attacked else found[1]
+    entry = saved if saved is not None and is_attacked else found
     is_chosen = not is_attacked or reference == by
     low, high = interval_of(entry, reference)
     kept = Kept(reference, entry, entry[reference], low, high, checkpoint=saved)
@@ -181,7 +181,8 @@ def kept_epoch(
     p_values = {step: rival(best, other).p_value for step, other in known.items() if step != int(entry["step"])}
     alike = set(tied(p_values))
     kept = kept._replace(ties=tuple(own for own in entries if int(own["step"]) in alike))
-    if not is_chosen or not all(best.positions.equal(other.positions) for other in known.values()):
+    are_same = all(best.positions.equal(other.positions) for other in known.values())
+    if not is_chosen or not are_same or not best.has_halves:
         return kept
     accuracy = _corrected(entries, reference, known)
     shift = accuracy - kept.accuracy
@@ -205,5 +206,5 @@ def _corrected(entries: Sequence[Evaluation], reference: str, known: Mapping[int
         halves = [{**own, reference: known[int(own["step"])].half(fold, is_read=False)} for own in entries]
         chosen = most_robust(halves, reference)
         assert chosen is not None
-        read.append(known[int(chosen[1]["step"])].half(fold, is_read=True))
+        read.append(known[int(chosen["step"])].half(fold, is_read=True))
     return min(max(sum(read) / 2, 0.0), 1.0)

@@ -16,11 +16,12 @@ _INPUT_NAMES = (
     "input_ids",
 )
 _LABEL_NAMES = ("label", "labels", "target", "targets", "y")
-_NOT_CLASSIFICATION = "Expected single-label classification, with one class per sample, but this is none:"
-_BATCH_FN = "If they are elsewhere, pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+_NOT_CLASSIFICATION = "Expected single-label classification, with one class per sample, but"
+_BATCH_FN = "`batch_fn=`, a callable that takes the batch and returns inputs and labels"
+_ELSEWHERE = f"If they are elsewhere, pass {_BATCH_FN}."
 _ONE_HOT = (
-    "One-hot or soft labels, and any others, can be turned into class indices by `batch_fn=`, a callable "
-    "that takes the batch and returns inputs and labels: `lambda batch: (batch[0], batch[1].argmax(dim=1))`."
+    f"One-hot or soft labels, and any others, can be turned into class indices by {_BATCH_FN}: "
+    "`lambda batch: (batch[0], batch[1].argmax(dim=1))`."
 )
 _SIGNS = "For the two classes -1 and 1, pass `batch_fn=lambda batch: (batch[0], (batch[1] > 0).long())`."
 
@@ -40,6 +41,11 @@ class Batch(NamedTuple):
     def labels(self) -> Tensor:
         """Return the labels, which attacks need."""
         return require_labels(self.y, "attacks")
+
+    @property
+    def highest_label(self) -> int:
+        """The largest label; -1 without labels."""
+        return -1 if self.y is None or len(self.y) == 0 else int(self.y.max())
 
     def first(self, number: int) -> "Batch":
         """Return the first samples."""
@@ -92,8 +98,8 @@ def require_labels(y: Tensor | None, needed_by: str, otherwise: str | None = Non
     """Return labels that have to be there."""
     if y is None:
         raise ValueError(
-            f"Expected batches with labels, for {needed_by}, but got none. Pass `batch_fn=`, a callable that takes a "
-            f"batch and returns inputs and labels{'' if otherwise is None else f', or {otherwise}'}."
+            f"Expected batches with labels, for {needed_by}, but got none. Pass {_BATCH_FN}"
+            f"{'' if otherwise is None else f', or {otherwise}'}."
         )
     return y
 
@@ -121,7 +127,7 @@ def _find(batch: Any, batch_fn: Callable[[Any], Any] | None) -> Batch:
         observed = f"one of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(
             f"Expected the inputs of a batch to be a tensor of shape (N, ...) but got {observed}. For other batches, "
-            "pass `batch_fn=`, a callable that takes the batch and returns inputs and labels."
+            f"pass {_BATCH_FN}."
         )
     if batch_fn is None and (type(y) is int or (isinstance(y, Tensor) and y.ndim == 0)):
         raise TypeError(
@@ -162,7 +168,7 @@ def _pick(batch: Any) -> Batch:
     raise TypeError(
         "Expected a batch to be a tensor, a tuple or list `(x, y, ...)`, or a mapping, dataclass or named tuple with "
         f"inputs named {', '.join(_INPUT_NAMES)} but got {type(batch).__name__}{observed}. For other batches, pass "
-        "`batch_fn=`, a callable that takes the batch and returns inputs and labels."
+        f"{_BATCH_FN}."
     )
 
 
@@ -198,7 +204,7 @@ def _read_labels(x: Tensor, y: Any, soft: bool) -> Tensor:
         found = f"there are {y.shape[1]} labels per sample, as in multi-label classification"
     else:
         raise ValueError(
-            f"Expected `y` to have shape ({len(x)},), one label per sample, but got {tuple(y.shape)}. {_BATCH_FN}"
+            f"Expected `y` to have shape ({len(x)},), one label per sample, but got {tuple(y.shape)}. {_ELSEWHERE}"
         )
     raise ValueError(f"{_NOT_CLASSIFICATION} {found} ({tuple(y.shape)}). {_ONE_HOT}")
 
@@ -207,7 +213,7 @@ def _read_float_labels(x: Tensor, y: Tensor, soft: bool) -> Tensor:
     if y.shape == x.shape and y.ndim > 2:
         raise ValueError(
             f"{_NOT_CLASSIFICATION} the second entry of the batch looks like other inputs, of shape {tuple(y.shape)}, "
-            f"as in Siamese networks. {_BATCH_FN}"
+            f"as in Siamese networks. {_ELSEWHERE}"
         )
     are_distributions = y.ndim == 2 and len(y) == len(x) and bool((y >= 0).all())
     are_distributions = are_distributions and bool(((y.sum(dim=1) - 1).abs() < 1e-2).all())
@@ -217,7 +223,7 @@ def _read_float_labels(x: Tensor, y: Tensor, soft: bool) -> Tensor:
         check_integer_tensor("y", y, _ONE_HOT)
     raise ValueError(
         f"{_NOT_CLASSIFICATION} there are {y.shape[1]} numbers per sample that do not sum to 1, as in multi-label "
-        f"classification. {_BATCH_FN}"
+        f"classification. {_ELSEWHERE}"
     )
 
 

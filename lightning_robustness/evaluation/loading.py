@@ -17,8 +17,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # `tqdm.auto` begins an i
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._measurement.feature_pass import OUTPUT, FeaturePass, Features, summarize
 from lightning_robustness._measurement.inspection import Found, agree, outputs_of
-from lightning_robustness._measurement.measure import Interrupted, measure
-from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.meters import Interrupted, Meter, measure
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.samples import (
     FixedSample,

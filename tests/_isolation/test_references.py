@@ -12,7 +12,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_robustness import RobustnessMonitor, evaluate
+from lightning_robustness import RobustnessMonitor, evaluate, sandbox
+from lightning_robustness._isolation.references import find_modules
 from tests.callbacks.modules import make_trainer
 
 NETWORKS = []
@@ -32,21 +33,34 @@ def mean_of(networks, x):
     return sum(network(x) for network in networks) / len(networks)
 
 
+class Calling(nn.Module):
+    """A module that calls what it holds."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+
+    def forward(self, x):
+        return self.call(x)
+
+
 class InList(nn.Module):
     def __init__(self, networks):
         super().__init__()
         self.networks = networks
 
     def forward(self, x):
-        return mean_of(self.networks, x)
+        return mean_of(self.networks[-2:], x)
 
 
 class InDictionary(InList):
-    def __init__(self, networks):
-        super().__init__({"all": networks})
-
     def forward(self, x):
         return mean_of(self.networks["all"], x)
+
+
+class InGlobal(nn.Module):
+    def forward(self, x):
+        return mean_of(NETWORKS, x)
 
 
 class Slots:
@@ -58,29 +72,18 @@ class Slots:
     def __call__(self, x):
         return mean_of(self.networks, x)
 
+    def method(self, x):
+        return mean_of(self.networks, x)
+
 
 class OfTheClass:
     @classmethod
-    def call(cls, module, x):
+    def call(cls, x):
         return mean_of(cls.networks, x)
 
 
-class Calling(nn.Module):
-    def __init__(self, call):
-        super().__init__()
-        self.call = call
-
-    def forward(self, x):
-        return self.call(x)
-
-
-class InGlobal(nn.Module):
-    def forward(self, x):
-        return mean_of(NETWORKS, x)
-
-
 def in_closure(networks):
-    def forward(module, x):
+    def forward(x):
         def one(number):
             return networks[number](x)
 
@@ -89,19 +92,15 @@ def in_closure(networks):
     return forward
 
 
-def in_global(module, x):
+def in_global(x):
     def all_of_them():
         return mean_of(NETWORKS, x)
 
     return all_of_them()
 
 
-def call(function, module, x):
-    return function(x)
-
-
 def of_a_function(networks):
-    def forward(module, x):
+    def forward(x):
         return mean_of(forward.networks, x)
 
     forward.networks = networks
@@ -120,7 +119,7 @@ def in_containers(networks):
     inner = collections.OrderedDict(pair=types.MappingProxyType({"pair": collections.UserList([pair])}))
     outer = collections.defaultdict(list, {"all": collections.UserDict(inner).values()})
 
-    def forward(module, x):
+    def forward(x):
         (proxy,) = outer["all"]
         (found,) = proxy["pair"]
         return mean_of([found.one[0], found.two.two[0]], x)
@@ -128,48 +127,64 @@ def in_containers(networks):
     return forward
 
 
-MODELS = {
-    "containers": lambda nets: (nn.Identity(), in_containers(nets)),
-    "an attribute of a function": lambda nets: (nn.Identity(), of_a_function(nets)),
-    "a class method": lambda nets: (nn.Identity(), of_a_class(nets)),
-    "slots": lambda nets: (nn.Identity(), functools.partial(call, Slots(nets))),
-    "a long list": lambda nets: (InList([nn.Identity()] * 200 + nets), lambda m, x: mean_of(m.networks[200:], x)),
-    "an object that the model holds": lambda nets: (Calling(Slots(nets)), None),
-    "a method that the model holds": lambda nets: (Calling(Slots(nets).__call__), None),
-    "a function that the model holds": lambda nets: (Calling(lambda x: mean_of(nets, x)), None),
-    "a list that `forward_fn` refers to": lambda nets: (nn.Identity(), lambda module, x: mean_of(nets, x)),
-    "a nested function": lambda nets: (nn.Identity(), in_closure(nets)),
-    "a list of the file, in a nested function": lambda nets: (nn.Identity(), in_global),
-    "a partial": lambda nets: (nn.Identity(), functools.partial(lambda nets, module, x: mean_of(nets, x), nets)),
-    "an attribute": lambda nets: (InList(nets), None),
-    "a dictionary": lambda nets: (InDictionary(nets), None),
-    "a list of the file": lambda nets: (InGlobal(), None),
-    "a module in a module": lambda nets: (nn.Sequential(InGlobal()), None),
+HOLDERS = {
+    "containers": in_containers,
+    "an attribute of a function": of_a_function,
+    "a class method": of_a_class,
+    "an object with slots": Slots,
+    "a method of an object": lambda nets: Slots(nets).method,
+    "a closure": lambda nets: lambda x: mean_of(nets, x),
+    "a closure of a nested function": in_closure,
+    "a list of the file, in a nested function": lambda nets: in_global,
+    "an argument of a partial": lambda nets: functools.partial(mean_of, nets),
+    "a method of a module": lambda nets: InList(nets).forward,
+    "a partial of a method": lambda nets: functools.partial(InList(nets).forward),
+    "an attribute": InList,
+    "a long list": lambda nets: InList([nn.Identity()] * 200 + nets),
+    "a dictionary": lambda nets: InDictionary({"all": nets}),
+    "a list of the file": lambda nets: InGlobal(),
+    "a module in a module": lambda nets: nn.Sequential(InGlobal()),
+    "an object that a module holds": lambda nets: Calling(Slots(nets)),
+    "a method that a module holds": lambda nets: Calling(Slots(nets).method),
+    "a function that a module holds": lambda nets: Calling(lambda x: mean_of(nets, x)),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*has no last layer")
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_networks_in_train_mode_are_evaluated_in_eval_mode(make):
-    torch.manual_seed(0)
-    networks = [make_network(), make_network()]
-    NETWORKS[:] = networks
-    for network in networks:
-        network.eval()
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_networks_in_train_mode_are_run_in_eval_mode(hold):
+    NETWORKS[:] = networks = [make_network(), make_network()]
+    forward, modules = hold(networks), [module for network in networks for module in network.modules()]
+    before = copy.deepcopy([network.state_dict() for network in networks])
+    with sandbox(forward, X) as (x,):
+        assert not any(module.training for module in modules)
+        assert torch.equal(forward(x), mean_of(networks, x))
+    assert all(module.training for module in modules)
+    for network, state in zip(networks, before, strict=True):
+        assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+
+
+def test_what_holds_no_network_has_none():
+    assert find_modules(torch.sin) == []
+
+
+def make_labels(networks):
+    """The classes that networks predict in eval mode; they are in train mode before and after."""
     with torch.no_grad():
-        y = mean_of(networks, X).argmax(dim=1)
-    for network in networks:
-        network.train()
-    with torch.no_grad():
+        y = mean_of([copy.deepcopy(network).eval() for network in networks], X).argmax(dim=1)
         assert (mean_of([copy.deepcopy(network) for network in networks], X).argmax(dim=1) != y).any()
-    before = [{name: value.clone() for name, value in network.state_dict().items()} for network in networks]
-    model, forward_fn = make(networks)
-    loader = DataLoader(TensorDataset(X, y), 20)
+    return y
+
+
+@pytest.mark.filterwarnings("ignore:.*has no last layer")
+@pytest.mark.parametrize("has_forward_fn", [False, True])
+def test_evaluate_finds_the_networks_of_model_and_forward_fn(has_forward_fn):
+    networks = [make_network(), make_network()]
+    loader = DataLoader(TensorDataset(X, make_labels(networks)), 20)
+    model, forward_fn = InList(networks), None
+    if has_forward_fn:
+        model, forward_fn = nn.Identity(), lambda module, x: mean_of(networks, x)
     report = evaluate(model, loader, forward_fn=forward_fn, attacks=["fgsm"], eps=0.01, fim_samples=20, progress=False)
     assert report.metrics["acc"] == 1
-    for network, state in zip(networks, before, strict=True):
-        assert all(module.training for module in network.modules())
-        assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
 
 
 class Hiding(L.LightningModule):

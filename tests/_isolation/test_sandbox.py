@@ -158,35 +158,6 @@ def test_nested():
     assert_same(before, snapshot(network))
 
 
-class Wrapper:
-    def __init__(self, module):
-        self.module = module
-
-    def __call__(self, x):
-        return self.module(x)
-
-    def method(self, x):
-        return self.module(x)
-
-
-GLOBAL = nn.Linear(2, 2)
-
-
-def test_modules_behind_a_callable_are_found():
-    module = nn.Linear(2, 2)
-    assert find_modules(module) == [module]
-    assert find_modules(module.forward) == [module]
-    assert find_modules(functools.partial(module.forward)) == [module]
-    assert find_modules(functools.partial(lambda network, x: network(x), module)) == [module]
-    assert find_modules(lambda x: module(x)) == [module]
-    assert find_modules(lambda x: GLOBAL(x)) == [GLOBAL]
-    assert find_modules(Wrapper(module)) == [module]
-    assert find_modules(Wrapper(module).method) == [module]
-    assert find_modules(Wrapper({"all": [module]})) == [module]
-    assert find_modules(functools.partial(lambda networks, x: networks[0](x), [module])) == [module]
-    assert find_modules(torch.sin) == []
-
-
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

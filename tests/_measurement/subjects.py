@@ -1,7 +1,7 @@
 import torch
 
 from lightning_robustness._measurement.findings import conclude
-from lightning_robustness._measurement.measure import measure
+from lightning_robustness._measurement.meters import measure
 from lightning_robustness._measurement.plan import Plan
 from lightning_robustness._measurement.samples import Samples
 from lightning_robustness._measurement.subject import Subject

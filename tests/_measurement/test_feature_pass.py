@@ -13,8 +13,6 @@ from lightning_robustness.functional import robustness_difference_index, roby
 from tests import references
 from tests._measurement.subjects import CPU
 
-pytestmark = [pytest.mark.filterwarnings("ignore:The samples were predicted as")]
-
 
 def features(num_classes=4, dtype=torch.float32, number=60):
     """Embeddings, logits in clusters, and labels."""
@@ -31,7 +29,8 @@ def add(features, embedding, logits, y, positions):
 
 def measure_features(features, embedding, logits, y, batch_size, first=0):
     for rows in torch.arange(len(logits)).split(batch_size):
-        add(features, embedding[rows], logits[rows], None if y is None else y[rows], first + rows)
+        parts = (None if part is None else part[rows] for part in (embedding, logits, y))
+        add(features, *parts, first + rows)
     return features.compute(Processes())
 
 
@@ -75,21 +74,28 @@ def test_features_without_labels():
 
 def test_without_embeddings():
     _, logits, y = features()
-    features_pass = FeaturePass(4, "exact", CPU, has_embedding=False)
-    add(features_pass, None, logits, y, torch.arange(60))
-    found = features_pass.compute(Processes())
+    found = measure_features(FeaturePass(4, "exact", CPU, has_embedding=False), None, logits, y, 60)
     values = found.values
     assert values.keys() == {"rdi", "rdi_intra", "rdi_inter", "samples", "acc"}
     assert values["rdi"] == pytest.approx(references.rdi(logits, logits.argmax(dim=1))["rdi"], abs=1e-6)
     assert found.distances.keys() == {"rdi"}
 
 
-@pytest.mark.parametrize("scale", [1, 1e-7])
-def test_tiny_logits_are_not_constant(scale):
-    embedding, logits, y = features()
-    features_pass = FeaturePass(4, "exact", CPU)
-    add(features_pass, embedding, logits * scale, y, torch.arange(60))
-    assert features_pass.compute(Processes()).outputs == "logits"
+OUTPUTS = {
+    "logits": (lambda z: z, "logits"),
+    "tiny logits": (lambda z: 1e-7 * z, "logits"),
+    "a single sample": (lambda z: z[:1], "logits"),
+    "log-probabilities": (lambda z: z.log_softmax(dim=1), "log-probabilities"),
+    "a constant": (lambda z: z[:1].expand_as(z), "constant"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("change", "expected"), OUTPUTS.values(), ids=OUTPUTS)
+def test_kinds_of_outputs(change, expected, dtype):
+    _, logits, _ = features(100, dtype)
+    found = measure_features(FeaturePass(100, "exact", CPU, has_embedding=False), None, change(logits), None, 7)
+    assert found.outputs == expected
 
 
 @pytest.mark.parametrize(("num_predicted", "is_there"), [(1, True), (2, False), (3, True)])

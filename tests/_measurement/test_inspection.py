@@ -132,6 +132,13 @@ def test_rehearsal_has_the_other_entries_of_the_batch():
     torch.testing.assert_close(seen[0], measured.model(X[:1], torch.ones(1, 6)))
 
 
+def outputs_of(logits):
+    """What tells the outputs of a pass apart, as validation keeps them."""
+    features = FeaturePass(3, "exact", CPU)
+    features.add(batch(), HeadCall(None, logits.detach()))
+    return features.outputs()
+
+
 CHANGES = {
     "the largest logit": lambda z: torch.where(z == z.amax(dim=1, keepdim=True), 1.02 * z + 0.02, z),
     "another class": lambda z: z[:, [1, 2, 0]],
@@ -143,9 +150,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_any_logits_that_differ_from_those_of_validation_are_seen(change):
     model = network()
-    features = FeaturePass(3, "exact", CPU)
-    features.add(batch(), HeadCall(None, model(X).detach()))
-    outputs = features.outputs()
+    outputs = outputs_of(model(X))
     assert largest_difference(subject(model), samples(X), outputs) < 1e-6
     assert largest_difference(subject(lambda x: change(model(x))), samples(X), outputs) > 0.01
 
@@ -153,23 +158,19 @@ def test_any_logits_that_differ_from_those_of_validation_are_seen(change):
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
 def test_logits_of_any_size_are_compared(size):
     model = network()
-    features = FeaturePass(3, "exact", CPU)
-    features.add(batch(), HeadCall(None, size * model(X).detach()))
-    assert largest_difference(subject(lambda x: size * model(x)), samples(X), features.outputs()) < 1e-6
+    outputs = outputs_of(size * model(X))
+    assert largest_difference(subject(lambda x: size * model(x)), samples(X), outputs) < 1e-6
     moved = subject(lambda x: 1.02 * size * model(x))
-    assert largest_difference(moved, samples(X), features.outputs()) == pytest.approx(0.02, rel=0.01)
+    assert largest_difference(moved, samples(X), outputs) == pytest.approx(0.02, rel=0.01)
 
 
 def test_the_rounding_of_a_collapsed_network_is_no_difference():
     model = network()
-    rounded = (model(X).detach().sum(dim=1, keepdim=True) * 1e-7).expand(-1, 3)
-    features = FeaturePass(3, "exact", CPU)
-    features.add(batch(), HeadCall(None, rounded))
-    assert largest_difference(subject(lambda x: 0 * model(x)), samples(X), features.outputs()) < 0.005
-    features = FeaturePass(3, "exact", CPU)
-    features.add(batch(), HeadCall(None, model(X).detach() * 100 - 1000))  # log-probabilities, for instance
+    outputs = outputs_of((model(X).sum(dim=1, keepdim=True) * 1e-7).expand(-1, 3))
+    assert largest_difference(subject(lambda x: 0 * model(x)), samples(X), outputs) < 0.005
+    outputs = outputs_of(model(X) * 100 - 1000)  # log-probabilities, for instance
     shifted = subject(lambda x: model(x) * 100 - 1000 + 1e-4)
-    assert largest_difference(shifted, samples(X), features.outputs()) < 1e-6
+    assert largest_difference(shifted, samples(X), outputs) < 1e-6
 
 
 class Noisy(nn.Module):
@@ -195,6 +196,4 @@ class Queue(Noisy):
 @pytest.mark.parametrize("make", [Noisy, Queue])
 def test_a_network_that_depends_on_earlier_passes_cannot_be_compared(make):
     model = make()
-    features = FeaturePass(3, "exact", CPU)
-    features.add(batch(), HeadCall(None, model(X).detach()))
-    assert largest_difference(subject(model), samples(X), features.outputs()) == 0
+    assert largest_difference(subject(model), samples(X), outputs_of(model(X))) == 0

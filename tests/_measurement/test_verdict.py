@@ -71,6 +71,14 @@ def test_without_outcomes_there_are_neither_ties_nor_a_correction():
     assert kept_epoch([{"epoch": 0, "step": 1, "rdi": 0.5}]) is None
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 8])
+def test_samples_of_one_half_give_no_correction(number):
+    outcomes = {epoch: outcome(torch.arange(number) < epoch) for epoch in range(2)}
+    kept = kept_epoch(*run(None, [0.8] * 2, outcomes))
+    assert kept.entry["epoch"] == 1
+    assert kept.is_corrected == (len(outcomes[0].folds.unique()) == 2)
+
+
 def test_correction_removes_the_optimism_of_the_choice():
     """Of thirty epochs that are equally robust, the best looks better than it is."""
     generator, naive, corrected = np.random.default_rng(0), [], []

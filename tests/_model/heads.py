@@ -2,7 +2,6 @@
 
 import torch
 
-from lightning_robustness._model.access import find_logits
 from lightning_robustness._model.head import HeadTap
 from lightning_robustness._model.route import find_route
 from tests import zoo
@@ -26,9 +25,7 @@ def count_hooks(network):
 def expected_call(network, x):
     """What enters the head, and what the network returns."""
     with torch.no_grad():
-        output = network(x)
-        output = output[network.entry] if isinstance(output, tuple) else find_logits(output)
-        return (network.pooled(x) if network.has_embedding else None), output
+        return (network.pooled(x) if network.has_embedding else None), network.read(network(x))
 
 
 def find_head(network, x, forward=None, head=None):

@@ -19,7 +19,7 @@ from lightning_robustness._model.access import (
     pick_entry,
     try_forward,
 )
-from lightning_robustness._model.batch import check_label_range, read_batch
+from tests.callbacks.modules import make_trainer
 
 X, Z = torch.randn(4, 2), torch.randn(4, 3)
 
@@ -83,11 +83,18 @@ def test_differentiable():
         check_differentiable(Z, "use another model")
 
 
-def test_probabilities():
-    assert are_probabilities(Z.softmax(dim=1))
-    assert not are_probabilities(Z)
-    assert not are_probabilities(2 * Z.softmax(dim=1))
-    assert not are_probabilities(Z[:0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_probabilities(dtype):
+    z = torch.randn(40, 10).to(dtype)
+    assert are_probabilities(z.softmax(dim=1))
+    assert are_probabilities(z.softmax(dim=1).float())
+    assert not are_probabilities(z)
+    assert not are_probabilities(2 * z.softmax(dim=1))
+    assert not are_probabilities(z[:0])
+
+
+# What takes no trained network
+QUICK = {"attacks": [], "fim_samples": 0, "progress": False}
 
 
 class WithoutForward(L.LightningModule):
@@ -108,66 +115,22 @@ class TakesBatch(WithoutForward):
         return self.net(x)
 
 
-def make_loader(num_samples=6):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(num_samples, 4, generator=generator)
-    return DataLoader(TensorDataset(x, (x[:, 0] > 0.5).long()), batch_size=3)
-
-
-def fit(model, **options):
-    callback = AdversarialTraining("pgd", eps=0.1, steps=1, **options)
-    trainer = L.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback],
-    )
-    trainer.fit(model, make_loader())
-    return trainer
+def make_data():
+    x = torch.rand(6, 4, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, (x[:, 0] > 0.5).long())
 
 
 @pytest.mark.parametrize("kind", [WithoutForward, TakesBatch])
-def test_adversarial_training_names_forward_fn_as_the_monitor_does(kind):
+def test_adversarial_training_names_forward_fn_as_the_monitor_does(tmp_path, kind):
+    def fit(**options):
+        trainer = make_trainer(tmp_path, AdversarialTraining("pgd", eps=0.1, steps=1, **options))
+        trainer.fit(kind(), DataLoader(make_data(), batch_size=3))
+        return trainer
+
     with pytest.raises(ValueError, match=r"`forward_fn=`.*lambda module, x: module\.net\(x\)"):
-        fit(kind())
-    trainer = fit(kind(), forward_fn=lambda module, x: module.net(x))
+        fit()
+    trainer = fit(forward_fn=lambda module, x: module.net(x))
     assert trainer.callback_metrics["adversarial_training/loss"].isfinite()
-
-
-@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
-@pytest.mark.parametrize("values", [[-1, 1, 1], [-1, -1, -1]])
-def test_labels_of_minus_one_and_one_keep_both_classes(values, dtype):
-    batch = torch.rand(3, 2), torch.tensor(values, dtype=dtype)
-    with pytest.raises(ValueError, match=r"`batch_fn=lambda batch: \(batch\[0\], \(batch\[1\] > 0\)\.long\(\)\)`"):
-        check_label_range(read_batch(batch).y, 2)
-    y = read_batch(batch, lambda batch: (batch[0], (batch[1] > 0).long())).y
-    check_label_range(y, 2)
-    assert (2 * y - 1).tolist() == values
-
-
-def test_a_label_of_minus_one_among_others_is_no_class():
-    with pytest.raises(ValueError, match="ignore_index"):
-        check_label_range(torch.tensor([-1, 0, 1]), 2)
-
-
-@pytest.mark.parametrize(
-    ("third", "found"), [(5, "int"), (torch.zeros(3), "Tensor"), ({"mask": "text"}, "str for 'mask'")]
-)
-def test_the_third_value_of_batch_fn_is_a_dictionary_of_tensors(third, found):
-    with pytest.raises(TypeError, match=f"third value of `batch_fn` .* but got {found}"):
-        read_batch(None, lambda batch: (torch.zeros(3, 1), None, third))
-
-
-@pytest.mark.parametrize("size", [(), (1,), (2, 4), (4, 4)])
-def test_the_third_value_of_batch_fn_has_a_row_per_sample(size):
-    def batch_fn(batch):
-        return *batch, {"mask": torch.ones(size)}
-
-    with pytest.raises(ValueError, match=r"third value of `batch_fn` .*3 rows.*'mask'"):
-        read_batch((torch.zeros(3, 1), None), batch_fn)
 
 
 class Masked(nn.Linear):
@@ -178,18 +141,18 @@ class Masked(nn.Linear):
 def test_what_batch_fn_names_is_taken():
     def measured(name, model, forward_fn=None):
         loader = [(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), torch.tensor([0.0, 1.0, 0.0, 1.0]))]
-        options = {"attacks": [], "fim_samples": 0, "progress": False, "forward_fn": forward_fn}
-        return evaluate(model, loader, batch_fn=lambda batch: (*batch[:2], {name: batch[2]}), **options).metrics["acc"]
+        options = {"batch_fn": lambda batch: (*batch[:2], {name: batch[2]}), "forward_fn": forward_fn}
+        return evaluate(model, loader, **options, **QUICK).metrics["acc"]
 
     model = Masked(2, 2)
     with torch.no_grad():
-        model.weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
-        model.bias.copy_(torch.tensor([1.0, 0.0]))
+        model.weight.copy_(torch.tensor([[0.0, 0.0], [2.0, 2.0]]))
+        model.bias.copy_(torch.tensor([3.0, 0.0]))
     assert measured("mask", model) == 1
     assert measured("mask", model, lambda module, x, **others: module(x, **others)) == 1
     with pytest.raises(ValueError, match=r"`forward` takes x, mask but not 'maks'\. Rename"):
         measured("maks", model)
-    assert measured("mask", model) > measured("mask", model, lambda module, x, mask: module(x, mask=0 * mask))
+    assert measured("mask", model, lambda module, x, mask: module(x, mask=1 - mask)) == 0
 
 
 def test_what_fails_is_named():
@@ -207,25 +170,18 @@ def test_what_fails_is_named():
 
 def test_a_model_without_values():
     with pytest.raises(ValueError, match=r"meta device.*to_empty"):
-        evaluate(nn.Linear(4, 2, device="meta"), make_loader(), attacks=[], progress=False)
+        evaluate(nn.Linear(4, 2, device="meta"), DataLoader(make_data(), batch_size=3), **QUICK)
 
 
 def test_single_samples_are_no_batches():
-    data = make_loader().dataset
-    options = {"attacks": [], "fim_samples": 0, "progress": False}
+    data = make_data()
     for samples in (data, [(x, int(y)) for x, y in data]):
         with pytest.raises(TypeError, match=r"single samples.*DataLoader\(dataset, batch_size=128\)"):
-            evaluate(nn.Linear(4, 2), list(samples), **options)
+            evaluate(nn.Linear(4, 2), list(samples), **QUICK)
         loader = DataLoader(samples, batch_size=128)
-        assert evaluate(nn.Linear(4, 2), loader, **options).metrics["samples"] == len(data)
+        assert evaluate(nn.Linear(4, 2), loader, **QUICK).metrics["samples"] == len(data)
 
 
 def test_inputs_and_labels_are_no_loader():
-    x, y = make_loader().dataset.tensors
-    options = {"attacks": [], "fim_samples": 0, "progress": False}
     with pytest.raises(TypeError, match=r"TensorDataset\(x, y\)"):
-        evaluate(nn.Linear(4, 2), (x, y), **options)
-    model = nn.Linear(4, 2)
-    nn.init.eye_(model.weight)
-    report = evaluate(model, DataLoader(TensorDataset(x, y), batch_size=128), **options)
-    assert report.metrics["samples"] == len(x)
+        evaluate(nn.Linear(4, 2), make_data().tensors, **QUICK)

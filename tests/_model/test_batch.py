@@ -186,7 +186,7 @@ def test_batch_function():
         ((X, torch.rand(3)), ValueError, r"single-label classification.* real numbers, from .*, as in regression"),
         ((X, 2 * torch.ones(3, 1)), ValueError, r"real numbers, from 2 to 2, as in regression"),
         ((X, torch.ones(3, 4)), ValueError, r"4 numbers per sample that do not sum to 1, as in multi-label"),
-        ((X, torch.eye(8).long()[Y]), ValueError, r"none: there are 8 labels per sample.*\(3, 8\)\)\. One-hot"),
+        ((X, torch.eye(8).long()[Y]), ValueError, r"but there are 8 labels per sample.*\(3, 8\)\)\. One-hot"),
         ((X, Y.reshape(3, 1, 1).expand(3, 4, 4)), ValueError, r"a label for each position, as in segmentation"),
         ((torch.rand(3, 1, 2), torch.rand(3, 1, 2), Y), ValueError, r"looks like other inputs.*Siamese.*batch_fn="),
         ((Y, X, Y), ValueError, r"first entry looks like indices.*`batch_fn=lambda batch: \(batch\[1\], batch\[2\]\)"),
@@ -229,6 +229,7 @@ def test_soft_labels_where_they_are_wanted():
             r"from -100 to 2\. .*`ignore_index`.*batch\[1\] >= 0\]\)`",
             lambda b: (b[0][b[1] >= 0], b[1][b[1] >= 0]),
         ),
+        ([-1, 0, 1], "`ignore_index`", lambda b: (b[0][b[1] >= 0], b[1][b[1] >= 0])),
         ([7, 9, 4], r"such as lengths.*lambda batch: \(batch\[0\], batch\[2\]\)", lambda b: (b[0], b[2])),
     ],
 )
@@ -243,6 +244,31 @@ def test_labels_without_a_class_and_the_remedy(labels, match, batch_fn):
     check_label_range(y[:0], 3)
     with pytest.raises(ValueError, match="read as two classes; regression cannot be measured"):
         check_label_range(torch.tensor([5]), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+@pytest.mark.parametrize("values", [[-1, 1, 1], [-1, -1, -1]])
+def test_labels_of_minus_one_and_one_keep_both_classes(values, dtype):
+    batch = X, torch.tensor(values, dtype=dtype)
+    with pytest.raises(ValueError, match=r"`batch_fn=lambda batch: \(batch\[0\], \(batch\[1\] > 0\)\.long\(\)\)`"):
+        check_label_range(read_batch(batch).y, 2)
+    y = read_batch(batch, lambda batch: (batch[0], (batch[1] > 0).long())).y
+    check_label_range(y, 2)
+    assert (2 * y - 1).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("third", "found"), [(5, "int"), (torch.zeros(3), "Tensor"), ({"mask": "text"}, "str for 'mask'")]
+)
+def test_the_third_value_of_batch_fn_is_a_dictionary_of_tensors(third, found):
+    with pytest.raises(TypeError, match=f"third value of `batch_fn` .* but got {found}"):
+        read_batch((X, Y), lambda batch: (*batch, third))
+
+
+@pytest.mark.parametrize("size", [(), (1,), (2, 4), (4, 4)])
+def test_the_third_value_of_batch_fn_has_a_row_per_sample(size):
+    with pytest.raises(ValueError, match=r"third value of `batch_fn` .*3 rows.*'mask'"):
+        read_batch((X, Y), lambda batch: (*batch, {"mask": torch.ones(size)}))
 
 
 def test_bad_batch_function():

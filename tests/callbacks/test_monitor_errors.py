@@ -64,6 +64,7 @@ PARTS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*the summary of the run is left out")
 @pytest.mark.parametrize("name", PARTS)
 def test_no_error_of_the_monitor_ends_training(tmp_path, monkeypatch, name):
     owner, function, number, consequence = PARTS[name]

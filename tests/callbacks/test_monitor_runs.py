@@ -49,6 +49,7 @@ class Mapped(Classifier):
         )
 
 
+@pytest.mark.filterwarnings("ignore:Mapped has no last layer")
 def test_layers_within_a_transform_of_torch(tmp_path):
     torch.manual_seed(0)
     module, mapped = Classifier(), Mapped()
@@ -86,7 +87,6 @@ def test_settings_of_the_trainer(tmp_path, kwargs, samples):
     assert len(monitor.history) == 1
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_precision_of_the_network_does_not_matter_for_a_double_one(tmp_path):
     module = Classifier()
     values = [
@@ -107,7 +107,6 @@ def compiled_in_place(module):
     return module
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.parametrize("compiled", [compiled_network, compiled_in_place, lambda m: torch.compile(m, backend="eager")])
 def test_compiled_networks(tmp_path, compiled):
     module = Classifier()
@@ -167,6 +166,7 @@ class Absent(Unusual):
         self.net(batch[0].flip(0))
 
 
+@pytest.mark.filterwarnings("ignore:.*runs the network several times per batch")
 def test_the_call_on_the_batch_itself_counts(tmp_path):
     module = Unusual()
     values = [validated(tmp_path, module, small_monitor())]

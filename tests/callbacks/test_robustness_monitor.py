@@ -291,7 +291,7 @@ class Constant(Classifier):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
+@pytest.mark.filterwarnings("ignore:.*the validation loader shuffles")
 def test_shuffled_loaders_and_streams_get_one_sample_for_the_whole_run(tmp_path):
     class Stream(IterableDataset):
         def __iter__(self):

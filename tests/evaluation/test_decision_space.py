@@ -4,7 +4,7 @@ from sklearn.decomposition import PCA
 from torch import nn
 
 from lightning_robustness._measurement.inspection import inspect
-from lightning_robustness._measurement.measure import measure
+from lightning_robustness._measurement.meters import measure
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import Processes
 from lightning_robustness.attacks import PGD

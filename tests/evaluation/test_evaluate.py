@@ -163,7 +163,6 @@ def test_leaves_no_trace_when_it_fails():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_probabilities_are_noticed():
     model = nn.Sequential(linear(), nn.Softmax(dim=1))
     with pytest.warns(UserWarning, match="Sequential look like probabilities"):

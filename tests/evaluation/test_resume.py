@@ -156,6 +156,7 @@ class InNumPy(nn.Module):
         return torch.from_numpy(x.numpy().reshape(len(x), -1)[:, :4])
 
 
+@pytest.mark.filterwarnings("ignore:InNumPy has no last layer")
 def test_models_without_gradients_are_resumed(tmp_path):
     options = {"attacks": ["square"], "eps": EPS, "fim_samples": 0, "model": InNumPy()}
     expected = without_times(evaluate_some(tmp_path, **options))

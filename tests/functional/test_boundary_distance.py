@@ -91,6 +91,7 @@ def test_rivals_are_those_with_the_highest_logits(options):
     torch.testing.assert_close(boundary_distance(model, x, y, **options), torch.stack(expected))
 
 
+@pytest.mark.filterwarnings("ignore:Power iteration took all 1 steps")
 @pytest.mark.gpu_like
 @pytest.mark.parametrize("method", ["exact", "lanczos", "power", "rayleigh"])
 @pytest.mark.parametrize("num_classes", [4, 30])

@@ -121,7 +121,6 @@ def test_merging_of_another_width_is_refused_and_the_state_stays_usable(storage)
     torch.testing.assert_close(other.compute(), robustness_difference_index(features, preds))
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 @pytest.mark.parametrize("metric_class", [RobustnessDifferenceIndex, ROBY])
 @each_storage
 def test_compute_before_update_warns_and_is_the_worst(metric_class, storage):

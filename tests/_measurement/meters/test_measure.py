@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_robustness._measurement.measure import Interrupted, measure
-from lightning_robustness._measurement.meters import Meter
+from lightning_robustness._measurement.meters import Interrupted, Meter, measure
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._processes import OtherProcessError, Processes
 from tests._measurement.subjects import rows_of, samples, subject
