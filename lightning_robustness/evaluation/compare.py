@@ -21,6 +21,7 @@ from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.reports.comparison_checks import (
     UNCLASSIFIED,
     check_budget,
+    check_names,
     check_prior,
     check_reports,
 )
@@ -28,6 +29,7 @@ from lightning_robustness.evaluation.reports.comparison_report import Comparison
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.resume import subfolder
 from lightning_robustness.evaluation.session import check_session
+from lightning_robustness.evaluation.sweep import DISCRETE
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics._base import Storage
@@ -146,6 +148,7 @@ def compare(
             f"Expected argument `models` to be a mapping of names to models or reports but got "
             f"{type(models).__name__}. Pass a dictionary, such as {{'a': first, 'b': second}}."
         )
+    check_names(models)
     attacks = list_attacks(attacks)
     budgets = read_budgets("budgets", budgets)
     plan = plan_sweep(attacks, budgets, input_space, strength=strength, norm=norm)
@@ -170,8 +173,10 @@ def compare(
         try:
             with processes.step():  # so that a model fails in all processes or in none
                 report = evaluate(model, **options | {"num_classes": known, "resume": subfolder(resume, name)})
-            if report.interrupted is not None or report.sweep is None:
+            if report.interrupted is not None:
                 break
+            if report.sweep is None:  # only integers cannot be attacked
+                raise TypeError(DISCRETE)
             if report.sweep.clean_accuracy > 0:
                 check_reports({**reports, name: report})
                 reports[name] = report

@@ -96,7 +96,8 @@ def get_projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:
 
     def tsne(features: Tensor) -> Tensor:
         perplexity = min(30.0, (len(features) - 1) / 3)
-        transform = manifold.TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform
+        start = "pca" if features.shape[1] > 1 else "random"
+        transform = manifold.TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform
         return torch.as_tensor(transform(features.float().cpu().numpy()))
 
     return tsne

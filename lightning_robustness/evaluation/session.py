@@ -53,7 +53,8 @@ def open_session(
     folder = open_folder(resume, model, processes, facts)
     shown = progress and processes.rank == 0
     with processes.together(on_device(model, device)) as place:
-        subject = Subject(model, access, access.forward(model), place, batch_size, seed, shown)
+        # Tensors are split by integers of Python only
+        subject = Subject(model, access, access.forward(model), place, int(batch_size), seed, shown)
         yield Session(subject, processes, folder)
 
 

@@ -31,6 +31,12 @@ from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, 
 from lightning_robustness.evaluation.session import open_session
 from lightning_robustness.input_space import InputSpace
 
+DISCRETE = (
+    "Expected inputs that attacks can change by small amounts but got integers. For tokens, pass `embed_fn=`, a "
+    "callable that takes the model and tokens and returns their embeddings; for pixels up to 255 that the model "
+    "converts itself, `input_space=InputSpace(high=255)`."
+)
+
 
 def sweep(
     model: nn.Module,
@@ -191,8 +197,10 @@ def _count(passed: Passed, meter: SweepMeter) -> int:
 
 
 def _look(subject: Subject, batch: Batch) -> tuple[Subject, None]:
-    """Find out how the logits of a model come about; the attacks check the inputs."""
+    """Find out how the logits of a model come about; the attacks check the range of the inputs."""
     batch.labels()
     model, access = subject.model, subject.access
+    if not batch.x.is_floating_point() and access.embed_fn is None and not access.takes_bytes(batch.x):
+        raise TypeError(DISCRETE)
     subject = replace(subject, extra=access.find_extras(model, batch))
     return replace(subject, route=inspect_outputs(model, access, subject.logits_of_loaded, batch)), None

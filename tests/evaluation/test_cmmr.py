@@ -55,6 +55,12 @@ def test_constant_or_missing_metric_counts_for_nothing(filler):
     torch.testing.assert_close(result.scores, without.scores)
 
 
+def test_weights_may_be_numbers_of_numpy():
+    table, prior = torch.rand(2, 1, 4, 2), [0.5, 2.0]
+    found = composite_scores(table, (True, False), list(np.float32(prior)), np.float32(0.25))
+    assert found.weights.tolist() == composite_scores(table, (True, False), prior, 0.25).weights.tolist()
+
+
 def test_metric_that_varies_by_rounding_only_is_constant():
     table = torch.rand(2, 1, 4, 2)
     table[..., 1] = 0.3 + 1e-8 * torch.rand(2, 1, 4)

@@ -1,8 +1,12 @@
+import json
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from lightning_robustness import InputSpace
 from lightning_robustness.evaluation import ComparisonReport, compare, evaluate, session, sweep
 from tests.evaluation.reports.reports import make_report
 
@@ -77,6 +81,42 @@ def test_different_numbers_of_classes_are_found_before_the_sweep(loader, digits_
     assert "10 classes, as `num_classes`" in report.failed["b"]
     assert f"b is left out: it could not be measured. {report.failed['b']}" in report.notes
     assert type(report).from_dict(report.to_dict()).failed == report.failed
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.embedding(x).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:Inputs are integers", "ignore:Only one class was predicted")
+def test_tokens_need_their_embeddings():
+    model, loader = Tokens(), [(torch.arange(32).reshape(8, 4) % 4, torch.arange(8) % 2)]
+    with pytest.raises(TypeError, match=r"small amounts but got integers.*`embed_fn="):
+        compare({"a": model}, loader, **OPTIONS)
+    with pytest.raises(TypeError, match=r"small amounts but got integers.*`embed_fn="):
+        sweep(model, loader, **OPTIONS)
+    remedy = {"embed_fn": lambda module, x: module.embedding(x), "input_space": InputSpace(None, None)}
+    remedy["forward_fn"] = lambda module, embeddings: module.head(embeddings.mean(1))
+    assert sweep(model, loader, **remedy, **OPTIONS).samples == 8
+    assert list(compare({"a": model}, loader, **remedy, **OPTIONS).reports) == ["a"]
+
+
+@pytest.mark.parametrize("name", [3, None, " "])
+def test_names_are_strings(name):
+    with pytest.raises(ValueError, match=f"not empty but got {name!r}"):
+        compare({name: Untouchable()}, [], **OPTIONS)
+    with pytest.raises(ValueError, match=f"not empty but got {name!r}"):
+        ComparisonReport({name: make_report()})
+
+
+def test_numbers_of_numpy_can_be_written():
+    weight = np.float32(0.5)
+    report = compare({"a": make_report()}, prior={"accuracy": weight}, balance=weight, rank_budget=np.float64(0.1))
+    assert ComparisonReport.from_dict(json.loads(report.to_json())).to_dict() == report.to_dict()
 
 
 class Broken(nn.Module):

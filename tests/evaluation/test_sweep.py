@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_robustness._measurement import plan
 from lightning_robustness.attacks import PGD, Square, get_attack, run_attack
-from lightning_robustness.evaluation import compare, sweep
+from lightning_robustness.evaluation import compare, evaluate, sweep
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
 
@@ -134,6 +134,13 @@ def test_budgets_may_be_arrays_and_attacks_an_iterator(eps):
     report = sweep(linear(), data, iter(["fgsm"]), eps, progress=False)
     assert json.loads(report.to_json())["budgets"] == [0.125, 0.25]
     assert report.values["accuracy"] == [[1.0, 0.0]]  # the first class wins the tie at 0.125
+
+
+def test_counts_may_be_integers_of_numpy():
+    data, counts = [(torch.rand(5, 2), torch.tensor([0, 1, 0, 1, 0]))], {"batch_size": np.int64(2), "seed": np.int64(1)}
+    options = {"attacks": ["fgsm"], "attack_samples": np.int64(4), "progress": False, **counts}
+    assert sweep(linear(), data, **options).samples == 4
+    assert evaluate(linear(), data, fim_samples=np.int64(3), **options).metrics["samples_fim"] == 3
 
 
 def test_settings_say_what_was_run():

@@ -81,6 +81,8 @@ class ComparisonReport(Report):
 
     def __post_init__(self) -> None:
         check_prior(self.prior, self.balance, cast(Weighting, self.weighting))
+        # Numbers of NumPy could not be written as JSON
+        self.prior, self.balance = {name: float(weight) for name, weight in self.prior.items()}, float(self.balance)
         self._sweeps = check_reports(self.reports)
         self._first = next(iter(self._sweeps.values()))
         self.attacks, self.budgets = self._first.attacks, self._first.budgets
