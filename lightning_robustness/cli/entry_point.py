@@ -11,12 +11,12 @@ from lightning_robustness.cli.parser import make_parser
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 _SIGNS = ("trainer", "seed_everything")
-# An argument of Python in a message, with its value where that is plain, and values that options write otherwise
-_ARGUMENT = r"(?<![\w.-])`?{}(?:`|=('[\w-]+'|-?[\d./]*\d(?:e-?\d+)?|None|\(\)|\[\])?)"
-_CALL = r"(?<=\w)\([^()]*\)"
 # No option by themselves
 _PARTS = {"input_space": "input_space.low, --input_space.high"}
-_VALUES = {"()": "", "[]": "", "None": "null"}
+# Arguments that a message names in a more precise way too, and how it does
+_COVERED = {"eps": "budgets`", "input_space": "InputSpace("}
+# Values of Python that options can have too
+_PLAIN = r"'?[\w./-]*'?"
 # Errors of arguments, and of a model or data that do not fit; others are failures
 _MISFITS = (FileNotFoundError, ModuleNotFoundError, PermissionError, TypeError, ValueError)
 
@@ -103,20 +103,18 @@ def _reject(parser: Any, given: Sequence[str], error: Exception) -> None:
 
 
 def _with_flags(message: str, command: Any) -> str:
-    """Add the options that stand for the arguments of Python which a message names, but for those of other calls."""
-    own, before = message, ""
-    while own != before:  # calls within calls
-        own, before = re.sub(_CALL, lambda call: " " * len(call[0]), own), own
+    """Add the options that stand for the arguments of Python that stand at the start of code in a message."""
     flags: list[tuple[int, str]] = []
     for action in command._actions:
         place, _, name = action.dest.rpartition(".")
-        text = own if not place else message if "InputSpace" in message else ""
-        if name == "eps" and "budgets`" in own:  # which hold it
+        if name in _COVERED and _COVERED[name] in message:
             continue
-        for found in re.finditer(_ARGUMENT.format(name), text):
-            value = "package.module:function" if name.endswith("_fn") else _VALUES.get(found[1], found[1] or "")
-            value = value.replace("'", "")
-            flags.append((found.start(), f"--{_PARTS.get(action.dest, action.dest)} {value}".strip()))
+        pattern = rf"InputSpace\([^`]*?\b{name}=([^,)]*)" if place else rf"`{name}(?:=([^`]*))?`"
+        for found in re.finditer(pattern, message):
+            value = found[1] if re.fullmatch(_PLAIN, found[1] or "-") else None
+            value = "package.module:function" if name.endswith("_fn") else (value or "").strip("'")
+            value = "null" if value == "None" else value
+            flags.append((found.end(), f"--{_PARTS.get(action.dest, action.dest)} {value}".strip()))
     listed = ", ".join(dict.fromkeys(flag for _, flag in sorted(flags)))
     return f"{message}\nOn the command line: {listed}" if flags else message
 

@@ -48,7 +48,7 @@ _DEVICE_OPTIONS = {
 # Arguments of the functions that the command line takes in another form, such as a path: types, or of each in a list
 OPTIONS: dict[str, tuple[Any, str]] = {
     "attacks": (list[str], "Attacks by name (--list_attacks); none if empty."),
-    "eps": (_BUDGET, "Budget of the attacks, such as 0.1 or 8/255."),
+    "eps": (_BUDGET | None, "Budget of the attacks, such as 0.1 or 8/255; null for the default of each."),
     "budgets": (list[_BUDGET], "Budgets, increasing, such as 2/255 4/255 8/255."),
     "sweep_budgets": (list[_BUDGET], "Budgets of a sweep, increasing."),
     "sweep_attacks": (list[str], "Attacks of the sweep."),

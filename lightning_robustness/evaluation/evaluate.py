@@ -251,13 +251,14 @@ def _draw_pictures(
     subject, processes, _ = passed.session
     successful = [name for name, rows in findings.attacks.items() if rows["success"].any()]
     bounded = [name for name in successful if threat.attacks[name].budgets]
-    for name in [*bounded, *successful][:1]:
-        rows = findings.attacks[name]
-        positions = rows.positions[rows["success"]][:number]
-        (meter,) = plan.attack_meters([name])
-        examples = attack_again(meter, subject, passed.take(meter.size), positions, processes)
-        return [] if examples is None else make_examples(name, examples, plan.input_space)
-    return []
+    if not successful:
+        return []
+    name = (bounded or successful)[0]
+    rows = findings.attacks[name]
+    positions = rows.positions[rows["success"]][:number]
+    (meter,) = plan.attack_meters([name])
+    examples = attack_again(meter, subject, passed.take(meter.size), positions, processes)
+    return [] if examples is None else make_examples(name, examples, plan.input_space)
 
 
 def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[str, str]) -> RobustnessReport:

@@ -90,9 +90,8 @@ def check_loader(dataloader: Any) -> None:
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
         found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
     elif isinstance(dataloader, tuple | list) and len(dataloader) == 2 and _are_columns(*dataloader):
-        x, y = ("{}" if isinstance(own, Tensor) else "torch.as_tensor({})" for own in dataloader)
-        x, y = x.format("x"), y.format("y") + (".long()" if "float" in str(dataloader[1].dtype) else "")
-        found = f"inputs and labels. Pass `DataLoader(TensorDataset({x}, {y}), batch_size=128)`."
+        data = "TensorDataset(torch.as_tensor(x), torch.as_tensor(y))"
+        found = f"inputs and labels. Pass `DataLoader({data}, batch_size=128)`."
     elif isinstance(dataloader, str | Mapping) or not (
         hasattr(dataloader, "__iter__") or hasattr(dataloader, "__getitem__")
     ):

@@ -70,8 +70,9 @@ def test_evaluate_is_that_of_the_package(checkpoint, capsys):
 def test_options_of_the_input_space_and_the_data(checkpoint):
     space = "--input_space.mean 0 --input_space.std 0.5 --input_space.high 0.5"
     arguments = ["--data_args", "{number: 30}", "--model_args", "{width: 4}"]
-    report = report_of("evaluate", f"--attacks --split val {space}", *MODEL, *DATA, *arguments)
+    report = report_of("evaluate", f"--attacks --eps null --split val {space}", *MODEL, *DATA, *arguments)
     assert report.metrics["samples"] == 15
+    assert "boundary_acc" not in report.metrics  # which needs a budget
     assert report.settings["input space"] == "InputSpace(low=0.0, high=0.5, mean=0.0, std=0.5)"
     assert report.rates == {}
 
@@ -377,12 +378,13 @@ def test_compare_sorts_at_a_budget(checkpoint, capsys):
         ("Pass `InputSpace(high=255)`.", "--input_space.high 255"),
         ("Pass a `forward_fn=` that returns logits.", "--forward_fn package.module:function"),
         ("Measure without them: `attacks=()`", "--attacks"),
-        ("Leave `num_classes` out, or pass strength='paper'.", "--num_classes, --strength paper"),
-        ("Expected sweep_attacks=[] but got a high value of `fim_samples`", "--sweep_attacks, --fim_samples"),
-        ("Pass `InputSpace(low=None, high=None)`.", "--input_space.low null, --input_space.high null"),
+        ("Leave `num_classes` out, or pass `strength='paper'`.", "--num_classes, --strength paper"),
+        ("Expected `sweep_attacks=[]` but got a high value of `fim_samples`", "--sweep_attacks, --fim_samples"),
+        ("Pass `input_space=InputSpace(low=None, high=None)`.", "--input_space.low null, --input_space.high null"),
         ("Declare it in `input_space`.", "--input_space.low, --input_space.high"),
         ("`forward_fn=lambda m, x: m(x).logit(eps=1e-6)`.", "--forward_fn package.module:function"),
-        ("Pass `eps=1e-3` but not PGD(eps=0.1, alpha=f(eps=2)).", "--eps 1e-3"),
+        ("Pass `eps=1e-3` but not `PGD(eps=0.1, alpha=f(eps=2))`.", "--eps 1e-3"),
+        ("Pass `attacks={'a': PGD()}`.", "--attacks"),
         ("Expected `eps` to be at most 1. Change `sweep_budgets`.", "--sweep_budgets"),
     ],
 )

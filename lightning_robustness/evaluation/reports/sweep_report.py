@@ -85,7 +85,8 @@ class SweepReport(Report):
     def _robustness(self) -> str:
         """Robust accuracy at the middle budget."""
         share, clean = self.robust_accuracy(), write_share(self.clean_accuracy)
-        return f"{write_share(share.value)} robust accuracy at {self._budget_text} {share}, {clean} clean"
+        budget = write_budget(self._middle, self._norm)
+        return f"{write_share(share.value)} robust accuracy at {budget} {share}, {clean} clean"
 
     @property
     @override
@@ -121,11 +122,6 @@ class SweepReport(Report):
         """Norm of the budgets; None if it is unknown or differs between attacks."""
         norms = {norm for facts in self.threat_model.attacks.values() for norm in facts.budgets}
         return norms.pop() if len(norms) == 1 else None
-
-    @property
-    def _budget_text(self) -> str:
-        """The middle budget as text, with its norm where it is not l-infinity."""
-        return write_budget(self._middle, self._norm)
 
     def robust_accuracy(self, eps: float | None = None) -> Share:
         """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none.
@@ -175,8 +171,7 @@ class SweepReport(Report):
     @property
     @override
     def notes(self) -> list[str]:
-        missing = "The sweep was interrupted: it covers {} samples." if self.interrupted else ""
-        return [missing.format(self.samples)] if missing else []
+        return [f"The sweep was interrupted: it covers {self.samples} samples."] if self.interrupted else []
 
     def _without_samples(self) -> Self:
         """Return the report without per-sample values."""
