@@ -21,13 +21,10 @@ def test_run_is_described_without_names():
     assert not {socket.gethostname(), getpass.getuser()} & set(words)
 
 
-def test_device_is_named(monkeypatch):
+def test_machine_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card {device.index}")
     assert describe_run("cuda:1")["machine"].endswith(", card 1")
     assert describe_run("mps")["machine"].endswith(", mps")
-
-
-def test_processor_without_proc(monkeypatch, tmp_path):
     (tmp_path / "cpuinfo").touch()
     monkeypatch.setattr("lightning_robustness._display.provenance.Path", lambda _: tmp_path / "cpuinfo")
     monkeypatch.setattr(platform, "processor", lambda: "")
