@@ -183,11 +183,9 @@ def test_damaged_and_lost_files_are_measured_again(tmp_path):
     paths = sorted(tmp_path.glob("*.pt"))
     assert "features.pt" in {path.name for path in paths}
     for path in paths:
-        content = path.read_bytes()
-        for damaged in (content[:100], content[:900] + bytes([content[900] ^ 4]) + content[901:]):
-            path.write_bytes(damaged)
-            with pytest.warns(UserWarning, match=f"{path.name} .*computed again"):
-                assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
+        path.write_bytes(path.read_bytes()[:100])
+        with pytest.warns(UserWarning, match=f"{path.name} .*computed again"):
+            assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
         path.unlink()
         assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
         assert path.exists()
@@ -273,9 +271,7 @@ def test_fingerprint_of_weights():
         change(net)
         found.add(fingerprint_weights(net))
     assert len(found) == 1 + len(changes)
-
-
-def test_lazy_layers_have_no_weights_yet():
+    # Lazy layers have no weights yet
     assert fingerprint_weights(nn.LazyLinear(3)) == fingerprint_weights(nn.LazyLinear(3))
 
 
@@ -296,10 +292,10 @@ def test_fingerprint_of_data(dtype):
     assert expected["number of samples"] == "6"
     # Neither batches nor processes matter
     assert describe([[[4], [5, 3]], [], [[2, 0, 1]]], x, y) == expected
-    other = describe([[[0, 1, 2], [3, 4, 5]]], x, y[[0, 1, 2, 1, 0, 2]])
-    assert {name for name in expected if other[name] != expected[name]} == {"labels"}
-    other = describe([[[0, 1, 2], [3, 4, 5]]], x[[0, 1, 2, 4, 3, 5]], y)
-    assert {name for name in expected if other[name] != expected[name]} == {"inputs"}
+    others = {"labels": (x, y[[0, 1, 2, 1, 0, 2]]), "inputs": (x[[0, 1, 2, 4, 3, 5]], y)}
+    for changed, data in others.items():
+        other = describe([[[0, 1, 2], [3, 4, 5]]], *data)
+        assert {name for name in expected if other[name] != expected[name]} == {changed}
     assert int(describe([[[0, 1, 2]]], x, None)["labels"], 16) == 0
 
 
@@ -318,8 +314,7 @@ def test_a_report_survives_a_write_that_fails(tmp_path, monkeypatch):
 
 
 def test_every_flipped_bit_is_found(tmp_path):
-    folder = ResumeFolder(tmp_path, Processes())
-    folder.save("pgd", Rows(torch.arange(4), {"l2": torch.rand(4)}))
+    ResumeFolder(tmp_path, Processes()).save("pgd", Rows(torch.arange(4), {"l2": torch.rand(4)}))
     (path,) = tmp_path.glob("*.pt")
     content = path.read_bytes()
     for place in range(0, len(content), 97):
