@@ -5,6 +5,7 @@ import platform
 import re
 import shlex
 from collections.abc import Iterable, Sized
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -25,9 +26,7 @@ def describe_run(device: torch.device | str = "cpu") -> dict[str, str]:
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         # torch names its build, as in 2.7.0+cpu, which the version of its distribution may leave out
-        "versions": ", ".join(
-            [f"lightning-robustness {__version__}", f"torch {torch.__version__}", *_versions(_LIBRARIES)]
-        ),
+        "versions": ", ".join([f"lightning-robustness {__version__}", f"torch {torch.__version__}", *_versions()]),
         "machine": ", ".join([f"{platform.system()} {platform.machine()}", _processor(), *_accelerator(device)]),
         "Python": platform.python_version(),
     }
@@ -56,13 +55,11 @@ def write_command(arguments: Iterable[str]) -> str:
     return shlex.join(_DIRECTORIES.sub("", _HOME.sub("~", argument)) for argument in arguments)
 
 
-def _versions(names: Iterable[str]) -> list[str]:
+def _versions() -> list[str]:
     found = []
-    for name in names:
-        try:
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

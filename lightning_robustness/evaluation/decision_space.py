@@ -57,11 +57,10 @@ class DecisionSpaceMeter(Meter):
     @override
     def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
         forward, route = subject.logits_of(batch), cast(Route, subject.route)
-        x = batch.x
-        y = batch.labels()
-        space = subject.input_space
-        positions = batch.positions
-        x_adv = run_attack(forward, self.attack, x, y, input_space=space, seed=subject.seed, positions=positions).x_adv
+        x, y = batch.x, batch.labels()
+        x_adv = run_attack(
+            forward, self.attack, x, y, input_space=subject.input_space, seed=subject.seed, positions=batch.positions
+        ).x_adv
         tap = route.tap(subject.model)
         return {"labels": y, "clean": _embedding(tap, forward, x), "adversarial": _embedding(tap, forward, x_adv)}
 

@@ -86,7 +86,7 @@ class ComparisonReport(Report):
         self._sweeps = check_reports(self.reports)
         self._first = next(iter(self._sweeps.values()))
         self.attacks, self.budgets = self._first.attacks, self._first.budgets
-        self.budget = check_budget(self.budget, self.budgets)
+        self.budget = self._at = check_budget(self.budget, self.budgets)
         self._result = self._score()
 
     @cached_property
@@ -182,8 +182,9 @@ class ComparisonReport(Report):
 
     def _outcomes(self) -> dict[str, Assisted]:
         """Return what the worst case did to each sample, by model; empty if one is not known."""
-        found = {name: sweep._outcome(self.budget or 0.0) for name, sweep in self._sweeps.items()}
-        return {} if None in found.values() else {name: own for name, own in found.items() if own is not None}
+        found = ((name, sweep._outcome(self._at)) for name, sweep in self._sweeps.items())
+        known = {name: own for name, own in found if own is not None}
+        return known if len(known) == len(self.reports) else {}
 
     @property
     @override
@@ -194,7 +195,7 @@ class ComparisonReport(Report):
 
     @property
     def _budget_text(self) -> str:
-        return write_budget(self.budget or 0.0, self._first._norm)
+        return write_budget(self._at, self._first._norm)
 
     @cached_property
     def _shares(self) -> dict[str, Share]:
