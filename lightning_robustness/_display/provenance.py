@@ -39,15 +39,15 @@ def describe_data(dataloader: Any) -> dict[str, str]:
     return {"data": f"{type(data).__name__}{size}"}
 
 
-def describe_checkpoint(path: str | Path) -> dict[str, str]:
-    """Describe a file of weights by its name and its SHA-256 hash; a directory has no hash."""
-    path, hashed = Path(path), hashlib.sha256()
-    if not path.is_file():
-        return {"checkpoint": path.name}
-    with path.open("rb") as file:
+def describe_checkpoint(path: str | None) -> dict[str, str]:
+    """Describe a file of weights, if there is one, by its name and its SHA-256 hash."""
+    if not path:
+        return {"checkpoint": "none"}
+    hashed = hashlib.sha256()
+    with Path(path).open("rb") as file:
         while block := file.read(1 << 20):
             hashed.update(block)
-    return {"checkpoint": path.name, "checkpoint SHA-256": hashed.hexdigest()}
+    return {"checkpoint": Path(path).name, "checkpoint SHA-256": hashed.hexdigest()}
 
 
 def write_command(arguments: Iterable[str]) -> str:

@@ -40,11 +40,11 @@ def _measure(command: str, options: Any) -> int:
         report = function(measured, loader, device=options.device, **settings)
     report.provenance |= _origin(options)
     if not isinstance(report, ComparisonReport):
-        report.provenance |= _describe_checkpoint(options.checkpoint)
+        report.provenance |= describe_checkpoint(options.checkpoint)
         return _finish(report, options, is_first, is_interrupted=bool(report.interrupted))
     for name, own in report.reports.items():
         if isinstance(models[name], nn.Module):
-            own.provenance |= _describe_checkpoint(sources[name].partition("@")[2])
+            own.provenance |= describe_checkpoint(sources[name].partition("@")[2])
     return _finish(report, options, is_first, is_interrupted=bool(report.missing), is_failed=bool(report.failed))
 
 
@@ -87,11 +87,7 @@ def _origin(options: Any) -> dict[str, str]:
     """Describe data and command line, for the provenance of a report."""
     data = options.data if isinstance(options.data, str | None) else options.data.get("class_path")
     origin = {} if data is None else {"data module": f"{data}, {options.split}"}
-    return origin | ({"command": options.command_line} if "command_line" in options else {})
-
-
-def _describe_checkpoint(path: str | None) -> dict[str, str]:
-    return describe_checkpoint(path) if path else {"checkpoint": "none"}
+    return origin | {"command": options.command_line}
 
 
 def _settings(function: Callable[..., Any], options: Any) -> dict[str, Any]:

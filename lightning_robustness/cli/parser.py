@@ -55,8 +55,9 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "rank_budget": (_BUDGET | None, "Budget by which models are sorted, one of --budgets; by default the middle one."),
     "head": (str | None, "Name of the classifier head, if not found."),
     "device": (str | None, "Where to run, such as cuda."),
+    "roby_p": (float, "Order of the distance in ROBY, at least 1; .inf is allowed."),
     "forward_fn": (str | None, "Function that takes the model and inputs and returns logits: package.module:function."),
-    "embed_fn": (str | None, "Function that takes the model and what the loader gives and returns embeddings."),
+    "embed_fn": (str | None, "Function that takes the model and what the loader yields and returns embeddings."),
     "batch_fn": (str | None, "Function that takes a batch and returns inputs and labels: package.module:function."),
 }
 # Arguments that the command gets by loading, or that are made of several options

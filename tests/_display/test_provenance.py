@@ -40,9 +40,8 @@ def test_checkpoints_have_a_hash(tmp_path):
     content = bytes(range(256)) * 5000  # more than one block
     (tmp_path / "x.ckpt").write_bytes(content)
     expected = hashlib.sha256(content).hexdigest()
-    assert describe_checkpoint(tmp_path / "x.ckpt") == {"checkpoint": "x.ckpt", "checkpoint SHA-256": expected}
-    (tmp_path / "folder").mkdir()
-    assert describe_checkpoint(str(tmp_path / "folder")) == {"checkpoint": "folder"}
+    assert describe_checkpoint(str(tmp_path / "x.ckpt")) == {"checkpoint": "x.ckpt", "checkpoint SHA-256": expected}
+    assert describe_checkpoint(None) == {"checkpoint": "none"}
 
 
 def test_data():

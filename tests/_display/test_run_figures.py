@@ -58,7 +58,7 @@ def test_without_bounds_the_values_span_the_range():
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (2, 1, 8), (2, 2, 8, 8), (2, 3, 4, 8, 8), (0, 1, 8, 8)])
-def test_others_are_no_images(shape):
+def test_other_shapes_are_not_images(shape):
     assert as_images(torch.zeros(shape), InputSpace()) is None
 
 

@@ -56,7 +56,7 @@ def test_targets():
     "target",
     [{}, {"width": 3}, {"class_path": 3}, {"class_path": "a.B", "init_args": [1]}, {"class_path": "a.B", "width": 3}],
 )
-def test_mappings_that_are_no_targets(target):
+def test_mappings_that_are_not_targets(target):
     with pytest.raises(ValueError, match=r"`class_path` .*`init_args` .* got {"):
         split_target(target)
 

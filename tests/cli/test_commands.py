@@ -71,8 +71,9 @@ def test_evaluate_is_that_of_the_package(checkpoint, capsys):
 def test_options_of_the_input_space_and_the_data(checkpoint):
     space = "--input_space.mean 0 --input_space.std 0.5 --input_space.high 0.5"
     arguments = ["--data_args", "{number: 30}", "--model_args", "{width: 4}"]
-    report = report_of("evaluate", f"--attacks --eps null --split val {space}", *MODEL, *DATA, *arguments)
+    report = report_of("evaluate", f"--attacks --eps null --roby_p .inf --split val {space}", *MODEL, *DATA, *arguments)
     assert report.metrics["samples"] == 15
+    assert report.settings["RDI and ROBY"].endswith("ROBY in linf")
     assert "boundary_acc" not in report.metrics  # which needs a budget
     assert report.settings["input space"] == "InputSpace(low=0.0, high=0.5, mean=0.0, std=0.5)"
     assert report.rates == {}

@@ -18,25 +18,33 @@ def loader(digits):
     return [(digits[0][1200:1260], digits[1][1200:1260])]
 
 
-@pytest.fixture(scope="module")
-def digits_comparison(digits, digits_network, robust_digits_network):
+class Raising(nn.Module):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, x):
+        raise self.error
+
+
+BROKEN = Raising(RuntimeError("the weights are on another planet"))
+INTERRUPTED = Raising(KeyboardInterrupt())
+UNTOUCHABLE = Raising(AssertionError("a model was run"))
+
+
+def test_robust_network_ranks_above_the_natural_one(digits, digits_network, robust_digits_network):
     loader = [(digits[0][1200:1500], digits[1][1200:1500])]
     models = {"natural": digits_network, "robust": robust_digits_network}
     options = {"strength": "paper", "decision_space": "pca", "fim_samples": 200, "attack_samples": 200}
-    return compare(models, loader, progress=False, **options)
-
-
-def test_robust_network_ranks_above_the_natural_one(digits_comparison):
-    assert digits_comparison.attacks == ["fgsm", "bim", "pgd", "mifgsm"]
-    assert digits_comparison.budgets == pytest.approx([number / 100 for number in range(1, 21)])
-    assert digits_comparison.reports["robust"].decision_space.attack == "pgd, $\\epsilon$ = 0.11"
-    assert digits_comparison.concordance > 0.9
-    better = {"natural": 2, "robust": 1}
+    report = compare(models, loader, progress=False, **options)
+    assert report.attacks == ["fgsm", "bim", "pgd", "mifgsm"]
+    assert report.budgets == pytest.approx([number / 100 for number in range(1, 21)])
+    assert report.reports["robust"].decision_space.attack == "pgd, $\\epsilon$ = 0.11"
+    assert report.concordance > 0.9
     for key in ("cmmr", "adv_acc", "fim"):
-        assert digits_comparison.ranks[key] == better, key
-    assert digits_comparison.scores["robust"] > digits_comparison.scores["natural"] + 0.01
-    accuracy = digits_comparison.adversarial_accuracy
-    assert accuracy["robust"] > accuracy["natural"] + 0.1
+        assert report.ranks[key] == {"natural": 2, "robust": 1}, key
+    assert report.scores["robust"] > report.scores["natural"] + 0.01
+    assert report.adversarial_accuracy["robust"] > report.adversarial_accuracy["natural"] + 0.1
 
 
 def test_reports_take_the_place_of_models(loader, digits_network, robust_digits_network):
@@ -108,7 +116,7 @@ def test_tokens_need_their_embeddings():
 @pytest.mark.parametrize("name", [3, None, " "])
 def test_names_are_strings(name):
     with pytest.raises(ValueError, match=f"not empty but got {name!r}"):
-        compare({name: Untouchable()}, [], **OPTIONS)
+        compare({name: UNTOUCHABLE}, [], **OPTIONS)
     with pytest.raises(ValueError, match=f"not empty but got {name!r}"):
         ComparisonReport({name: make_report()})
 
@@ -119,13 +127,8 @@ def test_numbers_of_numpy_can_be_written():
     assert ComparisonReport.from_dict(json.loads(report.to_json())).to_dict() == report.to_dict()
 
 
-class Broken(nn.Module):
-    def forward(self, x):
-        raise RuntimeError("the weights are on another planet")
-
-
 def test_a_model_that_fails_does_not_lose_the_others(loader, digits_network):
-    models = {"first": Broken(), "second": digits_network, "third": Broken()}
+    models = {"first": BROKEN, "second": digits_network, "third": BROKEN}
     with pytest.warns(UserWarning, match=r"'(first|third)' .*left out"):
         report = compare(models, loader, **OPTIONS)
     assert report.scores == compare({"second": digits_network}, loader, **OPTIONS).scores
@@ -136,30 +139,16 @@ def test_a_model_that_fails_does_not_lose_the_others(loader, digits_network):
 @pytest.mark.filterwarnings("ignore:'.*' could not be measured")
 def test_models_that_all_fail_raise_the_first_error(loader):
     with pytest.raises(Exception, match="the weights are on another planet"):
-        compare({"a": Broken(), "b": Broken()}, loader, **OPTIONS)
-
-
-class Interrupting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x):
-        raise KeyboardInterrupt
+        compare({"a": BROKEN, "b": BROKEN}, loader, **OPTIONS)
 
 
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted while it measured the features")
 def test_interruption_returns_the_models_that_are_finished(loader, digits_network):
-    report = compare({"first": digits_network, "second": Interrupting(), "third": digits_network}, loader, **OPTIONS)
+    report = compare({"first": digits_network, "second": INTERRUPTED, "third": digits_network}, loader, **OPTIONS)
     assert list(report.reports) == ["first"]
     assert report.missing == ["second", "third"]
     with pytest.raises(KeyboardInterrupt):
-        compare({"first": Interrupting()}, loader, **OPTIONS)
-
-
-class Untouchable(nn.Module):
-    def forward(self, x):
-        raise AssertionError("a model was run")
+        compare({"first": INTERRUPTED}, loader, **OPTIONS)
 
 
 @pytest.mark.filterwarnings("ignore:.* could not be measured")
@@ -175,7 +164,7 @@ class Untouchable(nn.Module):
         ({"second": make_report()}, ValueError, r"fgsm, pgd \(second\), fgsm \(this"),
         ({"second": make_report(), "num_classes": 7}, ValueError, r"number of classes .* 7 \(`num_classes`\)"),
         ({"second": make_report(), "attacks": ["fgsm", "pgd"]}, ValueError, r"0.2, 0.3 \(second\), 0.1, 0.2 \(this"),
-        ({"second": Untouchable(), "dataloader": iter([])}, TypeError, "2 models .*list_iterator"),
+        ({"dataloader": iter([])}, TypeError, "2 models .*list_iterator"),
         ({"attack_samples": 0}, ValueError, "`attack_samples`"),
         ({"device": "abacus"}, ValueError, "`device`.*'abacus'"),
         ({"dataloader": TensorDataset(torch.zeros(2, 3))}, TypeError, r"`dataloader`.*Pass `DataLoader\("),
@@ -188,7 +177,7 @@ class Untouchable(nn.Module):
 @pytest.mark.filterwarnings("error")  # of a model that is left out
 def test_arguments_are_checked_before_the_first_model(arguments, error, message):
     arguments = {"dataloader": [], "attacks": ["fgsm"], "budgets": [0.1, 0.2], **arguments}
-    models = {"first": Untouchable(), "second": arguments.pop("second", Untouchable())}
+    models = {"first": UNTOUCHABLE, "second": arguments.pop("second", UNTOUCHABLE)}
     with pytest.raises(error, match=message):
         compare(models, progress=False, **arguments)
 

@@ -47,7 +47,7 @@ def sweep_of(model, **options):
     return sweep(model, loader, ["pgd"], [0.01, EPS], batch_size=6, progress=False, per_sample=True, **options)
 
 
-def test_interrupted_sweep_goes_on(tmp_path, monkeypatch):
+def test_interrupted_sweep_resumes(tmp_path, monkeypatch):
     model = Flaky()
     expected = without_times(sweep_of(model))
     monkeypatch.setattr(Passes, "left", 64)
@@ -206,13 +206,13 @@ def test_samples_that_were_written_twice_count_once(tmp_path):
     assert {path.suffix for path in tmp_path.iterdir()} == {".pt", ".json"}
 
 
-def test_what_is_no_folder(tmp_path):
+def test_resume_must_be_a_folder(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"`resume`.*file is a file. Pass another"):
         evaluate_some(tmp_path / "file")
 
 
-def test_comparison_goes_on_with_the_model_that_failed(tmp_path, monkeypatch):
+def test_comparison_resumes_with_the_model_that_failed(tmp_path, monkeypatch):
     options = {"attacks": ["fgsm", "pgd"], "budgets": [0.01, EPS], "fim_samples": 12, "attack_samples": 12}
     models, loader = {"a/1": make_network(), "a_1": Flaky(RuntimeError)}, DataLoader(make_data(), batch_size=8)
     expected = without_times(compare(models, loader, progress=False, **options))

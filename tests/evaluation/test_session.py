@@ -67,7 +67,7 @@ COLUMNS = "Pass `DataLoader(TensorDataset(torch.as_tensor(x), torch.as_tensor(y)
         ((X.numpy(), Y.double().numpy()), COLUMNS),
     ],
 )
-def test_what_is_no_loader(loader, message):
+def test_objects_that_are_not_loaders(loader, message):
     with pytest.raises(TypeError, match=f"`dataloader`.*{re.escape(message)}"):
         check_loader(loader)
 
@@ -79,5 +79,5 @@ def test_columns_of_numpy_are_evaluated_by_the_remedy():
 
 
 @pytest.mark.parametrize("loader", [[], iter([]), STREAM, DataLoader(DATA)])
-def test_what_is_a_loader(loader):
+def test_objects_that_are_loaders(loader):
     assert check_loader(loader) is None

@@ -114,7 +114,7 @@ def test_normalisation_changes_nothing(digits, robust_digits_network):
     torch.testing.assert_close(torch.tensor(seen.values["psnr"]), torch.tensor(plain.values["psnr"]), atol=0.2, rtol=0)
 
 
-def test_attack_objects_and_names_of_ones_own(digits, robust_digits_network):
+def test_attack_objects_with_names_of_their_own(digits, robust_digits_network):
     loader = [(digits[0][1200:1250], digits[1][1200:1250])]
     attacks = {"few": PGD(steps=1, alpha=0.02), "many": PGD(steps=10), "black_box": Square(num_queries=20)}
     report = sweep(robust_digits_network, loader, attacks, [0.05, 0.15], progress=False)
