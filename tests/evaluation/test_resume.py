@@ -212,9 +212,11 @@ def test_resume_must_be_a_folder(tmp_path):
         evaluate_some(tmp_path / "file")
 
 
-def test_comparison_resumes_with_the_model_that_failed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("order", [1, -1])
+def test_comparison_resumes_with_the_model_that_failed(tmp_path, monkeypatch, order):
     options = {"attacks": ["fgsm", "pgd"], "budgets": [0.01, EPS], "fim_samples": 12, "attack_samples": 12}
     models, loader = {"a/1": make_network(), "a_1": Flaky(RuntimeError)}, DataLoader(make_data(), batch_size=8)
+    models = dict(list(models.items())[::order])
     expected = without_times(compare(models, loader, progress=False, **options))
     monkeypatch.setattr(Passes, "left", 20)
     with pytest.warns(UserWarning, match=r"'a_1' .*left out. RuntimeError: enough"):

@@ -1,8 +1,8 @@
 """Interrupts, faults and kills in each part of ``evaluate``, in one process and in two.
 
 Also pinned elsewhere: the interrupt of ``sweep`` and of a loader (tests/evaluation/test_sweep.py, test_evaluate.py),
-reports of two processes, shares of loaders, samplers and streams, and faults of loaders
-(tests/evaluation/test_several_processes.py), masks in one process against a loop over samples (tests/test_any_batch.py).
+reports of two processes, shares of loaders, samplers and streams, and faults of loaders (test_several_processes.py
+there), masks in one process against a loop over samples (tests/test_any_batch.py).
 """
 
 import json
