@@ -1,9 +1,11 @@
 import argparse
 import json
+import os
 import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,13 @@ _MISFITS = (FileNotFoundError, ModuleNotFoundError, PermissionError, TypeError, 
 
 def translate_configs(arguments: Sequence[str]) -> list[str]:
     """Replace LightningCLI configuration files among the arguments by their options for model and data."""
-    translated = list(arguments)
-    for index, argument in enumerate(arguments):
-        is_joined = argument.startswith("--config=")
-        position = index if is_joined else index + 1
-        if not is_joined and (argument != "--config" or position == len(arguments)):
-            continue
-        path = argument.removeprefix("--config=") if is_joined else arguments[position]
-        options = _read_lightning(Path(path), takes_model="compare" not in arguments) if Path(path).is_file() else None
-        if options is not None:
-            text = json.dumps(options)
-            translated[position] = f"--config={text}" if is_joined else text
+    # ``--config=FILE`` is two arguments too
+    parts = [argument.split("=", 1) if argument.startswith("--config=") else [argument] for argument in arguments]
+    translated = list(chain(*parts))
+    for index, (name, path) in enumerate(pairwise(translated.copy()), start=1):
+        if name == "--config" and os.path.isfile(path):  # which takes the text of a configuration too, of any length
+            options = _read_lightning(Path(path), takes_model="compare" not in arguments)
+            translated[index] = path if options is None else json.dumps(options)
     return translated
 
 

@@ -152,6 +152,11 @@ def compare(
     attacks = list_attacks(attacks)
     budgets = read_budgets("budgets", budgets)
     plan = plan_sweep(attacks, budgets, input_space, strength=strength, norm=norm)
+    if len(models) == len(attacks) == len(budgets) == 1:
+        raise ValueError(
+            "Expected several models, attacks or budgets to compare but got one of each. Pass more budgets, or use "
+            "`evaluate` for a single model."
+        )
     check_prior({} if prior is None else prior, balance, weighting)
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)

@@ -83,6 +83,8 @@ def test_options_from_a_file(checkpoint):
     config = {"model": f"{HERE}:Net", "checkpoint": "net.pt", "data": f"{HERE}:Data", "attacks": ["fgsm"], "eps": 0.1}
     Path("config.yaml").write_text(json.dumps(config))
     assert list(report_of("evaluate", "--config config.yaml --progress false").rates) == ["fgsm", "worst"]
+    text = json.dumps(config | {"model_args": {"width": 4}, "head": "head"}) + 200 * " "  # too long for a path
+    assert report_of("evaluate", "--progress false", "--config", text).settings["head"] == "head"
 
 
 def test_sweep_is_that_of_the_package(checkpoint, capsys):

@@ -121,6 +121,11 @@ def test_names_are_strings(name):
         ComparisonReport({name: make_report()})
 
 
+def test_one_of_each_cannot_be_compared():
+    with pytest.raises(ValueError, match=r"several models, attacks or budgets .* one of each\. Pass more budgets"):
+        compare({"a": UNTOUCHABLE}, [], ["fgsm"], [0.1], progress=False)
+
+
 def test_numbers_of_numpy_can_be_written():
     weight = np.float32(0.5)
     report = compare({"a": make_report()}, prior={"accuracy": weight}, balance=weight, rank_budget=np.float64(0.1))
