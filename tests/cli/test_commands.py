@@ -137,7 +137,7 @@ def trained(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_configuration_of_lightning_cli_as_it_is(trained):
+def test_configuration_of_lightning_cli_as_it_is(trained, capsys):
     config, accuracy = trained
     several, full = {"fit": config, "test": {}}, {**config, "optimizer": None, "ckpt_path": None}
     for content in (config, several, full):
@@ -146,11 +146,7 @@ def test_configuration_of_lightning_cli_as_it_is(trained):
         assert report.model == "Composed"
         assert report.metrics["samples"] == 24
         assert report.metrics["acc"] == pytest.approx(accuracy)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_class_paths_on_the_command_line(trained, capsys):
-    config, accuracy = trained
+    # Or by paths of classes
     text = "--checkpoint cli.ckpt --split val --attacks --progress false"
     data = ["--data", f"{HERE}.ValidationData", "--data_args", "{number: 24}"]
     report = report_of("evaluate", text, "--model", json.dumps(config["model"]), *data)

@@ -1,5 +1,6 @@
 """Checks of a comparison: what must be the same for all models, and what should be."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,12 +41,13 @@ def check_prior(prior: Mapping[str, float], balance: float, weighting: Weighting
 
 
 def check_budget(budget: float | None, budgets: Sequence[float]) -> float:
-    """Return the budget that models are sorted by, by default the middle one, as a plain number."""
+    """Return the budget of a sweep that models are sorted by, by default the middle one."""
     budget = budgets[len(budgets) // 2] if budget is None else budget
-    if not is_number(budget) or budget not in budgets:
+    found = [own for own in budgets if is_number(budget) and math.isclose(own, budget, rel_tol=1e-6)]
+    if not found:
         listed = ", ".join(map(write_budget, budgets))
         raise ValueError(f"Expected argument `rank_budget` to be one of the sweep, {listed}, but got {budget!r}.")
-    return float(budget)
+    return found[0]
 
 
 def check_reports(

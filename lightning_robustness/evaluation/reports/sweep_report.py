@@ -140,9 +140,9 @@ class SweepReport(Report):
             return Share.of(self.clean_accuracy, self.outcomes[0]["total"] if self.outcomes else self.samples)
         return Share.of(self.worst[self.budgets.index(eps)], self.samples)
 
-    def _outcome(self, eps: float) -> Assisted | None:
+    def _outcome(self, column: int) -> Assisted | None:
         """Return what the worst of the attacks did to each sample at a budget; None where it was not kept."""
-        return Assisted.from_plain(self.outcomes[self.budgets.index(eps)]) if self.outcomes else None
+        return Assisted.from_plain(self.outcomes[column]) if self.outcomes else None
 
     @override
     def tables(self) -> list[Table]:

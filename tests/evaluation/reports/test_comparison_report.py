@@ -252,6 +252,16 @@ def test_models_are_sorted_by_robust_accuracy_at_a_budget():
         compared(budget=0.15)
 
 
+def test_budgets_may_differ_by_rounding():
+    reports = {"a": make_report(1), "b": make_report(2)}
+    expected = ComparisonReport(reports)
+    rounded = make_report(2, sweep=make_sweep(2, budgets=np.float32(EPS).astype(float).tolist()))
+    report = ComparisonReport({"a": reports["a"], "b": rounded})
+    assert str(report) == str(expected)
+    assert report.to_html() == expected.to_html()
+    assert ComparisonReport({"b": rounded, "a": reports["a"]}, budget=0.2).budget == rounded.sweep.budgets[1] != 0.2
+
+
 def test_models_that_are_tied_are_marked():
     half = assist(None, 0, Rows(torch.arange(100), {}), torch.arange(100) % 2 == 0).to_plain()
     none = assist(None, 0, Rows(torch.arange(100), {}), torch.arange(100) < 0).to_plain()
