@@ -90,8 +90,9 @@ def check_loader(dataloader: Any) -> None:
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
         found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
     elif isinstance(dataloader, tuple | list) and len(dataloader) == 2 and _are_columns(*dataloader):
-        data = "TensorDataset(torch.as_tensor(x), torch.as_tensor(y))"
-        found = f"inputs and labels. Pass `DataLoader({data}, batch_size=128)`."
+        are_tensors = all(isinstance(own, Tensor) for own in dataloader)
+        columns = "x, y" if are_tensors else "torch.as_tensor(x), torch.as_tensor(y)"
+        found = f"inputs and labels. Pass `DataLoader(TensorDataset({columns}), batch_size=128)`."
     elif isinstance(dataloader, str | Mapping) or not (
         hasattr(dataloader, "__iter__") or hasattr(dataloader, "__getitem__")
     ):

@@ -54,7 +54,6 @@ class DataModule:
 
 
 X, Y = torch.rand(4, 2), torch.arange(4) % 2
-COLUMNS = "Pass `DataLoader(TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), batch_size=128)`"
 
 
 @pytest.mark.parametrize(
@@ -63,8 +62,11 @@ COLUMNS = "Pass `DataLoader(TensorDataset(torch.as_tensor(x), torch.as_tensor(y)
         (DataModule(), "the data module DataModule. Pass"),
         (DATA, "TensorDataset. Pass `DataLoader("),
         (3, "got int"),
-        ([X.byte(), Y], COLUMNS),
-        ((X.numpy(), Y.double().numpy()), COLUMNS),
+        ([X.byte(), Y], "Pass `DataLoader(TensorDataset(x, y), batch_size=128)`"),
+        (
+            (X, Y.double().numpy()),
+            "`DataLoader(TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), batch_size=128)`",
+        ),
     ],
 )
 def test_objects_that_are_not_loaders(loader, message):
@@ -73,7 +75,7 @@ def test_objects_that_are_not_loaders(loader, message):
 
 
 def test_columns_of_numpy_are_evaluated_by_the_remedy():
-    x, y = X.numpy(), Y.double().numpy()
+    x, y = X, Y.double().numpy()
     loader = DataLoader(TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), batch_size=128)
     assert evaluate(nn.Linear(2, 2), loader, ["fgsm"], progress=False).metrics["samples"] == 4
 
