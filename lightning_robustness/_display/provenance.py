@@ -5,6 +5,7 @@ import platform
 import re
 import shlex
 from collections.abc import Iterable, Sized
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -25,9 +26,7 @@ def describe_run(device: torch.device | str = "cpu") -> dict[str, str]:
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         # torch names its build, as in 2.7.0+cpu, which the version of its distribution may leave out
-        "versions": ", ".join(
-            [f"lightning-robustness {__version__}", f"torch {torch.__version__}", *_versions(_LIBRARIES)]
-        ),
+        "versions": ", ".join([f"lightning-robustness {__version__}", f"torch {torch.__version__}", *_versions()]),
         "machine": ", ".join([f"{platform.system()} {platform.machine()}", _processor(), *_accelerator(device)]),
         "Python": platform.python_version(),
     }
@@ -40,15 +39,15 @@ def describe_data(dataloader: Any) -> dict[str, str]:
     return {"data": f"{type(data).__name__}{size}"}
 
 
-def describe_checkpoint(path: str | Path) -> dict[str, str]:
-    """Describe a file of weights by its name and its SHA-256 hash; a directory has no hash."""
-    path, hashed = Path(path), hashlib.sha256()
-    if not path.is_file():
-        return {"checkpoint": path.name}
-    with path.open("rb") as file:
+def describe_checkpoint(path: str | None) -> dict[str, str]:
+    """Describe a file of weights, if there is one, by its name and its SHA-256 hash."""
+    if not path:
+        return {"checkpoint": "none"}
+    hashed = hashlib.sha256()
+    with Path(path).open("rb") as file:
         while block := file.read(1 << 20):
             hashed.update(block)
-    return {"checkpoint": path.name, "checkpoint SHA-256": hashed.hexdigest()}
+    return {"checkpoint": Path(path).name, "checkpoint SHA-256": hashed.hexdigest()}
 
 
 def write_command(arguments: Iterable[str]) -> str:
@@ -56,13 +55,11 @@ def write_command(arguments: Iterable[str]) -> str:
     return shlex.join(_DIRECTORIES.sub("", _HOME.sub("~", argument)) for argument in arguments)
 
 
-def _versions(names: Iterable[str]) -> list[str]:
+def _versions() -> list[str]:
     found = []
-    for name in names:
-        try:
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -220,7 +220,7 @@ class Access:
 
     def describe(self) -> dict[str, Any]:
         """Return everything that results depend on, by name."""
-        return {name: getattr(self, name) for name in ("head", "num_classes", "forward_fn", "embed_fn", "batch_fn")}
+        return {name: getattr(self, name) for name in ("head", "forward_fn", "embed_fn", "batch_fn")}
 
 
 @dataclass(frozen=True)

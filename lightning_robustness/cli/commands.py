@@ -12,7 +12,6 @@ from lightning_robustness._display.provenance import describe_checkpoint
 from lightning_robustness._lightning.devices import launched, make_fabric
 from lightning_robustness.cli.class_path import Target, load_object
 from lightning_robustness.cli.loading import load_data, load_model
-from lightning_robustness.cli.parser import OPTIONS
 from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, SweepReport, compare, evaluate, sweep
 from lightning_robustness.evaluation.reports.report import Report, read_json
 
@@ -41,11 +40,11 @@ def _measure(command: str, options: Any) -> int:
         report = function(measured, loader, device=options.device, **settings)
     report.provenance |= _origin(options)
     if not isinstance(report, ComparisonReport):
-        report.provenance |= _describe_checkpoint(options.checkpoint)
+        report.provenance |= describe_checkpoint(options.checkpoint)
         return _finish(report, options, is_first, is_interrupted=bool(report.interrupted))
     for name, own in report.reports.items():
         if isinstance(models[name], nn.Module):
-            own.provenance |= _describe_checkpoint(sources[name].partition("@")[2])
+            own.provenance |= describe_checkpoint(sources[name].partition("@")[2])
     return _finish(report, options, is_first, is_interrupted=bool(report.missing), is_failed=bool(report.failed))
 
 
@@ -88,27 +87,21 @@ def _origin(options: Any) -> dict[str, str]:
     """Describe data and command line, for the provenance of a report."""
     data = options.data if isinstance(options.data, str | None) else options.data.get("class_path")
     origin = {} if data is None else {"data module": f"{data}, {options.split}"}
-    return origin | ({"command": options.command_line} if "command_line" in options else {})
-
-
-def _describe_checkpoint(path: str | None) -> dict[str, str]:
-    return describe_checkpoint(path) if path else {"checkpoint": "none"}
+    return origin | {"command": options.command_line}
 
 
 def _settings(function: Callable[..., Any], options: Any) -> dict[str, Any]:
     """Return the arguments of a function that need no loading, but for the device, which Fabric may choose."""
     names = inspect.signature(function).parameters.keys() - {"model", "models", "dataloader", "device"}
-    return {name: _read_option(name, options[name]) for name in names}
+    return {name: None if options[name] is None else _read_option(name, options[name]) for name in names}
 
 
 def _read_option(name: str, value: Any) -> Any:
-    if value is None or name not in OPTIONS:
-        return value
     if name.endswith("_fn"):
         return load_object(value)
-    if name in ("eps", "rank_budget"):
-        return _budget(value)
-    return [_budget(budget) for budget in value] if name.endswith("budgets") else value
+    if name.endswith("budgets"):
+        return [_budget(budget) for budget in value]
+    return _budget(value) if name in ("eps", "rank_budget") else value
 
 
 def _budget(text: str | float) -> float:

@@ -1,9 +1,11 @@
 import argparse
 import json
+import os
 import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +13,25 @@ from lightning_robustness.cli.parser import make_parser
 
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
 _SIGNS = ("trainer", "seed_everything")
-# An argument of Python in a message, with its value where that is plain, and values that options write otherwise
-_ARGUMENT = r"(?<![\w.-])`?{}(?:`|=('[\w-]+'|-?[\d./]*\d(?:e-?\d+)?|None|\(\)|\[\])?)"
-_CALL = r"(?<=\w)\([^()]*\)"
 # No option by themselves
 _PARTS = {"input_space": "input_space.low, --input_space.high"}
-_VALUES = {"()": "", "[]": "", "None": "null"}
+# Arguments that a message names in a more precise way too, and how it does
+_COVERED = {"eps": "budgets`", "input_space": "InputSpace("}
+# Values of Python that options can have too
+_PLAIN = r"'?[\w./-]*'?"
 # Errors of arguments, and of a model or data that do not fit; others are failures
 _MISFITS = (FileNotFoundError, ModuleNotFoundError, PermissionError, TypeError, ValueError)
 
 
 def translate_configs(arguments: Sequence[str]) -> list[str]:
     """Replace LightningCLI configuration files among the arguments by their options for model and data."""
-    translated = list(arguments)
-    for index, argument in enumerate(arguments):
-        is_joined = argument.startswith("--config=")
-        position = index if is_joined else index + 1
-        if not is_joined and (argument != "--config" or position == len(arguments)):
-            continue
-        path = argument.removeprefix("--config=") if is_joined else arguments[position]
-        options = _read_lightning(Path(path), takes_model="compare" not in arguments) if Path(path).is_file() else None
-        if options is not None:
-            text = json.dumps(options)
-            translated[position] = f"--config={text}" if is_joined else text
+    # ``--config=FILE`` is two arguments too
+    parts = [argument.split("=", 1) if argument.startswith("--config=") else [argument] for argument in arguments]
+    translated = list(chain(*parts))
+    for index, (name, path) in enumerate(pairwise(translated.copy()), start=1):
+        if name == "--config" and os.path.isfile(path):  # which takes the text of a configuration too, of any length
+            options = _read_lightning(Path(path), takes_model="compare" not in arguments)
+            translated[index] = path if options is None else json.dumps(options)
     return translated
 
 
@@ -103,20 +101,18 @@ def _reject(parser: Any, given: Sequence[str], error: Exception) -> None:
 
 
 def _with_flags(message: str, command: Any) -> str:
-    """Add the options that stand for the arguments of Python which a message names, but for those of other calls."""
-    own, before = message, ""
-    while own != before:  # calls within calls
-        own, before = re.sub(_CALL, lambda call: " " * len(call[0]), own), own
+    """Add the options that stand for the arguments of Python that stand at the start of code in a message."""
     flags: list[tuple[int, str]] = []
     for action in command._actions:
         place, _, name = action.dest.rpartition(".")
-        text = own if not place else message if "InputSpace" in message else ""
-        if name == "eps" and "budgets`" in own:  # which hold it
+        if name in _COVERED and _COVERED[name] in message:
             continue
-        for found in re.finditer(_ARGUMENT.format(name), text):
-            value = "package.module:function" if name.endswith("_fn") else _VALUES.get(found[1], found[1] or "")
-            value = value.replace("'", "")
-            flags.append((found.start(), f"--{_PARTS.get(action.dest, action.dest)} {value}".strip()))
+        pattern = rf"InputSpace\([^`]*?\b{name}=([^,)]*)" if place else rf"`{name}(?:=([^`]*))?`"
+        for found in re.finditer(pattern, message):
+            value = found[1] if re.fullmatch(_PLAIN, found[1] or "-") else None
+            value = "package.module:function" if name.endswith("_fn") else (value or "").strip("'")
+            value = "null" if value == "None" else value
+            flags.append((found.end(), f"--{_PARTS.get(action.dest, action.dest)} {value}".strip()))
     listed = ", ".join(dict.fromkeys(flag for _, flag in sorted(flags)))
     return f"{message}\nOn the command line: {listed}" if flags else message
 

@@ -48,15 +48,16 @@ _DEVICE_OPTIONS = {
 # Arguments of the functions that the command line takes in another form, such as a path: types, or of each in a list
 OPTIONS: dict[str, tuple[Any, str]] = {
     "attacks": (list[str], "Attacks by name (--list_attacks); none if empty."),
-    "eps": (_BUDGET, "Budget of the attacks, such as 0.1 or 8/255."),
+    "eps": (_BUDGET | None, "Budget of the attacks, such as 0.1 or 8/255; null for the default of each."),
     "budgets": (list[_BUDGET], "Budgets, increasing, such as 2/255 4/255 8/255."),
     "sweep_budgets": (list[_BUDGET], "Budgets of a sweep, increasing."),
     "sweep_attacks": (list[str], "Attacks of the sweep."),
     "rank_budget": (_BUDGET | None, "Budget by which models are sorted, one of --budgets; by default the middle one."),
     "head": (str | None, "Name of the classifier head, if not found."),
     "device": (str | None, "Where to run, such as cuda."),
+    "roby_p": (float, "Order of the distance in ROBY, at least 1; .inf is allowed."),
     "forward_fn": (str | None, "Function that takes the model and inputs and returns logits: package.module:function."),
-    "embed_fn": (str | None, "Function that takes the model and what the loader gives and returns embeddings."),
+    "embed_fn": (str | None, "Function that takes the model and what the loader yields and returns embeddings."),
     "batch_fn": (str | None, "Function that takes a batch and returns inputs and labels: package.module:function."),
 }
 # Arguments that the command gets by loading, or that are made of several options

@@ -1,5 +1,6 @@
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from numbers import Real
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,19 +83,18 @@ def composite_scores(
         tensor([0.5808, 0.4394], dtype=torch.float64)
 
     """
-    _check(values, higher_is_better, prior, balance)
-    prior = [1.0] * len(higher_is_better) if prior is None else prior
     check_option("weighting", weighting, Weighting)
+    priors = _check(values, higher_is_better, prior, balance)
     flat = values.double().flatten(0, 2)
     informative = _is_informative(flat)
     normalized = _normalize(flat, torch.tensor(higher_is_better), informative)
     entropy_weights = _entropy_weights(normalized, informative)
-    weights = entropy_weights * torch.tensor(prior, dtype=torch.float64)
-    if weighting == "correlation":
-        spread = torch.where(informative, normalized.std(dim=0), 1.0)
-        weights = torch.where(informative, torch.tensor(prior, dtype=torch.float64) / spread, 0.0)
-    elif weighting == "printed":
+    if weighting == "printed":
         weights, balance = entropy_weights, 0.0
+    elif weighting == "correlation":
+        weights = torch.where(informative, priors / normalized.std(dim=0), 0.0)
+    else:
+        weights = entropy_weights * priors
     if not weights.sum() > 0:
         raise ValueError(
             "Expected at least one metric with a positive prior weight that differs between models, attacks or budgets "
@@ -139,19 +139,20 @@ def _entropy_weights(normalized: Tensor, informative: Tensor) -> Tensor:
     return information / information.sum() if informative.any() else information
 
 
-def _check(values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float] | None, balance: float) -> None:
+def _check(values: Tensor, higher_is_better: Sequence[bool], prior: Sequence[float] | None, balance: float) -> Tensor:
+    """Check the arguments and return the prior weights."""
     check_tensor("values", values)
     if values.ndim != 4 or values.numel() == 0:
         raise ValueError(
             f"Expected `values` of shape (models, attacks, budgets, metrics) but got {tuple(values.shape)}."
         )
     prior = [1.0] * values.shape[3] if prior is None else prior
-    given: Sequence[bool] | Sequence[float]
-    for name, given in (("higher_is_better", higher_is_better), ("prior", prior)):
-        kinds = bool if name == "higher_is_better" else (int, float)
+    lists: dict[str, tuple[Any, type]] = {"higher_is_better": (higher_is_better, bool), "prior": (prior, Real)}
+    for name, (given, kind) in lists.items():
         is_list = isinstance(given, Sequence) and not isinstance(given, str)
-        if not is_list or len(given) != values.shape[3] or not all(isinstance(entry, kinds) for entry in given):
+        if not is_list or len(given) != values.shape[3] or not all(isinstance(entry, kind) for entry in given):
             raise ValueError(
                 f"Expected `{name}` to have one entry for each of {values.shape[3]} metrics but got {given!r}."
             )
     check_weights(prior, balance)
+    return torch.tensor(prior, dtype=torch.float64)

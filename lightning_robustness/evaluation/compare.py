@@ -21,6 +21,7 @@ from lightning_robustness.evaluation.evaluate import evaluate
 from lightning_robustness.evaluation.reports.comparison_checks import (
     UNCLASSIFIED,
     check_budget,
+    check_names,
     check_prior,
     check_reports,
 )
@@ -28,6 +29,7 @@ from lightning_robustness.evaluation.reports.comparison_report import Comparison
 from lightning_robustness.evaluation.reports.robustness_report import RobustnessReport
 from lightning_robustness.evaluation.resume import subfolder
 from lightning_robustness.evaluation.session import check_session
+from lightning_robustness.evaluation.sweep import DISCRETE
 from lightning_robustness.functional.fisher_spectral_norm import FisherMethod
 from lightning_robustness.input_space import InputSpace
 from lightning_robustness.metrics._base import Storage
@@ -87,7 +89,7 @@ def compare(
         prior: Prior weights of ``accuracy``, ``ssim``, ``psnr``, ``mse`` and ``ald2``; by default all are 1.
         balance: Share of the weight that no metric gets, 0.08 in the CMMR paper; it lowers all scores by this share.
         weighting: How CMMR weighs its metrics, an option of ``evaluation.composite_scores``.
-        warm_starts: Whether attacks start from where they ended at the budget before, and broken samples stay broken;
+        warm_starts: Whether attacks start from where they ended at the previous budget, and broken samples stay broken;
             False for accuracy by equation 1 of the CMMR paper, each budget by itself.
         attack_samples: Number of samples to attack.
         fim_samples: Number of samples for the Fisher information, and for the distance to the decision boundary that
@@ -95,20 +97,20 @@ def compare(
         fim_method: How it is computed; see ``functional.fisher_spectral_norm``.
         clever_samples: Number of samples for CLEVER, which takes thousands of gradients each; 0 for none.
         clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
-        decision_space: ``"pca"`` or ``"tsne"`` to keep embeddings of clean samples, and under PGD, in the plane.
-        input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
+        decision_space: ``"pca"`` or ``"tsne"`` to keep embeddings of samples, clean and under PGD, in the plane.
+        input_space: Input range, and the normalisation the loader applies; by default [0, 1] and none.
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
-        embed_fn: Callable that takes the model and what the loader gives, such as tokens, and returns the embeddings
+        embed_fn: Callable that takes the model and what the loader yields, such as tokens, and returns the embeddings
             that are perturbed. ``forward_fn`` takes them to logits, or ``model(inputs_embeds=...)`` does.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form; as a third
             value a dictionary of what else ``forward`` takes from a batch, with one row per sample.
         storage: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
         roby_p: Order of the distance in ROBY, at least 1; ``float("inf")`` is allowed.
-        batch_size: Number of samples of the sample that are worked on at a time.
-        device: Where to run; by default where the model is. It is moved back in the end.
+        batch_size: Number of sampled inputs to measure at a time.
+        device: Where to run; by default where the model is. The model is moved back afterwards.
         seed: Seed of the sample, of random starts and directions.
         per_sample: Whether to keep the results of each sample.
         num_examples: Number of adversarial examples to keep in the report as small pictures, if the inputs are images.
@@ -146,9 +148,15 @@ def compare(
             f"Expected argument `models` to be a mapping of names to models or reports but got "
             f"{type(models).__name__}. Pass a dictionary, such as {{'a': first, 'b': second}}."
         )
+    check_names(models)
     attacks = list_attacks(attacks)
     budgets = read_budgets("budgets", budgets)
     plan = plan_sweep(attacks, budgets, input_space, strength=strength, norm=norm)
+    if len(models) == len(attacks) == len(budgets) == 1:
+        raise ValueError(
+            "Expected several models, attacks or budgets to compare but got one of each. Pass more budgets, or use "
+            "`evaluate` for a single model."
+        )
     check_prior({} if prior is None else prior, balance, weighting)
     reports = {name: model for name, model in models.items() if isinstance(model, RobustnessReport)}
     modules = _check_modules({name: model for name, model in models.items() if name not in reports}, dataloader)
@@ -170,8 +178,10 @@ def compare(
         try:
             with processes.step():  # so that a model fails in all processes or in none
                 report = evaluate(model, **options | {"num_classes": known, "resume": subfolder(resume, name)})
-            if report.interrupted is not None or report.sweep is None:
+            if report.interrupted is not None:
                 break
+            if report.sweep is None:  # only integers cannot be attacked
+                raise TypeError(DISCRETE)
             if report.sweep.clean_accuracy > 0:
                 check_reports({**reports, name: report})
                 reports[name] = report

@@ -57,11 +57,10 @@ class DecisionSpaceMeter(Meter):
     @override
     def measure(self, subject: Subject, batch: Batch) -> Mapping[str, Tensor]:
         forward, route = subject.logits_of(batch), cast(Route, subject.route)
-        x = batch.x
-        y = batch.labels()
-        space = subject.input_space
-        positions = batch.positions
-        x_adv = run_attack(forward, self.attack, x, y, input_space=space, seed=subject.seed, positions=positions).x_adv
+        x, y = batch.x, batch.labels()
+        x_adv = run_attack(
+            forward, self.attack, x, y, input_space=subject.input_space, seed=subject.seed, positions=batch.positions
+        ).x_adv
         tap = route.tap(subject.model)
         return {"labels": y, "clean": _embedding(tap, forward, x), "adversarial": _embedding(tap, forward, x_adv)}
 
@@ -96,7 +95,8 @@ def get_projection(method: Projection, seed: int) -> Callable[[Tensor], Tensor]:
 
     def tsne(features: Tensor) -> Tensor:
         perplexity = min(30.0, (len(features) - 1) / 3)
-        transform = manifold.TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform
+        start = "pca" if features.shape[1] > 1 else "random"
+        transform = manifold.TSNE(perplexity=perplexity, init=start, random_state=seed).fit_transform
         return torch.as_tensor(transform(features.float().cpu().numpy()))
 
     return tsne

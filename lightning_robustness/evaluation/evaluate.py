@@ -75,8 +75,8 @@ def evaluate(
     """Measure how robust a trained model is, with and without attacks.
 
     The numbers are those that ``RobustnessMonitor`` logs for the same weights, data and settings, ``strength`` among
-    them: RDI and ROBY of all samples, Fisher information and attacks of a fixed sample. The model and all random states
-    are afterwards what they were. In an initialised process group, all processes must call it: each measures its share
+    them: RDI and ROBY of all samples, Fisher information and attacks of a fixed sample. Afterwards the model and all
+    random states are as they were. In an initialised process group, all processes must call it: each measures its share
     of a loader, which need not divide the samples itself, and all return the report of a single process.
 
     Args:
@@ -90,11 +90,11 @@ def evaluate(
             the l2 norm keep unless ``norm`` is ``"l2"``.
         norm: Norm of that budget, and of attacks that are given by name and know both: ``"linf"`` or ``"l2"``.
         strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
-        input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
+        input_space: Input range, and the normalisation the loader applies; by default [0, 1] and none.
         num_classes: Number of classes, to be checked; by default the number of logits.
         head: The classifier head, by name or as a module; by default it is found.
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
-        embed_fn: Callable that takes the model and what the loader gives, such as tokens, and returns the embeddings
+        embed_fn: Callable that takes the model and what the loader yields, such as tokens, and returns the embeddings
             that are perturbed. ``forward_fn`` takes them to logits, or ``model(inputs_embeds=...)`` does.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form; as a third
             value a dictionary of what else ``forward`` takes from a batch, with one row per sample.
@@ -106,11 +106,11 @@ def evaluate(
         clever_radius: Radius of the ball in which CLEVER looks, in un-normalised units: no score is larger.
         sweep_budgets: Budgets of a sweep, increasing, for curves and for ``compare``; empty for none.
         sweep_attacks: Attacks of the sweep; see :func:`~lightning_robustness.evaluation.sweep`.
-        warm_starts: Whether attacks of the sweep start from where they ended at the budget before; False for accuracy
+        warm_starts: Whether attacks of the sweep start from where they ended at the previous budget; False for accuracy
             by equation 1 of the CMMR paper, each budget by itself.
-        decision_space: ``"pca"`` or ``"tsne"`` to keep embeddings of clean samples, and under PGD, in the plane.
-        batch_size: Number of samples of the sample that are worked on at a time.
-        device: Where to run; by default where the model is. It is moved back in the end.
+        decision_space: ``"pca"`` or ``"tsne"`` to keep embeddings of samples, clean and under PGD, in the plane.
+        batch_size: Number of sampled inputs to measure at a time.
+        device: Where to run; by default where the model is. The model is moved back afterwards.
         seed: Seed of the sample, of random starts and directions.
         storage: ``"exact"`` keeps all features; ``"streaming"`` bounds its memory; ``"auto"`` is exact up to 1 GiB of
             features and streaming beyond, with a warning.
@@ -251,13 +251,14 @@ def _draw_pictures(
     subject, processes, _ = passed.session
     successful = [name for name, rows in findings.attacks.items() if rows["success"].any()]
     bounded = [name for name in successful if threat.attacks[name].budgets]
-    for name in [*bounded, *successful][:1]:
-        rows = findings.attacks[name]
-        positions = rows.positions[rows["success"]][:number]
-        (meter,) = plan.attack_meters([name])
-        examples = attack_again(meter, subject, passed.take(meter.size), positions, processes)
-        return [] if examples is None else make_examples(name, examples, plan.input_space)
-    return []
+    if not successful:
+        return []
+    name = (bounded or successful)[0]
+    rows = findings.attacks[name]
+    positions = rows.positions[rows["success"]][:number]
+    (meter,) = plan.attack_meters([name])
+    examples = attack_again(meter, subject, passed.take(meter.size), positions, processes)
+    return [] if examples is None else make_examples(name, examples, plan.input_space)
 
 
 def _report(findings: Findings, plan: Plan, passed: Passed, settings: Mapping[str, str]) -> RobustnessReport:

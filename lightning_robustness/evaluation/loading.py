@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -162,7 +161,10 @@ def pass_over(
     features = folder.features
     sample = FixedSample(2**62 if size is None else size, own.share.total, subject.seed)
     is_known = features is not None
-    open_pass = partial(FeaturePass, storage=storage, roby_p=roby_p, device=subject.device)
+
+    def open_pass(route: Route) -> FeaturePass:
+        return FeaturePass(route.num_classes, storage, subject.device, route.head is not None, roby_p)
+
     under_way = _Pass(subject, sample, look, None if is_known else open_pass, folder.is_kept)
     is_interrupted = False
     try:
@@ -176,7 +178,7 @@ def pass_over(
     found = agree(processes, under_way.found if under_way.has_samples else None)
     if found is not None and features is None:
         # A process without samples takes part with none
-        features = (under_way.features or _open(open_pass, found.route)).compute(processes)
+        features = (under_way.features or open_pass(found.route)).compute(processes)
         # Loading and forward passes count too; the slowest process has the say
         features = features._replace(seconds=max(processes.gather(perf_counter() - start)))
     subject = under_way.subject if found is None else replace(under_way.subject, route=found.route)
@@ -200,7 +202,7 @@ class _Pass:
     subject: Subject
     sample: FixedSample
     look: Callable[[Subject, Batch], tuple[Subject, Found | None]]
-    open_pass: Callable[..., FeaturePass] | None
+    open_pass: Callable[[Route], FeaturePass] | None
     is_hashed: bool
     found: Found | None = None
     features: FeaturePass | None = None
@@ -214,7 +216,7 @@ class _Pass:
             self.checksum = hash_tensor(batch.x)
             self.subject, self.found = self.look(self.subject, batch.to(self.subject.device))
             if self.found is not None and self.open_pass is not None:
-                self.features = _open(self.open_pass, self.found.route)
+                self.features = self.open_pass(self.found.route)
         self.sample.add(batch)
         if self.is_hashed:
             self.fingerprint.update(fingerprint_data(batch, self.subject.extra_names))
@@ -222,10 +224,6 @@ class _Pass:
             moved, tap = batch.to(self.subject.device), self.found.route.tap(self.subject.model)
             self.features.add(moved, tap.run(self.subject.logits_of_loaded(moved), moved.x))
         self.has_samples = True
-
-
-def _open(open_pass: Callable[..., FeaturePass], route: Route) -> FeaturePass:
-    return open_pass(route.num_classes, has_embedding=route.head is not None)
 
 
 def _batches(own: OwnShare, subject: Subject) -> Generator[Batch, None, None]:

@@ -6,7 +6,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
@@ -267,6 +267,6 @@ def _check_whole(model: nn.Module) -> None:
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, Callable) and hasattr(value, "__qualname__"):  # type: ignore[arg-type]
+    if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return re.sub(r" at 0x[0-9a-fA-F]+", "", value if isinstance(value, str) else repr(value))

@@ -53,7 +53,8 @@ def open_session(
     folder = open_folder(resume, model, processes, facts)
     shown = progress and processes.rank == 0
     with processes.together(on_device(model, device)) as place:
-        subject = Subject(model, access, access.forward(model), place, batch_size, seed, shown)
+        # Tensors are split by integers of Python only
+        subject = Subject(model, access, access.forward(model), place, int(batch_size), seed, shown)
         yield Session(subject, processes, folder)
 
 
@@ -89,9 +90,9 @@ def check_loader(dataloader: Any) -> None:
     elif isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset):
         found = f"the data set {type(dataloader).__name__}. Pass `DataLoader(dataset, batch_size=128)`."
     elif isinstance(dataloader, tuple | list) and len(dataloader) == 2 and _are_columns(*dataloader):
-        x, y = ("{}" if isinstance(own, Tensor) else "torch.as_tensor({})" for own in dataloader)
-        x, y = x.format("x"), y.format("y") + (".long()" if "float" in str(dataloader[1].dtype) else "")
-        found = f"inputs and labels. Pass `DataLoader(TensorDataset({x}, {y}), batch_size=128)`."
+        are_tensors = all(isinstance(own, Tensor) for own in dataloader)
+        columns = "x, y" if are_tensors else "torch.as_tensor(x), torch.as_tensor(y)"
+        found = f"inputs and labels. Pass `DataLoader(TensorDataset({columns}), batch_size=128)`."
     elif isinstance(dataloader, str | Mapping) or not (
         hasattr(dataloader, "__iter__") or hasattr(dataloader, "__getitem__")
     ):

@@ -31,6 +31,12 @@ from lightning_robustness.evaluation.reports.sweep_report import SWEEP_METRICS, 
 from lightning_robustness.evaluation.session import open_session
 from lightning_robustness.input_space import InputSpace
 
+DISCRETE = (
+    "Expected inputs that attacks can change by small amounts but got integers. For tokens, pass `embed_fn=`, a "
+    "callable that takes the model and tokens and returns their embeddings; for pixels up to 255 that the model "
+    "converts itself, `input_space=InputSpace(high=255)`."
+)
+
 
 def sweep(
     model: nn.Module,
@@ -56,14 +62,14 @@ def sweep(
     """Attack a model with increasing budgets and measure accuracy and image quality at each of them.
 
     A sample that is broken at one budget is broken at all larger ones, because its adversarial image is within them:
-    accuracy can only fall. The others start from where the attack ended at the budget before, with the perturbation
+    accuracy can only fall. The others start from where the attack ended at the previous budget, with the perturbation
     stretched to the new one, and take 40 % of the steps; more where more than a fifth of the budget is new, and all
     from a half on. FGSM only has to be stretched, since its gradient is the same at all budgets. Attacks other than PGD
     and its settings, and those with restarts, start again with what is left. With ``warm_starts=False``, each budget is
     attacked anew and accuracy is measured on images of full strength, equation 1 of the CMMR paper: it can rise again.
 
     Quality is measured on images of full strength of all samples, as in the CMMR paper: samples that are broken, or
-    wrong without an attack, take all steps at every budget too, from where they were at the budget before. Cascades
+    wrong without an attack, take all steps at every budget too, from where they were at the previous budget. Cascades
     and attacks from elsewhere count with what they return. Quality is measured for each image and then averaged, and
     does not depend on the size of batches.
 
@@ -75,17 +81,17 @@ def sweep(
         dataloader: Batches with inputs and labels.
         attacks: Names of attacks, or attacks whose budget can be set; a mapping gives them names.
         budgets: Budgets in un-normalised units, increasing.
-        warm_starts: Whether attacks start from where they ended at the budget before, and broken samples stay broken.
+        warm_starts: Whether attacks start from where they ended at the previous budget, and broken samples stay broken.
         strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         norm: Norm of the budgets of attacks that are given by name, ``"linf"`` or ``"l2"``.
         attack_samples: Number of samples, spread over the loader; None for all, which are then held in memory.
         input_space: Input range, and the normalisation the loader applies; by default [0, 1] and none.
         forward_fn: Callable that takes the model and inputs and returns logits, where ``model(x)`` does not.
-        embed_fn: Callable that takes the model and what the loader gives, such as tokens, and returns embeddings: the
+        embed_fn: Callable that takes the model and what the loader yields, such as tokens, and returns embeddings: the
             inputs that are perturbed then; see :func:`~lightning_robustness.evaluation.evaluate`.
         batch_fn: Callable that takes a batch and returns inputs and labels, for batches of unusual form.
         batch_size: Number of samples to attack at a time.
-        device: Where to run; by default where the model is. It is moved back in the end.
+        device: Where to run; by default where the model is. The model is moved back afterwards.
         seed: Seed of the sample and of random starts.
         per_sample: Whether to keep the smallest budget that breaks each sample, and where it was in the loader.
         progress: Whether to show a progress bar, in the first process.
@@ -191,8 +197,10 @@ def _count(passed: Passed, meter: SweepMeter) -> int:
 
 
 def _look(subject: Subject, batch: Batch) -> tuple[Subject, None]:
-    """Find out how the logits of a model come about; the attacks check the inputs."""
+    """Find out how the logits of a model come about; the attacks check the range of the inputs."""
     batch.labels()
     model, access = subject.model, subject.access
+    if not batch.x.is_floating_point() and access.embed_fn is None and not access.takes_bytes(batch.x):
+        raise TypeError(DISCRETE)
     subject = replace(subject, extra=access.find_extras(model, batch))
     return replace(subject, route=inspect_outputs(model, access, subject.logits_of_loaded, batch)), None

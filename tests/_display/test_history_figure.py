@@ -30,8 +30,10 @@ def curves(axis):
     return {label: points for label, points in lines.items() if not label.startswith("_")}
 
 
-def test_points_that_are_there_are_joined():
-    accuracy, rdi, roby, fisher = history_figure(HISTORY, "robustness").axes
+def test_points_that_are_there_are_joined_and_named():
+    figure = history_figure(HISTORY, "test_robustness")
+    assert title(figure) == "test_robustness: epoch 3 most robust, 25.0 % under all attacks"
+    accuracy, rdi, roby, fisher = figure.axes
     assert curves(accuracy) == {
         "clean": [(0, 0.5), (1, 0.7), (3, 0.9)],
         "first order": [(0, 0.15)],
@@ -44,14 +46,9 @@ def test_points_that_are_there_are_joined():
     assert curves(rdi) == {"RDI": [(0, 0.1), (1, 0.2), (3, 0.4)]}
     assert curves(roby) == {"ROBY": [(0, 0.6), (3, 0.3)]}
     assert curves(fisher) == {"Fisher information": [(0, 100.0), (1, 10.0), (3, 1.0)]}
-
-
-def test_titles_labels_and_legends():
-    figure = history_figure(HISTORY, "test_robustness")
-    assert title(figure) == "test_robustness: epoch 3 most robust, 25.0 % under all attacks"
-    names = [axis.texts[0].get_text() for axis in figure.axes[1:]]
+    names = [axis.texts[0].get_text() for axis in (rdi, roby, fisher)]
     assert names == ["RDI \u2191", "ROBY \u2193", "Fisher information \u2193"]
-    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    legend = [text.get_text() for text in accuracy.get_legend().get_texts()]
     assert legend == ["clean", "first order", "square", "pgd", "cw", "worst"]
 
 
@@ -114,15 +111,13 @@ def test_scale_of_the_fisher_information(values, scale):
     assert history_figure(history, "").axes[3].get_yscale() == scale
 
 
-def test_several_evaluations_of_an_epoch():
+def test_several_evaluations_of_an_epoch_are_shown_by_step():
     history = [{"epoch": index // 2, "step": 5 * index, "acc": 0.1 * index, "adv_acc/pgd": 0.5} for index in range(4)]
     figure = history_figure(history, "robustness")
     assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 5, 10, 15]
     assert figure.axes[0].get_xlabel() == "step"
     assert title(figure) == "robustness: step 15 most robust, 50.0 % under pgd"
-
-
-def test_an_attack_at_the_end_keeps_the_epochs():
+    # An attack at the end of an epoch is none
     history = [{"epoch": 0, "step": 5, "acc": 0.5}, {"epoch": 0, "step": 5, "adv_acc/pgd": 0.25}]
     accuracy = history_figure(history, "robustness").axes[0]
     assert curves(accuracy) == {"clean": [(0, 0.5)], "pgd": [(0, 0.25)]}

@@ -54,10 +54,7 @@ def test_parts_are_in_the_order_of_a_reader():
     parts = ("<h1>", 'class="verdict"', "<dl>", "curve", "note ", "First table", "again", 'alt="', "Second table")
     order = [page.index(text, page.index("<body>")) for text in (*parts, "Terms", "Provenance")]
     assert order == sorted(order)
-
-
-def test_parts_that_are_missing_have_no_heading():
-    assert "<h2>" not in Page(title="x").to_html()
+    assert "<h2>" not in Page(title="x").to_html()  # of parts that are missing
 
 
 def test_ids_are_unique_and_known():
@@ -68,11 +65,11 @@ def test_ids_are_unique_and_known():
 
 
 def test_figures_follow_the_colours_of_the_page():
-    svg = full_page().partition("<svg")[2].partition("</svg>")[0]
+    page = full_page()
+    svg = page.partition("<svg")[2].partition("</svg>")[0]
     assert "currentColor" in svg
     assert "var(--series-1)" in svg
     assert not re.findall(f"#000000|#ffffff|{COLORS[1].lower()}", svg)
-    page = full_page()
     for number, color in enumerate(COLORS):
         assert page.count(f"--series-{number}: {color};") == 1
         assert page.count(f"--series-{number}: ") == 2

@@ -21,13 +21,10 @@ def test_run_is_described_without_names():
     assert not {socket.gethostname(), getpass.getuser()} & set(words)
 
 
-def test_device_is_named(monkeypatch):
+def test_machine_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card {device.index}")
     assert describe_run("cuda:1")["machine"].endswith(", card 1")
     assert describe_run("mps")["machine"].endswith(", mps")
-
-
-def test_processor_without_proc(monkeypatch, tmp_path):
     (tmp_path / "cpuinfo").touch()
     monkeypatch.setattr("lightning_robustness._display.provenance.Path", lambda _: tmp_path / "cpuinfo")
     monkeypatch.setattr(platform, "processor", lambda: "")
@@ -43,9 +40,8 @@ def test_checkpoints_have_a_hash(tmp_path):
     content = bytes(range(256)) * 5000  # more than one block
     (tmp_path / "x.ckpt").write_bytes(content)
     expected = hashlib.sha256(content).hexdigest()
-    assert describe_checkpoint(tmp_path / "x.ckpt") == {"checkpoint": "x.ckpt", "checkpoint SHA-256": expected}
-    (tmp_path / "folder").mkdir()
-    assert describe_checkpoint(str(tmp_path / "folder")) == {"checkpoint": "folder"}
+    assert describe_checkpoint(str(tmp_path / "x.ckpt")) == {"checkpoint": "x.ckpt", "checkpoint SHA-256": expected}
+    assert describe_checkpoint(None) == {"checkpoint": "none"}
 
 
 def test_data():

@@ -11,15 +11,6 @@ from lightning_robustness._measurement.rows import Rows
 EPS = [0.1, 0.2, 0.3]
 
 
-LINES = {"fgsm": [0.9, 0.5, 0.3, 0.2], "pgd": [0.9, 0.4, 0.1, 0.0], "worst of all": [0.9, 0.4, 0.05, 0.0]}
-
-
-def test_curves():
-    (axis,) = figures.curves([0.0, *EPS], LINES, "accuracy").axes
-    assert [text.get_text() for text in axis.get_legend().texts] == list(LINES)
-    assert [line.get_linestyle() for line in axis.lines] == ["-", "-", "--"]
-
-
 def corners(axis):
     return {tuple(corner) for corner in axis.collections[0].get_paths()[0].vertices.tolist()}
 

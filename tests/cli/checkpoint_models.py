@@ -24,19 +24,16 @@ class Net(nn.Module):
         return self.head(self.body(x))
 
 
-class Interrupted(Net):
-    """A network whose user has no time for gradients."""
+class Raising(Net):
+    """A network without gradients."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
 
     def forward(self, x):
         if x.requires_grad:
-            raise KeyboardInterrupt
-        return super().forward(x)
-
-
-class Fragile(Net):
-    def forward(self, x):
-        if x.requires_grad:
-            raise RuntimeError("out of order")
+            raise self.error
         return super().forward(x)
 
 
@@ -78,7 +75,9 @@ class Data:
         return self._loader(self.number // 2)
 
 
-make_net, make_interrupted, make_fragile = partial(Net, width=5), partial(Interrupted), partial(Fragile)
+make_net = partial(Net, width=5)
+make_interrupted = partial(Raising, KeyboardInterrupt())
+make_fragile = partial(Raising, RuntimeError("out of order"))
 
 
 def make_loader(number=8):

@@ -17,12 +17,8 @@ def _directory(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-@pytest.mark.parametrize("path", [f"{HERE}:Net", f"{HERE}.Net"])
-def test_both_forms_of_a_path(path):
-    assert load_object(path) is Net
-
-
-def test_modules_of_the_current_directory_come_first():
+def test_both_forms_of_a_path_and_modules_of_the_current_directory():
+    assert load_object(f"{HERE}:Net") is load_object(f"{HERE}.Net") is Net
     Path("module_of_this_directory.py").write_text("VALUE = 3")
     assert load_object("module_of_this_directory:VALUE") == 3
     assert sys.path[0] == str(Path.cwd())
@@ -60,7 +56,7 @@ def test_targets():
     "target",
     [{}, {"width": 3}, {"class_path": 3}, {"class_path": "a.B", "init_args": [1]}, {"class_path": "a.B", "width": 3}],
 )
-def test_mappings_that_are_no_targets(target):
+def test_mappings_that_are_not_targets(target):
     with pytest.raises(ValueError, match=r"`class_path` .*`init_args` .* got {"):
         split_target(target)
 
@@ -87,13 +83,10 @@ def test_arguments_of_parents():
     assert isinstance(made["network"], nn.Identity)
 
 
-def test_annotations_that_cannot_be_read():
+def test_annotations_that_cannot_be_read_and_arguments_that_do_not_fit():
     def build(width: "NotImported", depth):  # noqa: F821
         return width, depth
 
     assert read_arguments(build, {"width": "3", "depth": 2}) == {"width": "3", "depth": 2}
-
-
-def test_arguments_that_do_not_fit():
     with pytest.raises(ValueError, match=r"Composed .*{'scale': 'big'}: (.|\n)*float"):
         read_arguments(Composed, {"scale": "big"})

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import wraps
@@ -70,8 +71,10 @@ def test_evaluate_is_that_of_the_package(checkpoint, capsys):
 def test_options_of_the_input_space_and_the_data(checkpoint):
     space = "--input_space.mean 0 --input_space.std 0.5 --input_space.high 0.5"
     arguments = ["--data_args", "{number: 30}", "--model_args", "{width: 4}"]
-    report = report_of("evaluate", f"--attacks --split val {space}", *MODEL, *DATA, *arguments)
+    report = report_of("evaluate", f"--attacks --eps null --roby_p .inf --split val {space}", *MODEL, *DATA, *arguments)
     assert report.metrics["samples"] == 15
+    assert report.settings["RDI and ROBY"].endswith("ROBY in linf")
+    assert "boundary_acc" not in report.metrics  # which needs a budget
     assert report.settings["input space"] == "InputSpace(low=0.0, high=0.5, mean=0.0, std=0.5)"
     assert report.rates == {}
 
@@ -80,6 +83,8 @@ def test_options_from_a_file(checkpoint):
     config = {"model": f"{HERE}:Net", "checkpoint": "net.pt", "data": f"{HERE}:Data", "attacks": ["fgsm"], "eps": 0.1}
     Path("config.yaml").write_text(json.dumps(config))
     assert list(report_of("evaluate", "--config config.yaml --progress false").rates) == ["fgsm", "worst"]
+    text = json.dumps(config | {"model_args": {"width": 4}, "head": "head"}) + 200 * " "  # too long for a path
+    assert report_of("evaluate", "--progress false", "--config", text).settings["head"] == "head"
 
 
 def test_sweep_is_that_of_the_package(checkpoint, capsys):
@@ -132,7 +137,7 @@ def trained(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_configuration_of_lightning_cli_as_it_is(trained):
+def test_configuration_of_lightning_cli_as_it_is(trained, capsys):
     config, accuracy = trained
     several, full = {"fit": config, "test": {}}, {**config, "optimizer": None, "ckpt_path": None}
     for content in (config, several, full):
@@ -141,11 +146,7 @@ def test_configuration_of_lightning_cli_as_it_is(trained):
         assert report.model == "Composed"
         assert report.metrics["samples"] == 24
         assert report.metrics["acc"] == pytest.approx(accuracy)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_class_paths_on_the_command_line(trained, capsys):
-    config, accuracy = trained
+    # Or by paths of classes
     text = "--checkpoint cli.ckpt --split val --attacks --progress false"
     data = ["--data", f"{HERE}.ValidationData", "--data_args", "{number: 24}"]
     report = report_of("evaluate", text, "--model", json.dumps(config["model"]), *data)
@@ -251,10 +252,13 @@ def test_wrong_arguments_exit_with_2(arguments, message, checkpoint, capsys):
     assert "evaluate." not in error
 
 
-def test_page_without_matplotlib_exits_with_2(monkeypatch, capsys):
+def test_what_is_not_installed_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     error = ended(capsys, "evaluate", *MODEL, *DATA, "--html", "x.html")
     assert 'pip install "lightning-robustness[plot]"' in error
+    monkeypatch.setitem(sys.modules, "jsonargparse", None)
+    assert cli.main(["report", "x.json"]) == 1
+    assert 'pip install "lightning-robustness[cli]"' in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:The samples were predicted as")
@@ -272,23 +276,15 @@ def test_failed_evaluation_exits_with_1(capsys):
     assert "Traceback" in ended(capsys, "--traceback", *wrong)
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
-@pytest.mark.filterwarnings("ignore:The evaluation was interrupted")
-def test_interruption_exits_with_130_and_writes_what_there_is(capsys):
+@pytest.mark.filterwarnings("ignore:The samples were predicted as", "ignore:The .* was interrupted")
+def test_interruption_exits_with_130_and_writes_what_there_is(checkpoint, monkeypatch, capsys):
     report = report_of("evaluate", f"--model {HERE}:make_interrupted --attacks pgd", *DATA, code=130)
     assert report.interrupted == "the Fisher information"
     assert report.metrics["samples"] == 40
     assert "Note: The run was interrupted while it measured the Fisher information" in capsys.readouterr().out
-
-
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
-@pytest.mark.filterwarnings("ignore:The evaluation was interrupted", "ignore:The sweep was interrupted")
-def test_interruption_of_a_comparison(checkpoint):
     models = ["--models", f"a={HERE}:Net@net.pt", f"b={HERE}:make_interrupted"]
     assert report_of("compare", "--fim_samples 0 --budgets 0.1 0.2", *models, *DATA, code=130).missing == ["b"]
 
-
-def test_interruption_before_there_is_anything(monkeypatch, capsys):
     def interrupt(path):
         raise KeyboardInterrupt
 
@@ -297,22 +293,12 @@ def test_interruption_before_there_is_anything(monkeypatch, capsys):
     assert "interrupted before there was anything to report" in capsys.readouterr().err
 
 
-def test_jsonargparse_is_optional(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "jsonargparse", None)
-    assert cli.main(["report", "x.json"]) == 1
-    assert 'pip install "lightning-robustness[cli]"' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["evaluate", "sweep", "compare", "report"])
-def test_help_names_every_option_and_no_address(command, capsys):
-    text = ended(capsys, command, "--help", code=0)
-    assert text.startswith(f"usage: lightning-robustness {command} ")
-    assert "--html" in text
-    assert " at 0x" not in text
-    assert ":func:" not in text
-
-
 def test_help_version_and_attacks(capsys):
+    for command in ("evaluate", "sweep", "compare", "report"):
+        text = ended(capsys, command, "--help", code=0)
+        assert text.startswith(f"usage: lightning-robustness {command} ")
+        assert "--html" in text
+        assert not re.search(" at 0x|:func:", text)
     text = " ".join(ended(capsys, "--help", code=0).split())
     assert "{evaluate,sweep,compare,report}" in text
     assert "Exit codes: 0 done, 1 " in text
@@ -377,12 +363,13 @@ def test_compare_sorts_at_a_budget(checkpoint, capsys):
         ("Pass `InputSpace(high=255)`.", "--input_space.high 255"),
         ("Pass a `forward_fn=` that returns logits.", "--forward_fn package.module:function"),
         ("Measure without them: `attacks=()`", "--attacks"),
-        ("Leave `num_classes` out, or pass strength='paper'.", "--num_classes, --strength paper"),
-        ("Expected sweep_attacks=[] but got a high value of `fim_samples`", "--sweep_attacks, --fim_samples"),
-        ("Pass `InputSpace(low=None, high=None)`.", "--input_space.low null, --input_space.high null"),
+        ("Leave `num_classes` out, or pass `strength='paper'`.", "--num_classes, --strength paper"),
+        ("Expected `sweep_attacks=[]` but got a high value of `fim_samples`", "--sweep_attacks, --fim_samples"),
+        ("Pass `input_space=InputSpace(low=None, high=None)`.", "--input_space.low null, --input_space.high null"),
         ("Declare it in `input_space`.", "--input_space.low, --input_space.high"),
         ("`forward_fn=lambda m, x: m(x).logit(eps=1e-6)`.", "--forward_fn package.module:function"),
-        ("Pass `eps=1e-3` but not PGD(eps=0.1, alpha=f(eps=2)).", "--eps 1e-3"),
+        ("Pass `eps=1e-3` but not `PGD(eps=0.1, alpha=f(eps=2))`.", "--eps 1e-3"),
+        ("Pass `attacks={'a': PGD()}`.", "--attacks"),
         ("Expected `eps` to be at most 1. Change `sweep_budgets`.", "--sweep_budgets"),
     ],
 )

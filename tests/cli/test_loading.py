@@ -149,10 +149,6 @@ def test_arguments_take_precedence(tmp_path):
     assert load_model(f"{HERE}:Anything", tmp_path / "any.ckpt").arguments == {"width": 2, "old": 1}
 
 
-def test_functions_make_a_model_without_a_checkpoint():
-    assert load_model(f"{HERE}:make_net").head.in_features == 5
-
-
 NO_WEIGHTS = r"(?s)x.pt to hold the weights of Net .*"
 
 
@@ -181,13 +177,13 @@ def test_errors(tmp_path, name, content, error, message):
         load_model(f"{HERE}:{name}", None if content is None else tmp_path / "x.pt")
 
 
-def test_data_modules_and_functions():
+def test_data_modules_and_functions(monkeypatch):
     assert len(load_data(f"{HERE}:Data").dataset) == 40
     assert len(load_data(f"{HERE}:Data", "val", {"number": 10}).dataset) == 5
     assert len(load_data(f"{HERE}:make_loader", arguments={"number": 3}).dataset) == 3
-
-
-def test_data_module_with_a_list_of_one_loader(monkeypatch):
+    target = {"class_path": f"{HERE}.ValidationData", "init_args": {"number": "12"}}
+    assert len(load_data(target, "val").dataset) == 12
+    assert len(load_data(target, "val", {"number": 5}).dataset) == 5
     loader = checkpoint_models.make_loader()
     monkeypatch.setattr(checkpoint_models.Data, "test_dataloader", lambda self: [loader])
     assert load_data(f"{HERE}:Data") is loader
@@ -199,18 +195,6 @@ def test_data_modules_are_prepared(monkeypatch, split, stage):
     monkeypatch.setattr(checkpoint_models.Data, "setup", lambda self, stage: made.append((list(self.stages), stage)))
     load_data(f"{HERE}:Data", split)
     assert made == [(["prepare"], stage)]
-
-
-@pytest.mark.parametrize(("name", "observed"), [("make_two_loaders", "2 in a list"), ("make_nothing", "NoneType")])
-def test_one_loader_is_needed(name, observed):
-    with pytest.raises(TypeError, match=f"'test' but got {observed}"):
-        load_data(f"{HERE}:{name}")
-
-
-def test_data_module_of_a_configuration():
-    target = {"class_path": f"{HERE}.ValidationData", "init_args": {"number": "12"}}
-    assert len(load_data(target, "val").dataset) == 12
-    assert len(load_data(target, "val", {"number": 5}).dataset) == 5
 
 
 @pytest.mark.parametrize(
@@ -226,8 +210,15 @@ def test_data_module_without_the_loader(name, split, remedy):
         load_data(f"{HERE}:{name}", split)
 
 
-def test_data_that_cannot_be_made():
-    with pytest.raises(TypeError, match=r"'math:pi' to take the arguments none"):
-        load_data("math:pi")
-    with pytest.raises(TypeError, match=r"size .*TypeError: .*`data_args`"):
-        load_data(f"{HERE}:Data", arguments={"size": 3})
+@pytest.mark.parametrize(
+    ("path", "arguments", "message"),
+    [
+        (f"{HERE}:make_two_loaders", {}, "'test' but got 2 in a list"),
+        (f"{HERE}:make_nothing", {}, "'test' but got NoneType"),
+        ("math:pi", {}, "'math:pi' to take the arguments none"),
+        (f"{HERE}:Data", {"size": 3}, "size .*TypeError: .*`data_args`"),
+    ],
+)
+def test_data_that_cannot_be_made(path, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        load_data(path, arguments=arguments)

@@ -117,7 +117,7 @@ def without_times(report):
     return clean(json.loads(report.to_json()))
 
 
-def make_reports():
+def make_reports(rank=None):
     return {name: without_times(make()) for name, make in REPORTS.items()}
 
 
@@ -129,9 +129,9 @@ def _text_of(function):
     return "no error"
 
 
-def make_errors():
+def make_errors(rank):
     """Errors as each process sees them."""
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    last = dist.get_world_size() - 1
     loader, options = DataLoader(make_data(), batch_size=8), {"progress": False, "fim_samples": 0}
     shuffled = DataLoader(make_data(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(rank))
     sampler = DistributedSampler(make_data(), num_replicas=7, rank=rank)

@@ -44,7 +44,7 @@ def test_equals_the_formulas(table, prior, balance):
         np.testing.assert_allclose(value.numpy(), reference, atol=1e-9)
 
 
-@pytest.mark.parametrize("filler", [0.25, math.nan])
+@pytest.mark.parametrize("filler", [0.25, torch.linspace(0.3, 0.3 + 1e-7, 24).reshape(2, 3, 4), math.nan])
 def test_constant_or_missing_metric_counts_for_nothing(filler):
     table = torch.rand(2, 3, 4, 5)
     with_filler = table.clone()
@@ -55,10 +55,10 @@ def test_constant_or_missing_metric_counts_for_nothing(filler):
     torch.testing.assert_close(result.scores, without.scores)
 
 
-def test_metric_that_varies_by_rounding_only_is_constant():
-    table = torch.rand(2, 1, 4, 2)
-    table[..., 1] = 0.3 + 1e-8 * torch.rand(2, 1, 4)
-    assert composite_scores(table, (True, True)).weights.tolist() == [1, 0]
+def test_weights_may_be_numbers_of_numpy():
+    table, prior = torch.rand(2, 1, 4, 2), [0.5, 2.0]
+    found = composite_scores(table, (True, False), list(np.float32(prior)), np.float32(0.25))
+    assert found.weights.tolist() == composite_scores(table, (True, False), prior, 0.25).weights.tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
+import json
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from lightning_robustness import InputSpace
 from lightning_robustness.evaluation import ComparisonReport, compare, evaluate, session, sweep
 from tests.evaluation.reports.reports import make_report
 
@@ -14,25 +18,33 @@ def loader(digits):
     return [(digits[0][1200:1260], digits[1][1200:1260])]
 
 
-@pytest.fixture(scope="module")
-def digits_comparison(digits, digits_network, robust_digits_network):
+class Raising(nn.Module):
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def forward(self, x):
+        raise self.error
+
+
+BROKEN = Raising(RuntimeError("the weights are on another planet"))
+INTERRUPTED = Raising(KeyboardInterrupt())
+UNTOUCHABLE = Raising(AssertionError("a model was run"))
+
+
+def test_robust_network_ranks_above_the_natural_one(digits, digits_network, robust_digits_network):
     loader = [(digits[0][1200:1500], digits[1][1200:1500])]
     models = {"natural": digits_network, "robust": robust_digits_network}
     options = {"strength": "paper", "decision_space": "pca", "fim_samples": 200, "attack_samples": 200}
-    return compare(models, loader, progress=False, **options)
-
-
-def test_robust_network_ranks_above_the_natural_one(digits_comparison):
-    assert digits_comparison.attacks == ["fgsm", "bim", "pgd", "mifgsm"]
-    assert digits_comparison.budgets == pytest.approx([number / 100 for number in range(1, 21)])
-    assert digits_comparison.reports["robust"].decision_space.attack == "pgd, $\\epsilon$ = 0.11"
-    assert digits_comparison.concordance > 0.9
-    better = {"natural": 2, "robust": 1}
+    report = compare(models, loader, progress=False, **options)
+    assert report.attacks == ["fgsm", "bim", "pgd", "mifgsm"]
+    assert report.budgets == pytest.approx([number / 100 for number in range(1, 21)])
+    assert report.reports["robust"].decision_space.attack == "pgd, $\\epsilon$ = 0.11"
+    assert report.concordance > 0.9
     for key in ("cmmr", "adv_acc", "fim"):
-        assert digits_comparison.ranks[key] == better, key
-    assert digits_comparison.scores["robust"] > digits_comparison.scores["natural"] + 0.01
-    accuracy = digits_comparison.adversarial_accuracy
-    assert accuracy["robust"] > accuracy["natural"] + 0.1
+        assert report.ranks[key] == {"natural": 2, "robust": 1}, key
+    assert report.scores["robust"] > report.scores["natural"] + 0.01
+    assert report.adversarial_accuracy["robust"] > report.adversarial_accuracy["natural"] + 0.1
 
 
 def test_reports_take_the_place_of_models(loader, digits_network, robust_digits_network):
@@ -79,13 +91,49 @@ def test_different_numbers_of_classes_are_found_before_the_sweep(loader, digits_
     assert type(report).from_dict(report.to_dict()).failed == report.failed
 
 
-class Broken(nn.Module):
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(4, 3), nn.Linear(3, 2)
+
     def forward(self, x):
-        raise RuntimeError("the weights are on another planet")
+        return self.head(self.embedding(x).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:Inputs are integers", "ignore:Only one class was predicted")
+def test_tokens_need_their_embeddings():
+    model, loader = Tokens(), [(torch.arange(32).reshape(8, 4) % 4, torch.arange(8) % 2)]
+    with pytest.raises(TypeError, match=r"small amounts but got integers.*`embed_fn="):
+        compare({"a": model}, loader, **OPTIONS)
+    with pytest.raises(TypeError, match=r"small amounts but got integers.*`embed_fn="):
+        sweep(model, loader, **OPTIONS)
+    remedy = {"embed_fn": lambda module, x: module.embedding(x), "input_space": InputSpace(None, None)}
+    remedy["forward_fn"] = lambda module, embeddings: module.head(embeddings.mean(1))
+    assert sweep(model, loader, **remedy, **OPTIONS).samples == 8
+    assert list(compare({"a": model}, loader, **remedy, **OPTIONS).reports) == ["a"]
+
+
+@pytest.mark.parametrize("name", [3, None, " "])
+def test_names_are_strings(name):
+    with pytest.raises(ValueError, match=f"not empty but got {name!r}"):
+        compare({name: UNTOUCHABLE}, [], **OPTIONS)
+    with pytest.raises(ValueError, match=f"not empty but got {name!r}"):
+        ComparisonReport({name: make_report()})
+
+
+def test_one_of_each_cannot_be_compared():
+    with pytest.raises(ValueError, match=r"several models, attacks or budgets .* one of each\. Pass more budgets"):
+        compare({"a": UNTOUCHABLE}, [], ["fgsm"], [0.1], progress=False)
+
+
+def test_numbers_of_numpy_can_be_written():
+    weight = np.float32(0.5)
+    report = compare({"a": make_report()}, prior={"accuracy": weight}, balance=weight, rank_budget=np.float64(0.1))
+    assert ComparisonReport.from_dict(json.loads(report.to_json())).to_dict() == report.to_dict()
 
 
 def test_a_model_that_fails_does_not_lose_the_others(loader, digits_network):
-    models = {"first": Broken(), "second": digits_network, "third": Broken()}
+    models = {"first": BROKEN, "second": digits_network, "third": BROKEN}
     with pytest.warns(UserWarning, match=r"'(first|third)' .*left out"):
         report = compare(models, loader, **OPTIONS)
     assert report.scores == compare({"second": digits_network}, loader, **OPTIONS).scores
@@ -96,30 +144,16 @@ def test_a_model_that_fails_does_not_lose_the_others(loader, digits_network):
 @pytest.mark.filterwarnings("ignore:'.*' could not be measured")
 def test_models_that_all_fail_raise_the_first_error(loader):
     with pytest.raises(Exception, match="the weights are on another planet"):
-        compare({"a": Broken(), "b": Broken()}, loader, **OPTIONS)
-
-
-class Interrupting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x):
-        raise KeyboardInterrupt
+        compare({"a": BROKEN, "b": BROKEN}, loader, **OPTIONS)
 
 
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted while it measured the features")
 def test_interruption_returns_the_models_that_are_finished(loader, digits_network):
-    report = compare({"first": digits_network, "second": Interrupting(), "third": digits_network}, loader, **OPTIONS)
+    report = compare({"first": digits_network, "second": INTERRUPTED, "third": digits_network}, loader, **OPTIONS)
     assert list(report.reports) == ["first"]
     assert report.missing == ["second", "third"]
     with pytest.raises(KeyboardInterrupt):
-        compare({"first": Interrupting()}, loader, **OPTIONS)
-
-
-class Untouchable(nn.Module):
-    def forward(self, x):
-        raise AssertionError("a model was run")
+        compare({"first": INTERRUPTED}, loader, **OPTIONS)
 
 
 @pytest.mark.filterwarnings("ignore:.* could not be measured")
@@ -135,7 +169,7 @@ class Untouchable(nn.Module):
         ({"second": make_report()}, ValueError, r"fgsm, pgd \(second\), fgsm \(this"),
         ({"second": make_report(), "num_classes": 7}, ValueError, r"number of classes .* 7 \(`num_classes`\)"),
         ({"second": make_report(), "attacks": ["fgsm", "pgd"]}, ValueError, r"0.2, 0.3 \(second\), 0.1, 0.2 \(this"),
-        ({"second": Untouchable(), "dataloader": iter([])}, TypeError, "2 models .*list_iterator"),
+        ({"dataloader": iter([])}, TypeError, "2 models .*list_iterator"),
         ({"attack_samples": 0}, ValueError, "`attack_samples`"),
         ({"device": "abacus"}, ValueError, "`device`.*'abacus'"),
         ({"dataloader": TensorDataset(torch.zeros(2, 3))}, TypeError, r"`dataloader`.*Pass `DataLoader\("),
@@ -148,7 +182,7 @@ class Untouchable(nn.Module):
 @pytest.mark.filterwarnings("error")  # of a model that is left out
 def test_arguments_are_checked_before_the_first_model(arguments, error, message):
     arguments = {"dataloader": [], "attacks": ["fgsm"], "budgets": [0.1, 0.2], **arguments}
-    models = {"first": Untouchable(), "second": arguments.pop("second", Untouchable())}
+    models = {"first": UNTOUCHABLE, "second": arguments.pop("second", UNTOUCHABLE)}
     with pytest.raises(error, match=message):
         compare(models, progress=False, **arguments)
 

@@ -136,6 +136,8 @@ def test_plain_forward_head_and_batches(digits, digits_network):
     assert other.settings["head"] == "network.9"
     for key, value in plain.metrics.items():
         assert key.startswith("seconds/") or other.metrics[key] == pytest.approx(value)
+    with pytest.raises(ValueError, match=r"labels.*`attacks=\(\)`"):
+        evaluate(digits_network, [x], progress=False)
     unlabelled = evaluate(digits_network, [x], attacks=(), progress=False).metrics
     assert {"rdi", "roby", "fim"} < unlabelled.keys() - {"acc"} == unlabelled.keys()
 
@@ -174,38 +176,25 @@ def test_probabilities_are_noticed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dataloader": [batch()[0]]}, r"labels.*`attacks=\(\)`"),
+        ({"fim_method": "best"}, "`fim_method`"),
+        ({"decision_space": "umap"}, "`decision_space`"),
+        ({"decision_space": "tsne"}, "scikit-learn"),  # which is not installed here
+        ({"sweep_budgets": 0.1}, "`sweep_budgets`"),
+        ({"num_examples": -1}, "`num_examples`"),
+        ({"dataloader": TensorDataset(*batch())}, "`dataloader`"),
         ({"attack_samples": 0, "sweep_budgets": [0.1]}, "`attack_samples`"),
         ({"attack_samples": 0, "decision_space": "pca"}, "`attack_samples`"),
         ({"sweep_attacks": ["square"]}, "`sweep_budgets` with `sweep_attacks`"),
     ],
 )
-def test_errors(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(**{"model": linear(), "dataloader": [batch()], "attacks": ["fgsm"], "progress": False, **arguments})
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *({"fim_method": "best"}, {"decision_space": "umap"}, {"sweep_budgets": 0.1}, {"num_examples": -1}),
-        {"dataloader": TensorDataset(*batch())},
-    ],
-    ids=lambda arguments: next(iter(arguments)),
-)
-def test_arguments_are_checked_before_the_data(arguments):
+def test_arguments_are_checked_before_the_data(monkeypatch, arguments, message):
     def batches():
         raise AssertionError("the data was touched")
         yield
 
-    with pytest.raises((TypeError, ValueError), match=f"`{next(iter(arguments))}`"):
-        evaluate(**{"model": linear(), "dataloader": batches(), "progress": False, **arguments})
-
-
-def test_projection_is_looked_for_before_the_data(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    with pytest.raises(ModuleNotFoundError, match="scikit-learn"):
-        evaluate(linear(), [], decision_space="tsne", progress=False)
+    with pytest.raises((TypeError, ValueError, ModuleNotFoundError), match=message):
+        evaluate(**{"model": linear(), "dataloader": batches(), "progress": False, **arguments})
 
 
 def test_samples_have_their_position_in_the_loader(data, loader, digits_network):
@@ -239,31 +228,29 @@ def test_interruption_returns_what_is_finished(loader, digits_network):
     assert "interrupted while it measured the attack second" in str(report)
 
 
-def test_interruption_of_the_first_forward_pass():
-    class Interrupted(nn.Linear):
-        def forward(self, x):
-            if len(x) > 2:  # more than are needed to find the head
-                raise KeyboardInterrupt
-            return super().forward(x)
+def interrupt_if(condition):
+    def forward(model, x):
+        if condition(x):
+            raise KeyboardInterrupt
+        return model(x)
 
+    return forward
+
+
+def test_interruption_of_the_first_forward_pass():
+    forward_fn = interrupt_if(lambda x: len(x) > 2)  # more than are needed to find the head
     with pytest.warns(UserWarning, match="measured the features"):
-        report = evaluate(Interrupted(2, 2), [batch()], progress=False)
+        report = evaluate(linear(), [batch()], forward_fn=forward_fn, progress=False)
     assert (report.metrics, report.num_classes, report.interrupted) == ({}, 0, "the features")
 
 
 @pytest.mark.filterwarnings("ignore:The evaluation was interrupted")
 def test_interruption_of_the_first_batch_of_the_sweep():
-    class Interrupted(nn.Linear):
-        def forward(self, x):
-            if x.requires_grad:
-                raise KeyboardInterrupt
-            return super().forward(x)
-
-    report = evaluate(Interrupted(2, 2), [batch()], (), fim_samples=0, sweep_budgets=[0.1], progress=False)
-    assert report.interrupted == "the sweep"
-    assert report.sweep is None
+    options = {"forward_fn": interrupt_if(lambda x: x.requires_grad), "progress": False}
+    report = evaluate(linear(), [batch()], (), fim_samples=0, sweep_budgets=[0.1], **options)
+    assert (report.interrupted, report.sweep) == ("the sweep", None)
     with pytest.raises(KeyboardInterrupt):
-        sweep(Interrupted(2, 2), [batch()], budgets=[0.1], progress=False)
+        sweep(linear(), [batch()], budgets=[0.1], **options)
 
 
 def test_report_has_threat_model_classes_examples_and_provenance(loader, digits_network):

@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from operator import itemgetter
 
 import pytest
 import torch
@@ -23,15 +24,11 @@ from lightning_robustness.evaluation.session import Session
 MODEL = nn.Linear(1, 2)
 
 
-def look_at_nothing(subject, batch):
-    return subject, None
-
-
 def pass_through(loader, size, seed=0):
     subject = Subject(MODEL, Access(), MODEL, torch.device("cpu"), seed=seed)
     processes = Processes()
     session = Session(subject, processes, ResumeFolder(None, processes))
-    passed = pass_over(loader, session, size, look_at_nothing)
+    passed = pass_over(loader, session, size, lambda subject, batch: (subject, None))
     assert (passed.session, passed.found, passed.features) == (session, None, None)
     return passed
 
@@ -75,16 +72,12 @@ def test_an_empty_loader():
         collect([], 4)
 
 
-class Interrupting:
-    """Batches that the user interrupts."""
-
-    def __iter__(self):
+def test_an_interrupt_keeps_what_was_collected():
+    def interrupted():
         yield torch.zeros(3, 1), torch.zeros(3, dtype=torch.long)
         raise KeyboardInterrupt
 
-
-def test_an_interrupt_keeps_what_was_collected():
-    passed = pass_through(Interrupting(), 8)
+    passed = pass_through(interrupted(), 8)
     assert passed.is_interrupted
     assert passed.take(8).positions.tolist() == [0, 1, 2]
 
@@ -102,10 +95,6 @@ class OneOf:
         return [value] * self.number
 
 
-def generator():
-    return torch.Generator().manual_seed(4)
-
-
 class Buckets(BatchSampler):
     """Batches of unequal size, as a user's own sampler may give them."""
 
@@ -120,7 +109,9 @@ LOADERS = {
     "in order": lambda: DataLoader(dataset(), batch_size=4),
     "one batch": lambda: DataLoader(dataset(), batch_size=100),
     "shuffled": lambda: DataLoader(dataset(), batch_size=4, shuffle=True),
-    "shuffled by its own generator": lambda: DataLoader(dataset(), batch_size=4, shuffle=True, generator=generator()),
+    "shuffled by its own generator": lambda: DataLoader(
+        dataset(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(4)
+    ),
     "without the last batch": lambda: DataLoader(dataset(), batch_size=4, drop_last=True),
     "a random part": lambda: DataLoader(dataset(), batch_size=4, sampler=SubsetRandomSampler(range(5, 17))),
     "own batches": lambda: DataLoader(dataset(), batch_sampler=Buckets(range(23), 2, drop_last=False)),
@@ -151,13 +142,9 @@ def test_shares_together_are_the_loader(name, number):
     assert max(lengths) - min(lengths) <= 1
 
 
-def first_row(batch):
-    return batch[0]
-
-
 def test_settings_of_the_loader_are_kept():
     loader = DataLoader(
-        dataset(), 4, num_workers=2, collate_fn=first_row, timeout=7, prefetch_factor=3, persistent_workers=True
+        dataset(), 4, num_workers=2, collate_fn=itemgetter(0), timeout=7, prefetch_factor=3, persistent_workers=True
     )
     share = take_share(MODEL, loader, OneOf(1, 2), seed=0).loader
     for name in ("dataset", "num_workers", "collate_fn", "timeout", "prefetch_factor", "worker_init_fn"):

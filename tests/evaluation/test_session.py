@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import ChainDataset, DataLoader, TensorDataset
 
+from lightning_robustness.evaluation import evaluate
 from lightning_robustness.evaluation.session import check_loader, on_device
 
 DATA = TensorDataset(torch.zeros(3, 1), torch.arange(3))
@@ -52,8 +53,7 @@ class DataModule:
         return []
 
 
-X, Y = torch.rand(4, 2), torch.arange(4)
-FLOATS = "TensorDataset(torch.as_tensor(x), torch.as_tensor(y).long())"
+X, Y = torch.rand(4, 2), torch.arange(4) % 2
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,24 @@ FLOATS = "TensorDataset(torch.as_tensor(x), torch.as_tensor(y).long())"
         (DataModule(), "the data module DataModule. Pass"),
         (DATA, "TensorDataset. Pass `DataLoader("),
         (3, "got int"),
-        # Inputs and labels
-        ((X, Y), "`DataLoader(TensorDataset(x, y), batch_size=128)`"),
-        ((X, Y.float()), "`DataLoader(TensorDataset(x, y.long()), batch_size=128)`"),
-        ([X.byte(), Y], "`DataLoader(TensorDataset(x, y), batch_size=128)`"),
-        ((X.numpy(), Y.numpy()), "TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), "),
-        ((X.numpy(), Y.double().numpy()), FLOATS),
+        ([X.byte(), Y], "Pass `DataLoader(TensorDataset(x, y), batch_size=128)`"),
+        (
+            (X, Y.double().numpy()),
+            "`DataLoader(TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), batch_size=128)`",
+        ),
     ],
 )
-def test_what_is_no_loader(loader, message):
+def test_objects_that_are_not_loaders(loader, message):
     with pytest.raises(TypeError, match=f"`dataloader`.*{re.escape(message)}"):
         check_loader(loader)
 
 
+def test_columns_of_numpy_are_evaluated_by_the_remedy():
+    x, y = X, Y.double().numpy()
+    loader = DataLoader(TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), batch_size=128)
+    assert evaluate(nn.Linear(2, 2), loader, ["fgsm"], progress=False).metrics["samples"] == 4
+
+
 @pytest.mark.parametrize("loader", [[], iter([]), STREAM, DataLoader(DATA)])
-def test_what_is_a_loader(loader):
+def test_objects_that_are_loaders(loader):
     assert check_loader(loader) is None

@@ -32,12 +32,8 @@ def expected():
     return make_reports()
 
 
-def reports_of(rank):
-    return make_reports()
-
-
 def test_two_processes(two_processes, expected):
-    first, second = two_processes(reports_of)
+    first, second = two_processes(make_reports)
     assert first == second
     assert differences(first, expected, tolerance=1e-9) == []
     # The results are neither trivial nor of the first process alone
@@ -55,13 +51,9 @@ def test_two_processes(two_processes, expected):
 
 def test_three_processes(expected):
     with start_processes(3) as run:
-        results = run(reports_of)
+        results = run(make_reports)
     assert all(result == results[0] for result in results)
     assert differences(results[0], expected, tolerance=1e-9) == []
-
-
-def errors_of(rank):
-    return make_errors()
 
 
 MESSAGES = {
@@ -78,7 +70,7 @@ MESSAGES = {
 
 
 def test_a_process_that_fails_ends_all_with_its_error(two_processes, expected):
-    first, second = two_processes(errors_of)
+    first, second = two_processes(make_errors)
     assert first["errors"].keys() == second["errors"].keys() == MESSAGES.keys()
     for name, message in MESSAGES.items():
         assert second["errors"][name].startswith(message), name

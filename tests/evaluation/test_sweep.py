@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_robustness._measurement import plan
 from lightning_robustness.attacks import PGD, Square, get_attack, run_attack
-from lightning_robustness.evaluation import compare, sweep
+from lightning_robustness.evaluation import compare, evaluate, sweep
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace
 
@@ -92,6 +92,10 @@ def test_quality_counts_all_samples():
     assert all(math.isnan(value) for value in report.values["ssim"][0])
     assert report.clean_accuracy == pytest.approx(2 / 3)
     assert report.samples == 3
+    # Of a model that is always wrong too: of four coordinates, three are at their ends
+    x = torch.tensor([[1.0, 0.0], [0.75, 0.0]])
+    report = sweep(linear(), [(x, torch.ones(2, dtype=torch.long))], ["fgsm"], [0.1], progress=False)
+    assert (report.values["accuracy"], report.values["mse"]) == ([[0.0]], [[pytest.approx(0.1**2 / 4)]])
 
 
 def test_normalisation_changes_nothing(digits, robust_digits_network):
@@ -110,7 +114,7 @@ def test_normalisation_changes_nothing(digits, robust_digits_network):
     torch.testing.assert_close(torch.tensor(seen.values["psnr"]), torch.tensor(plain.values["psnr"]), atol=0.2, rtol=0)
 
 
-def test_attack_objects_and_names_of_ones_own(digits, robust_digits_network):
+def test_attack_objects_with_names_of_their_own(digits, robust_digits_network):
     loader = [(digits[0][1200:1250], digits[1][1200:1250])]
     attacks = {"few": PGD(steps=1, alpha=0.02), "many": PGD(steps=10), "black_box": Square(num_queries=20)}
     report = sweep(robust_digits_network, loader, attacks, [0.05, 0.15], progress=False)
@@ -122,18 +126,19 @@ def test_attack_objects_and_names_of_ones_own(digits, robust_digits_network):
     assert cascade["ald2"][0][1] > cascade["ald2"][0][0] > 0.5
 
 
-@pytest.mark.parametrize("eps", [[0.1, 0.1], [0.0, 0.1]])
-def test_budgets_must_increase(eps):
-    with pytest.raises(ValueError, match="`budgets`"):
-        sweep(linear(), [], budgets=eps)
-
-
 @pytest.mark.parametrize("eps", [np.array([0.125, 0.25], dtype=np.float32), torch.tensor([0.125, 0.25])])
 def test_budgets_may_be_arrays_and_attacks_an_iterator(eps):
     data = [(torch.tensor([[0.75, 0.5]]), torch.tensor([0]))]
     report = sweep(linear(), data, iter(["fgsm"]), eps, progress=False)
     assert json.loads(report.to_json())["budgets"] == [0.125, 0.25]
     assert report.values["accuracy"] == [[1.0, 0.0]]  # the first class wins the tie at 0.125
+
+
+def test_counts_may_be_integers_of_numpy():
+    data, counts = [(torch.rand(5, 2), torch.tensor([0, 1, 0, 1, 0]))], {"batch_size": np.int64(2), "seed": np.int64(1)}
+    options = {"attacks": ["fgsm"], "attack_samples": np.int64(4), "progress": False, **counts}
+    assert sweep(linear(), data, **options).samples == 4
+    assert evaluate(linear(), data, fim_samples=np.int64(3), **options).metrics["samples_fim"] == 3
 
 
 def test_settings_say_what_was_run():
@@ -152,8 +157,11 @@ def test_settings_say_what_was_run():
     }
 
 
-def test_inputs_must_have_labels_and_be_in_the_range_and_logits_finite():
+def test_budgets_must_increase_inputs_have_labels_and_be_in_the_range_and_logits_be_finite():
     x, y = torch.rand(4, 2), torch.zeros(4, dtype=torch.long)
+    for budgets in ([0.1, 0.1], [0.0, 0.1]):
+        with pytest.raises(ValueError, match="`budgets`"):
+            sweep(linear(), [], budgets=budgets)
     with pytest.raises(ValueError, match=r"\[0.0, 1.0\] but observed"):
         sweep(linear(), [(x + 1, y)], progress=False)
     model = linear()
@@ -191,13 +199,6 @@ def test_the_logits_are_found_among_outputs():
         sweep(model, two, forward_fn=lambda module, x: one_logit(module, x).sigmoid(), **options)
     remedied = sweep(model, two, forward_fn=lambda module, x: one_logit(module, x).sigmoid().logit(eps=1e-6), **options)
     assert remedied.values["accuracy"] == sweep(model, two, forward_fn=one_logit, **options).values["accuracy"]
-
-
-def test_model_without_a_right_sample_has_a_quality():
-    x = torch.tensor([[1.0, 0.0], [0.75, 0.0]])
-    report = sweep(linear(), [(x, torch.ones(2, dtype=torch.long))], ["fgsm"], [0.1], progress=False)
-    assert report.values["accuracy"] == [[0.0]]
-    assert report.values["mse"] == [[pytest.approx(0.1**2 / 4)]]  # of four coordinates, three are at their ends
 
 
 def test_interruption_returns_what_is_finished(digits, digits_network):

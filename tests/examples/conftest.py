@@ -12,10 +12,10 @@ def run_example(tmp_path, monkeypatch, run_script):
 
 @pytest.fixture
 def logged(tmp_path):
-    """Callable that returns what the run in this directory logged while it trained; of scalars, ``{step: value}``."""
+    """Callable that returns what a run in this directory logged while it trained; of scalars, ``{step: value}``."""
 
-    def read(tag=None):
-        events = EventAccumulator(str(min((tmp_path / "lightning_logs" / "version_0").glob("events*")))).Reload()
+    def read(tag=None, folder="version_0"):
+        events = EventAccumulator(str(min((tmp_path / "lightning_logs" / folder).glob("events*")))).Reload()
         return events.Tags() if tag is None else {event.step: event.value for event in events.Scalars(tag)}
 
     return read

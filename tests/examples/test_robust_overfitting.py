@@ -5,20 +5,16 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_robustness import evaluate
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_is_kept_is_the_most_robust_epoch(run_example, tmp_path, caplog):
+def test_what_is_kept_is_the_most_robust_epoch(run_example, logged, tmp_path, caplog):
     _, output = run_example("robust_overfitting.py", "--epochs", "4", "--patience", "2")
-    curves = []
-    for version in ("version_0", "version_1"):
-        events = EventAccumulator(str(next((tmp_path / "lightning_logs" / version).glob("events*")))).Reload()
-        curves.append([[e.value for e in events.Scalars(f"robustness/{key}")] for key in ("acc", "adv_acc/pgd")])
-    (_, whole), (acc, robust) = curves
+    whole = list(logged("robustness/adv_acc/pgd", "version_0").values())
+    acc, robust = (list(logged(f"robustness/{key}", "version_1").values()) for key in ("acc", "adv_acc/pgd"))
 
     best, epoch, last = re.search(r"PGD ([\d.]+) in epoch (\d), ([\d.]+) in epoch 3, the last", output).groups()
     assert (float(best), int(epoch)) == (pytest.approx(max(whole), abs=6e-4), whole.index(max(whole)))

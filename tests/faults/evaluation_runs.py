@@ -107,7 +107,6 @@ def evaluate_masked():
 def run_all(rank, folder):
     """Everything in one of two processes."""
     return {
-        "whole": {part: evaluate_part(part) for part in PARTS},
         "interrupted": {part: evaluate_part(part, KeyboardInterrupt) for part in PARTS},
         "failed": {part: describe(part, ValueError) for part in PARTS},
         "resumed": {part: evaluate_part(part, resume=folder / part) for part in PARTS},

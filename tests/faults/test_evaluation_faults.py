@@ -1,8 +1,8 @@
 """Interrupts, faults and kills in each part of ``evaluate``, in one process and in two.
 
 Also pinned elsewhere: the interrupt of ``sweep`` and of a loader (tests/evaluation/test_sweep.py, test_evaluate.py),
-shares of loaders, samplers and streams, and faults of loaders (tests/evaluation/test_several_processes.py), masks in
-one process against a loop over samples (tests/test_any_batch.py).
+reports of two processes, shares of loaders, samplers and streams, and faults of loaders (test_several_processes.py
+there), masks in one process against a loop over samples (tests/test_any_batch.py).
 """
 
 import json
@@ -110,12 +110,6 @@ def test_fault(together, part):
     assert together[rank]["failed"][part] == "ValueError: enough"
     other = together[1 - rank]["failed"][part]
     assert f"Process {rank} of 2 failed. ValueError: enough" in other
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_two_processes_measure_what_one_does(whole, together, part):
-    assert together[0]["whole"][part] == together[1]["whole"][part]
-    assert_same(together[0]["whole"][part], whole[part])
 
 
 @pytest.mark.parametrize("part", PARTS)

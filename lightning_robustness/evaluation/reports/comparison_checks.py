@@ -1,6 +1,8 @@
 """Checks of a comparison: what must be the same for all models, and what should be."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from lightning_robustness._arguments import check_option, is_number
 from lightning_robustness._measurement.feature_pass import LOGITS
@@ -18,6 +20,13 @@ UNCLASSIFIED = (
 _NOT_COMPARED = "normalisation"
 
 
+def check_names(models: Iterable[Any]) -> None:
+    """Check the names of models, which tables, figures and folders are labelled with."""
+    for name in models:
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"Expected names of models to be strings that are not empty but got {name!r}.")
+
+
 def check_prior(prior: Mapping[str, float], balance: float, weighting: Weighting) -> None:
     """Check the weights of a comparison."""
     check_option("weighting", weighting, Weighting)
@@ -32,12 +41,13 @@ def check_prior(prior: Mapping[str, float], balance: float, weighting: Weighting
 
 
 def check_budget(budget: float | None, budgets: Sequence[float]) -> float:
-    """Return the budget that models are sorted by, by default the middle one."""
+    """Return the budget of a sweep that models are sorted by, by default the middle one."""
     budget = budgets[len(budgets) // 2] if budget is None else budget
-    if not is_number(budget) or budget not in budgets:
+    found = [own for own in budgets if is_number(budget) and math.isclose(own, budget, rel_tol=1e-6)]
+    if not found:
         listed = ", ".join(map(write_budget, budgets))
         raise ValueError(f"Expected argument `rank_budget` to be one of the sweep, {listed}, but got {budget!r}.")
-    return budget
+    return found[0]
 
 
 def check_reports(
@@ -49,6 +59,7 @@ def check_reports(
     """Check that reports can be compared, and return their sweeps."""
     if not reports:
         raise ValueError("Expected at least one model to compare but got none.")
+    check_names(reports)
     sweeps = {name: report.sweep for name, report in reports.items() if report.sweep is not None}
     missing = [name for name in reports if name not in sweeps]
     if missing:

@@ -81,10 +81,13 @@ class ComparisonReport(Report):
 
     def __post_init__(self) -> None:
         check_prior(self.prior, self.balance, cast(Weighting, self.weighting))
+        # Numbers of NumPy could not be written as JSON
+        self.prior, self.balance = {name: float(weight) for name, weight in self.prior.items()}, float(self.balance)
         self._sweeps = check_reports(self.reports)
         self._first = next(iter(self._sweeps.values()))
         self.attacks, self.budgets = self._first.attacks, self._first.budgets
         self.budget = check_budget(self.budget, self.budgets)
+        self._column = self.budgets.index(self.budget)  # budgets of models may differ by rounding
         self._result = self._score()
 
     @cached_property
@@ -180,8 +183,9 @@ class ComparisonReport(Report):
 
     def _outcomes(self) -> dict[str, Assisted]:
         """Return what the worst case did to each sample, by model; empty if one is not known."""
-        found = {name: sweep._outcome(self.budget or 0.0) for name, sweep in self._sweeps.items()}
-        return {} if None in found.values() else {name: own for name, own in found.items() if own is not None}
+        found = ((name, sweep._outcome(self._column)) for name, sweep in self._sweeps.items())
+        known = {name: own for name, own in found if own is not None}
+        return known if len(known) == len(self.reports) else {}
 
     @property
     @override
@@ -192,12 +196,12 @@ class ComparisonReport(Report):
 
     @property
     def _budget_text(self) -> str:
-        return write_budget(self.budget or 0.0, self._first._norm)
+        return write_budget(self.budgets[self._column], self._first._norm)
 
     @cached_property
     def _shares(self) -> dict[str, Share]:
         """Accuracy of each model under the worst of the attacks at ``budget``, with its interval."""
-        return {name: sweep.robust_accuracy(self.budget) for name, sweep in self._sweeps.items()}
+        return {name: sweep.robust_accuracy(sweep.budgets[self._column]) for name, sweep in self._sweeps.items()}
 
     def _order(self) -> list[str]:
         """Return the names of the models, the most robust first."""
@@ -253,7 +257,8 @@ class ComparisonReport(Report):
 
         """
         budgets = [0.0, *self.budgets]
-        shares = {name: [sweep.robust_accuracy(size) for size in budgets] for name, sweep in self._sweeps.items()}
+        sweeps = self._sweeps.items()
+        shares = {name: [sweep.robust_accuracy(size) for size in (0.0, *sweep.budgets)] for name, sweep in sweeps}
         lines = {name: [share.value for share in own] for name, own in shares.items()}
         bands = {name: ([share.low for share in own], [share.high for share in own]) for name, own in shares.items()}
         return figures.curves(budgets, lines, "robust accuracy", self._first._scale, bands, mark=self.budget)

@@ -125,7 +125,6 @@ class RobustnessReport(Report):
         rate = self.rates[name]
         share = Share.of_rates(rate)
         budget = self.threat_model.budget
-        clean = rate["correct"] / rate["count"] if math.isnan(clean) and rate["count"] else clean
         if not budget:
             attacks = ", ".join(other for other in self.rates if other != "worst")
             what = f"accuracy under {attacks}, without a budget"

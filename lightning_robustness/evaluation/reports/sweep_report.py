@@ -85,7 +85,8 @@ class SweepReport(Report):
     def _robustness(self) -> str:
         """Robust accuracy at the middle budget."""
         share, clean = self.robust_accuracy(), write_share(self.clean_accuracy)
-        return f"{write_share(share.value)} robust accuracy at {self._budget_text} {share}, {clean} clean"
+        budget = write_budget(self._middle, self._norm)
+        return f"{write_share(share.value)} robust accuracy at {budget} {share}, {clean} clean"
 
     @property
     @override
@@ -122,11 +123,6 @@ class SweepReport(Report):
         norms = {norm for facts in self.threat_model.attacks.values() for norm in facts.budgets}
         return norms.pop() if len(norms) == 1 else None
 
-    @property
-    def _budget_text(self) -> str:
-        """The middle budget as text, with its norm where it is not l-infinity."""
-        return write_budget(self._middle, self._norm)
-
     def robust_accuracy(self, eps: float | None = None) -> Share:
         """Return the accuracy under the worst of the attacks at a budget, by default the middle one; 0 for none.
 
@@ -144,9 +140,9 @@ class SweepReport(Report):
             return Share.of(self.clean_accuracy, self.outcomes[0]["total"] if self.outcomes else self.samples)
         return Share.of(self.worst[self.budgets.index(eps)], self.samples)
 
-    def _outcome(self, eps: float) -> Assisted | None:
+    def _outcome(self, column: int) -> Assisted | None:
         """Return what the worst of the attacks did to each sample at a budget; None where it was not kept."""
-        return Assisted.from_plain(self.outcomes[self.budgets.index(eps)]) if self.outcomes else None
+        return Assisted.from_plain(self.outcomes[column]) if self.outcomes else None
 
     @override
     def tables(self) -> list[Table]:
@@ -175,8 +171,7 @@ class SweepReport(Report):
     @property
     @override
     def notes(self) -> list[str]:
-        missing = "The sweep was interrupted: it covers {} samples." if self.interrupted else ""
-        return [missing.format(self.samples)] if missing else []
+        return [f"The sweep was interrupted: it covers {self.samples} samples."] if self.interrupted else []
 
     def _without_samples(self) -> Self:
         """Return the report without per-sample values."""

@@ -31,16 +31,12 @@ def test_json_and_back(report, tmp_path):
 
 
 @REPORTS
-def test_text_and_page_begin_with_the_verdict(report):
+def test_text_and_page_begin_with_the_verdict_and_show_every_table_and_figure(report, tmp_path):
     assert str(report).startswith(f"{report.verdict}\n\nnorm: ")
-    page = html.unescape(report.to_html()).replace("\u00a0", " ").replace("\u2011", "-")
-    assert page.index(report.title, page.index("<h1>")) < page.index(report.verdict) < page.index("<svg")
-
-
-@REPORTS
-def test_page_shows_every_table_and_figure(report, tmp_path):
     page = report.to_html(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == page
+    text = html.unescape(page).replace("\u00a0", " ").replace("\u2011", "-")
+    assert text.index(report.title, text.index("<h1>")) < text.index(report.verdict) < text.index("<svg")
     assert page.count("<table>") == len(report.tables()) + 1  # and the glossary
     assert all(f"<figcaption>{caption}</figcaption>" in page for caption in report.figures())
     assert page.count("<svg") == len(report.figures()) > 0
@@ -51,12 +47,9 @@ def test_numbers_that_json_does_not_know_become_null(tmp_path):
     report = make_sweep(breaking_eps={"fgsm": [0.1, math.inf]})
     report.values["ssim"][0][1] = report.worst[0] = report.clean_accuracy = math.nan
     text = report.to_json(tmp_path / "report.json")
-    assert "NaN" not in text
-    assert "Infinity" not in text
+    assert not {"NaN", "Infinity"} & set(text.replace(",", "").split())
     again = SweepReport.from_json(tmp_path / "report.json")
-    assert math.isnan(again.values["ssim"][0][1])
-    assert math.isnan(again.worst[0])
-    assert math.isnan(again.clean_accuracy)
+    assert all(math.isnan(value) for value in (again.values["ssim"][0][1], again.worst[0], again.clean_accuracy))
     assert again.breaking_eps == {"fgsm": [0.1, math.inf]}
 
 
@@ -65,7 +58,7 @@ def test_text_has_no_empty_paragraphs():
         assert "\n\n\n" not in str(report)
 
 
-def test_data_frames():
+def test_data_frames(monkeypatch):
     sweep = make_sweep()
     frame = sweep.to_frame()
     assert isinstance(frame, pd.DataFrame)
@@ -76,9 +69,6 @@ def test_data_frames():
     comparison = ComparisonReport({"a": make_report(1), "b": make_report(2)})
     assert comparison.to_frame().set_index("model").cmmr.to_dict() == comparison.scores
     assert comparison.to_frame().set_index("model")["rank/fim"].to_dict() == comparison.ranks["fim"]
-
-
-def test_pandas_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ModuleNotFoundError, match="pandas"):
         make_sweep().to_frame()
@@ -88,7 +78,6 @@ def test_pandas_is_optional(monkeypatch):
     ("content", "message"),
     [
         (b"\xff\xfe\x00", "x.json .*cannot be read"),
-        ("[" * 100_000, "x.json .*cannot be read"),
         ("[" * 100_000 + "]" * 100_000, "x.json .*cannot be read"),
         ('{"kind": "RobustnessReport"}', "x.json .*`adversarial_examples` is missing"),
         (make_sweep().to_json(), "RobustnessReport .*x.json .*SweepReport"),

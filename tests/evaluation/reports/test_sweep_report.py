@@ -26,6 +26,8 @@ def test_curves_start_at_clean_accuracy():
     expected = dict(zip([*ATTACKS, "worst of all"], [*sweep.values["accuracy"], sweep.worst], strict=True))
     assert drawn == {name: [0.9, *values] for name, values in expected.items()}
     assert axis.lines[0].get_xdata().tolist() == [0.0, *EPS]
+    assert [line.get_linestyle() for line in axis.lines] == ["-", "-", "--"]
+    assert [text.get_text() for text in axis.get_legend().texts] == list(expected)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "psnr", "ald2"])
