@@ -70,12 +70,15 @@ class Fetching(Classifier):
 
 class Broken(Classifier):
     def training_step(self, batch, batch_idx):
-        raise ZeroDivisionError
+        raise ZeroDivisionError("in the step")
 
 
 @pytest.mark.parametrize(
     ("module", "error", "message"),
-    [(Broken, ZeroDivisionError, ""), (Fetching, MisconfigurationException, r"takes `dataloader_iter`, .* Scale")],
+    [
+        (Broken, ZeroDivisionError, "in the step"),
+        (Fetching, MisconfigurationException, r"takes `dataloader_iter`, .* Scale"),
+    ],
 )
 def test_nothing_is_left_after_an_exception(tmp_path, module, error, message):
     trainer = make_trainer(tmp_path, Scale(0.5, []), Scale(0.1, []))
