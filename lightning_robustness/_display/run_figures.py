@@ -38,6 +38,8 @@ _MAX_LINES = 8
 _MAX_NAME = 12
 _FONT = 9  # points, for a picture that boards show 350 pixels wide
 _LINE = 50  # letters
+_COLUMNS = 4  # of the legend
+_BOTTOM, _ROW = 0.12, 0.046  # of the axes; of a line of text, relative to the height
 
 
 def history_figure(
@@ -62,13 +64,26 @@ def history_figure(
     for axis in (accuracy, others[-1]):
         axis.set_xlabel(position, fontsize=_FONT, labelpad=1)
     lines = f"{prefix}: {_title(kept, position)}".replace("; ", ";\n").splitlines()
-    set_title(figure, "\n".join(fill(line, _LINE) for line in lines))
+    title = "\n".join(fill(line, _LINE) for line in lines)
+    set_title(figure, title)
+    _place(figure.axes, title.count("\n") + 1 + math.ceil(len(accuracy.lines) / _COLUMNS))
     return figure
 
 
+def _place(axes: "Sequence[Axes]", num_rows: int) -> None:
+    """Give the axes the height that the title and the legend, of this many rows of text, leave."""
+    accuracy, *others = axes
+    height = 0.95 - _ROW * num_rows - _BOTTOM
+    accuracy.set_position((0.11, _BOTTOM, 0.47, height))
+    pitch = height / len(others)
+    for number, axis in enumerate(reversed(others)):
+        axis.set_position((0.74, _BOTTOM + pitch * number, 0.24, pitch - 2 * _ROW))
+
+
 def _empty_history_figure() -> "Figure":
+    """Make the axes, which get their places once title and legend are known."""
     figure = plain_figure(_WIDTH, 3.3)
-    accuracy = figure.add_axes((0.11, 0.12, 0.47, 0.6), ylim=(0.0, 1.02), yticks=[0, 0.25, 0.5, 0.75, 1])
+    accuracy = figure.add_axes((0.11, _BOTTOM, 0.47, 0.6), ylim=(0.0, 1.02), yticks=[0, 0.25, 0.5, 0.75, 1])
     accuracy.grid(axis="y", alpha=0.3)
     for number in range(len(_ATTACK_FREE)):
         axis = figure.add_axes((0.74, 0.58 - 0.23 * number, 0.24, 0.14))
@@ -110,7 +125,7 @@ def _draw_accuracy(axis: "Axes", history: Sequence[Evaluation], position: str) -
         if key in ("acc", reference_of(history), _WORST):
             _draw_band(axis, history, key, position, look["color"])
     if axis.lines:
-        places: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.26, 0.99), "ncols": 4}
+        places: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.26, 0.99), "ncols": _COLUMNS}
         axis.legend(fontsize=_FONT, frameon=False, handlelength=1.4, columnspacing=1.0, labelspacing=0.2, **places)
     else:
         _draw_nothing(axis)

@@ -1,7 +1,7 @@
 import math
 import tempfile
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lightning_robustness._measurement.keys import find_key, tag
 from lightning_robustness._measurement.plan import WORST
 from lightning_robustness._measurement.statistics import Evaluation, Trust, measure_trust
 from lightning_robustness._measurement.verdict import Kept, kept_epoch
+from lightning_robustness.attacks import PGD
 
 
 def _pack(outcome: Assisted) -> dict[str, Any]:
@@ -60,17 +61,19 @@ def find_notes(trainer: Trainer, left_out: Sequence[str]) -> list[str]:
     return [*notes, *dict.fromkeys(left_out)]
 
 
-# PGD is the cheapest of the default attacks, and what trust is measured by
-_DEFAULTS = {"pgd": 1}
-_DEFAULT = 5
+# PGD in all its forms is cheap, and what trust is measured by
+_PGD, _OTHERS = 1, 5
 
 
-def intervals_of(names: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> dict[str, int]:
+def intervals_of(
+    attacks: Mapping[str, Callable[..., Any]], every_n_epochs: int | Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Return after how many epochs each attack runs again."""
-    names, argument = list(names), "attack_every_n_epochs"
+    names, argument = list(attacks), "attack_every_n_epochs"
     if every_n_epochs is not None and not isinstance(every_n_epochs, Mapping):
         every_n_epochs = dict.fromkeys(names, check_integer(argument, every_n_epochs, minimum=1))
-    intervals = {name: _DEFAULTS.get(name, _DEFAULT) for name in names} | dict(every_n_epochs or {})
+    defaults = {name: _PGD if isinstance(attack, PGD) else _OTHERS for name, attack in attacks.items()}
+    intervals = defaults | dict(every_n_epochs or {})
     unknown = [name for name in intervals if name not in names]
     if unknown:
         raise ValueError(
@@ -113,7 +116,9 @@ class RunRecord:
     They find their way back from processes that Lightning has spawned.
     """
 
-    def __init__(self, attacks: Iterable[str], every_n_epochs: int | Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, attacks: Mapping[str, Callable[..., Any]], every_n_epochs: int | Mapping[str, int] | None = None
+    ) -> None:
         self._intervals = intervals_of(attacks, every_n_epochs)
         self.trust: dict[str, Trust] = {}
         self.notes: list[str] = []

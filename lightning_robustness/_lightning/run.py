@@ -49,7 +49,7 @@ from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
 
 _NUM_COMPARED = 64  # samples whose outputs are compared with what validation computed
-_HEADLINES = ("rdi", "fim", "adv_acc/worst")  # shown in the progress bar
+_HEADLINES = ("rdi", "fim")  # shown in the progress bar
 _NUM_EXAMPLES = 4  # pictures of adversarial inputs, per attack
 
 
@@ -79,15 +79,16 @@ class Run:
     def _module(self) -> LightningModule:
         return self._trainer.lightning_module
 
-    def log(self, values: Mapping[str, float]) -> None:
-        """Log values by name as the module would; loggers that may reject a key get theirs from us."""
+    def log(self, values: Mapping[str, float], attack: str | None = None) -> None:
+        """Log values as the module would, one attack on the progress bar; some loggers get theirs from us."""
+        headlines = (*_HEADLINES, f"adv_acc/{attack}")
         is_safe, has_details = takes_any_key(self._trainer), self.settings.log_details
         for name, value in values.items():
             is_given = is_safe and (has_details or not get_key(name).group)
             logger = None if is_given else False  # True would warn of a Trainer without a logger
             # All processes have the same values, except for the times
             options: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max", "batch_size": 1, "logger": logger}
-            self._module.log(tag(self.prefix, name), value, prog_bar=name in _HEADLINES, **options)
+            self._module.log(tag(self.prefix, name), value, prog_bar=name in headlines, **options)
         if not is_safe:
             self.hand_over({tag(self.prefix, name): value for name, value in values.items()})
 

@@ -20,7 +20,7 @@ from lightning_robustness.attacks.masking import binomial_tail
 Name = TypeVar("Name", bound=Hashable)
 # Outcomes of the attacks of each evaluation, by its step
 Outcomes = Mapping[int, Mapping[str, Assisted]]
-CORRECTED = "corrected for selection (half samples, slightly pessimistic)"
+CORRECTED = "corrected for selection, slightly pessimistic"
 _LEVEL = 0.05
 _Z = NormalDist().inv_cdf(1 - _LEVEL / 2)
 _MAX_NAMED = 5

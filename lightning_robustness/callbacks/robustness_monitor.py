@@ -52,7 +52,8 @@ class RobustnessMonitor(Callback):
         norm: Norm of that budget, and of attacks that are given by name and know both: ``"linf"`` or ``"l2"``.
         strength: How hard attacks by name try, ``"fast"``, ``"strong"`` or ``"paper"``: see ``attacks.get_attack``.
         attack_every_n_epochs: Attack in the first validation epoch, whenever this many epochs have passed, and at the
-            end of training. A mapping has a number for each attack. By default 1 for ``pgd`` and 5 for the others.
+            end of training. A mapping has a number for each attack. By default 1 for PGD in all its forms, such as
+            FGSM, and 5 for other attacks.
         final_attack: Attack for one strong verdict at the end of training, logged as ``adv_acc/final``: ``"cascade"``,
             ``"ensemble"``, another name, with ``strength="strong"``, or an attack.
         input_space: What the loader does to inputs: range and normalisation; by default, nothing, to values in [0, 1].
@@ -256,7 +257,8 @@ class RobustnessMonitor(Callback):
             return
         self._run.epoch = trainer.current_epoch
         values, collisions = self._evaluate(self._run, trainer), self._run.find_collisions()
-        self._run.log({name: value for name, value in values.items() if tag(self._run.prefix, name) not in collisions})
+        values = {name: value for name, value in values.items() if tag(self._run.prefix, name) not in collisions}
+        self._run.log(values, self._record.most_frequent_of(self._run.settings.plan.attacks))
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

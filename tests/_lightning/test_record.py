@@ -7,9 +7,10 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_robustness import RobustEarlyStopping, RobustModelCheckpoint, RobustnessMonitor
-from lightning_robustness._lightning.record import RunRecord, find_distrust, is_at_the_end
+from lightning_robustness._lightning.record import RunRecord, find_distrust, intervals_of, is_at_the_end
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.statistics import Trust
+from lightning_robustness.attacks import PGD, Square, get_attack
 
 
 def trainer(epoch, fn="fit", max_epochs=100, max_steps=-1, is_last_batch=True):
@@ -27,8 +28,17 @@ def trainer(epoch, fn="fit", max_epochs=100, max_steps=-1, is_last_batch=True):
     )
 
 
+def attacks(*names):
+    return {name: get_attack(name) for name in names}
+
+
+def test_pgd_in_all_its_forms_runs_in_every_epoch_and_other_attacks_in_every_fifth():
+    settings = {"mine": PGD(steps=2), "fast": get_attack("fgsm"), "pgd": Square(), "own": lambda model, x, y: x}
+    assert intervals_of(settings) == {"mine": 1, "fast": 1, "pgd": 5, "own": 5}
+
+
 def test_values_of_the_same_weights_join_the_last_evaluation():
-    record = RunRecord(["pgd"])
+    record = RunRecord(attacks("pgd"))
     record.add(trainer(0), 0, {"rdi": 0.5, "seconds/pgd": 1.0}, {}, [])
     record.add(trainer(0), 0, {"asr/pgd": 0.25, "seconds/pgd": 2.0}, {}, [])
     record.add(trainer(1), 1, {"rdi": 0.75}, {}, [])
@@ -42,7 +52,7 @@ def test_outcomes_come_back_as_they_were():
     outcome = Assisted(
         torch.tensor([3, 7]).int(), torch.tensor([1.0, 0.0]), torch.tensor([True, False]), torch.rand(2), None, 0.75, 9
     )
-    record, other = RunRecord(["pgd"]), RunRecord(["pgd"])
+    record, other = RunRecord(attacks("pgd")), RunRecord(attacks("pgd"))
     record.add(trainer(0), 0, {"rdi": 0.5}, {"pgd": outcome}, ["pgd"])
     other.load_state_dict(record.state_dict())
     for saved in (record, other):
@@ -51,7 +61,7 @@ def test_outcomes_come_back_as_they_were():
 
 
 def test_the_history_of_a_copy_in_another_process_comes_back_once():
-    record = RunRecord(["pgd"])
+    record = RunRecord(attacks("pgd"))
     copy = pickle.loads(pickle.dumps(record))
     copy.add(trainer(0), 0, {"rdi": 0.5}, {}, ["pgd"])
     copy.send()
@@ -62,7 +72,7 @@ def test_the_history_of_a_copy_in_another_process_comes_back_once():
 
 def epochs_with_attacks(every, names=("pgd",), begin=0, history=(), **state):
     """The epochs in which each attack runs, and the record of the run."""
-    run = RunRecord(names, every)
+    run = RunRecord(attacks(*names), every)
     run.load_state_dict({"history": history})
     for epoch in range(begin, 7):
         now = trainer(epoch, **state)
@@ -90,7 +100,7 @@ def test_each_attack_has_its_own_number_also_in_a_resumed_run(every, expected):
 
 
 def test_attacks_are_always_due_outside_of_training_and_do_not_count_there():
-    record = RunRecord(["pgd"], 5)
+    record = RunRecord(attacks("pgd"), 5)
     record.add(trainer(0), 0, {"adv_acc/pgd": 0.5}, {}, [])
     assert record.due(trainer(1, fn="validate")) == ["pgd"]
     record.add(trainer(4, fn="validate"), 4, {"adv_acc/pgd": 0.5}, {}, [])
@@ -98,14 +108,14 @@ def test_attacks_are_always_due_outside_of_training_and_do_not_count_there():
 
 
 def test_an_attack_that_failed_waits_like_the_others():
-    record = RunRecord(["pgd", "cw"], 5)
+    record = RunRecord(attacks("pgd", "cw"), 5)
     record.add(trainer(0), 0, {"adv_acc/pgd": 0.5}, {}, ["pgd", "cw"])
     assert record.due(trainer(4)) == []
     assert record.due(trainer(5)) == ["pgd", "cw"]
 
 
 def test_all_attacks_run_again_at_the_end_if_one_has_not_seen_the_last_weights():
-    record = RunRecord(["pgd", "square"])
+    record = RunRecord(attacks("pgd", "square"))
     assert record.missing(trainer(0)) == ["pgd", "square"]
     record.add(trainer(0), 0, {"adv_acc/pgd": 0.5}, {}, ["pgd", "square"])  # one failed
     assert record.missing(trainer(0)) == []
@@ -130,7 +140,7 @@ def test_the_last_validation_epoch(state, expected):
 
 def test_arguments():
     with pytest.raises(ValueError, match=r"\['pgd'\] .*cw, square"):
-        RunRecord(["pgd"], {"pgd": 1, "cw": 2, "square": 3})
+        RunRecord(attacks("pgd"), {"pgd": 1, "cw": 2, "square": 3})
 
 
 def found(callback, prefix="robustness", **trust):

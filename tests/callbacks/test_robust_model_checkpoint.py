@@ -358,7 +358,8 @@ def test_the_last_epoch_of_a_run_that_stops_early_is_judged(tmp_path, logger):
         def on_validation_end(self, trainer, pl_module):
             trainer.should_stop = trainer.current_epoch == 2
 
-    monitor = RobustnessMonitor(attacks=("pgd", "fgsm"), eps=0.02, fim_samples=0, attack_samples=101, log_figures=False)
+    options = {"attack_every_n_epochs": {"fgsm": 5}, "fim_samples": 0, "attack_samples": 101, "log_figures": False}
+    monitor = RobustnessMonitor(attacks=("pgd", "fgsm"), eps=0.02, **options)
     checkpoint = checkpoint_of("robustness/adv_acc/worst", tmp_path, guard_tolerance=1.0, save_top_k=2)
     options = {"logger": CSVLogger(tmp_path) if logger else False, "max_epochs": 9, "enable_checkpointing": True}
     trainer = make_trainer(tmp_path, monitor, Stop(), checkpoint, **options)

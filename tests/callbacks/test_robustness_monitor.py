@@ -242,6 +242,12 @@ def test_every_key_is_in_the_event_file_at_its_steps(tmp_path):
     assert set(events.Tags()["scalars"]) == {"val_acc", "epoch", *keys, *ends}
 
 
+def test_the_progress_bar_shows_the_attack_that_runs_most_often(tmp_path):
+    trainer = fit(tmp_path, small_monitor(attacks=["square", "fgsm"]), max_epochs=1)
+    shown = {key for key in trainer.progress_bar_metrics if key.startswith("robustness/adv_acc/")}
+    assert shown == {"robustness/adv_acc/fgsm"}
+
+
 @pytest.mark.parametrize(
     ("epochs", "every", "kwargs", "expected"),
     [
