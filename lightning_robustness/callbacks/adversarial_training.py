@@ -226,7 +226,8 @@ class AdversarialTraining(TrainingStepCallback):
             output = self._step(lambda new: step(new, *args), batch, given.x, clean.x, x_adv)
             loss = find_loss(output)
         else:
-            make_loss = partial(self._compute_loss, pl_module, loaded, clean.x, x_adv)
+            own = loaded._replace(x=loaded.x.clone())  # a step may change its inputs in place
+            make_loss = partial(self._compute_loss, pl_module, own, clean.x, x_adv)
             output, loss = step_with_loss(trainer, pl_module, partial(step, batch, *args), make_loss)
         if loss is not None:
             log_mean(pl_module, self._key("loss"), loss, len(given.x))
