@@ -46,11 +46,11 @@ class AdversarialTraining(TrainingStepCallback):
     At the end of each epoch it logs, as ``<prefix>/<key>``:
 
     - ``loss``: mean of the loss that ``training_step`` returns, on the batches that it got
-    - ``acc``: robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
-    - ``broken``: share of the inputs classified correctly there that the attack broke
+    - ``adv_acc``: robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
+    - ``asr``: attack success rate: share of the inputs classified correctly there that the attack broke
     - ``eps``: budget of the attack, where it has one
     - ``clipped``: share of the inputs with values outside the range, which were clipped for the attack
-    - ``acc_pgd``: for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
+    - ``adv_acc_pgd``: for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
     - ``overfitting``: for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
 
     Args:
@@ -78,7 +78,7 @@ class AdversarialTraining(TrainingStepCallback):
             statistics of the attacked batch, and dropout.
         all_steps: Whether a built-in attack takes all steps for all samples, as published. Without, samples stop where
             they are first misclassified, which is weaker and faster.
-        measure_every_n_batches: How often ``acc`` and ``broken`` are measured, by two forward passes; the first time on
+        measure_every_n_batches: How often ``adv_acc`` and ``asr`` are measured, by two forward passes; the first time on
             the first batch of an epoch.
         overfitting_samples: Number of an epoch's first inputs on which PGD of one step is compared with 5 steps at its
             end, where the network takes inputs alone; 0 for no comparison.
@@ -293,9 +293,9 @@ class AdversarialTraining(TrainingStepCallback):
     ) -> None:
         with sandbox(forward, x, x_adv, seed=self.settings.seed) as inputs, torch.no_grad():
             right, adv_right = (compute_logits(forward, rows).argmax(dim=1) == y for rows in inputs)
-        log_mean(pl_module, self._key("acc"), adv_right.float().mean(), len(y))
+        log_mean(pl_module, self._key("adv_acc"), adv_right.float().mean(), len(y))
         num_right = int(right.sum())
-        log_mean(pl_module, self._key("broken"), (right & ~adv_right).sum() / max(num_right, 1), num_right)
+        log_mean(pl_module, self._key("asr"), (right & ~adv_right).sum() / max(num_right, 1), num_right)
 
     def _keep_for_later(self, batch: Batch) -> None:
         missing = self.settings.overfitting_samples - sum(len(kept.x) for kept in self._probe)
@@ -320,4 +320,4 @@ class AdversarialTraining(TrainingStepCallback):
         single, multi = (number / total for number in numbers)
         path = self.settings.overfitting_checkpoint
         is_there = self._overfitting.watch(trainer, single, multi, attack.eps, path)
-        return {"acc_pgd": multi, "overfitting": float(is_there)}
+        return {"adv_acc_pgd": multi, "overfitting": float(is_there)}
