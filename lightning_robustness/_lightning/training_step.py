@@ -45,7 +45,7 @@ def step_with_loss(
 ) -> tuple[Any, Tensor | None]:
     """Run a training step for everything but its loss, which is replaced.
 
-    What the step does to the statistics of BatchNorm is undone, so that they come from the passes of the new loss.
+    What the step does to running statistics is undone, so that they come from the passes of the new loss.
     """
     statistics, token = _Statistics(pl_module), REPLACEMENT.set(make_loss)
     try:
@@ -87,11 +87,12 @@ def _manual_step(
 
 
 class _Statistics:
-    """Current running statistics of BatchNorm."""
+    """Current running statistics of normalisation layers, known by the names of their buffers."""
 
     def __init__(self, module: nn.Module) -> None:
-        parts = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-        self._kept = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
+        buffers = [dict(part.named_buffers(recurse=False)) for part in module.modules()]
+        kept = [own for own in buffers if any(name.startswith("running_") for name in own)]
+        self._kept = [(buffer, buffer.clone()) for own in kept for buffer in own.values()]
 
     def restore(self) -> None:
         for buffer, copy in self._kept:
