@@ -78,7 +78,7 @@ class AdversarialTraining(TrainingStepCallback):
             statistics of the attacked batch, and dropout.
         all_steps: Whether a built-in attack takes all steps for all samples, as published. Without, samples stop where
             they are first misclassified, which is weaker and faster.
-        measure_every_n_batches: How often ``adv_acc`` and ``asr`` are measured, by two forward passes; the first time on
+        measure_every_n_batches: How often ``adv_acc`` and ``asr`` are measured, by two forward passes; first on
             the first batch of an epoch.
         overfitting_samples: Number of an epoch's first inputs on which PGD of one step is compared with 5 steps at its
             end, where the network takes inputs alone; 0 for no comparison.
