@@ -236,6 +236,12 @@ class AdversarialTraining(TrainingStepCallback):
     def _embed(self, pl_module: LightningModule, x: Tensor) -> Tensor:
         """Return what is attacked: the inputs, or their embeddings."""
         embed_fn = self.access.embed_fn
+        if embed_fn is None and not (x.is_floating_point() or x.is_complex()):
+            raise TypeError(
+                f"Expected inputs of floating point for the attack but got {x.dtype}. For pixels that the module "
+                "converts itself, pass `input_space=InputSpace(high=255)`, with `eps` in grey levels; for tokens, "
+                "`embed_fn=`, a callable that takes the module and tokens and returns their embeddings."
+            )
         if embed_fn is None:
             return x
         if self._layer is None and self.settings.loss is None:

@@ -357,6 +357,20 @@ def test_pixels_in_bytes_are_attacked_as_floats(tmp_path, options):
     assert_same_weights(trained(bytes_loader()), trained(floats_loader()))
 
 
+@pytest.mark.parametrize("loss", [None, "trades"])
+def test_bytes_without_their_space_are_refused_with_the_space_to_pass(tmp_path, loss):
+    with pytest.raises(TypeError, match=r"torch\.uint8.*`input_space=InputSpace\(high=255\)`.*grey levels.*`embed_fn="):
+        fit(tmp_path, AdversarialTraining("pgd", steps=1, loss=loss), Bytes, bytes_loader())
+    space = InputSpace(high=255)
+    fit(tmp_path, AdversarialTraining("pgd", 8.0, steps=1, loss=loss, input_space=space), Bytes, bytes_loader())
+
+
+@pytest.mark.parametrize("budget", [{"eps": 0}, {"eps": 1e-30}, {"budgets": [0, 0]}, {"budgets": [0, 1e-30]}])
+def test_a_budget_that_changes_nothing(budget):
+    with pytest.raises(ValueError, match=r"`eps`.*can change an input.* Pass a positive number such as 8/255\.$"):
+        AdversarialTraining(**budget)
+
+
 def test_a_network_that_treats_bytes_and_floats_differently_is_refused(tmp_path):
     class Differs(Bytes):
         def forward(self, x):
