@@ -48,7 +48,7 @@ def check_features_and_preds(
 def check_tensor(name: str, value: Any) -> None:
     """Check that an argument is a tensor of floating point numbers, such as inputs or features."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        remedy = f"`{name}.float()`; of pixels up to 255 the space is then `InputSpace(high=255)`"
+        remedy = f"`{name}.float()` and, for pixels up to 255, `InputSpace(high=255)`"
         remedy = remedy if isinstance(value, Tensor) else "`torch.as_tensor(values, dtype=torch.float32)`"
         raise TypeError(f"Expected `{name}` to be a floating point tensor but got {_describe(value)}. Pass {remedy}.")
 

@@ -105,5 +105,5 @@ def test_adversarial_training(tmp_path, form, loss):
     torch.testing.assert_close(x, X if loss else x_adv)
     assert torch.equal(labels, y)
     before = ((x_adv @ WEIGHT + BIAS > 0) == (Y == 1)).float().mean()
-    assert trainer.callback_metrics["adversarial_training/acc"].item() == pytest.approx(before.item())
+    assert trainer.callback_metrics["adversarial_training/adv_acc"].item() == pytest.approx(before.item())
     assert not torch.equal(module.net.weight, WEIGHT)

@@ -1,6 +1,7 @@
 import math
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -33,6 +34,16 @@ def split_key(key: str) -> tuple[str, Key | None]:
     return "robustness", None
 
 
+def _tag_meant(key: str) -> str:
+    """Return the key with the prefix of its group, if it ends in the name of a value; otherwise the key itself."""
+    parts = key.split("/")
+    for start in range(1, len(parts)):
+        prefix, name = "/".join(parts[:start]), "/".join(parts[start:])
+        if find_key(name) is not None:
+            return tag(prefix.removesuffix("_details").removesuffix("_trust"), name)
+    return key
+
+
 def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
     """Return the mode that is given or else the direction that is more robust, by the table of keys."""
     if mode is not None:
@@ -46,6 +57,12 @@ def mode_of(key: str, mode: ExtremeMode | None) -> ExtremeMode:
         )
     if entry is not None and entry.higher_is_better is not None:
         return "max" if entry.higher_is_better else "min"
+    tagged = _tag_meant(key) if entry is None else key
+    if tagged != key:
+        raise ValueError(
+            f"Expected argument `monitor` to be a key as RobustnessMonitor logs it, {tagged!r}, but got {key!r}. Pass "
+            "that one or, if this is a key of your own, the `mode`."
+        )
     raise ValueError(f"Expected argument `mode` to be 'min' or 'max', whichever is better for {key!r}, but got None.")
 
 
@@ -92,40 +109,64 @@ def check_package(trainer: Trainer, owner: Callback) -> None:
 def check_default_guard(trainer: Trainer, owner: Callback, guard: str) -> None:
     """Check that a callback of a Trainer will log the key of a guard that the user did not name."""
     keys = _promised(trainer)
+    if not keys:
+        raise MisconfigurationException(
+            f"{type(owner).__name__} is guarded by {guard!r}, a value of RobustnessMonitor, but there is none. Add "
+            "RobustnessMonitor to the callbacks or, if the module logs such values itself, pass the key of its clean "
+            "accuracy as `guard=`."
+        )
     if guard not in keys:
         others = [f"guard={key!r}" for key in keys if key.endswith("/acc")]
         remedy = " or ".join([*others, "the key of a clean accuracy that the module logs", "guard=None"])
         raise MisconfigurationException(
             f"{type(owner).__name__} is guarded by {guard!r}, which will not be logged. Pass {remedy}, or add "
-            "RobustnessMonitor to the callbacks, with this prefix."
+            "a RobustnessMonitor with this prefix to the callbacks."
         )
 
 
-def new_value(trainer: Trainer, key: str) -> float | None:
-    """Return the value that was logged in the validation epoch under way; None if there is none or it is not finite.
+def agreed_value(trainer: Trainer, key: str, is_new: bool = True) -> float | None:
+    """Return the value of the validation epoch under way, or the last one, however old; None if there is none.
 
-    Every process must call it: they decide alike, on the mean, if the module logs the value of each process.
+    Every process must call it: they decide alike, on the mean of those that have logged one.
     """
-    return last_value(trainer, key) if key in logged_in_this_epoch(trainer) else None
+    logged = trainer.callback_metrics.get(key)
+    if is_new and key not in logged_in_this_epoch(trainer):
+        logged = None
+    own = torch.zeros(2, dtype=torch.float32, device=trainer.strategy.root_device)
+    if logged is not None:
+        own = torch.stack([logged.to(own).mean(), torch.ones_like(own[0])])
+    total, number = trainer.strategy.reduce(own, reduce_op="sum")
+    return (total / number).item() if number else None
+
+
+def new_value(trainer: Trainer, key: str) -> float | None:
+    """Return the value of the validation epoch under way; None if there is none or it is not finite."""
+    return _finite(agreed_value(trainer, key))
 
 
 def last_value(trainer: Trainer, key: str) -> float | None:
     """Return the last logged value, however old; otherwise the same as ``new_value``."""
-    logged = trainer.callback_metrics.get(key)
-    if logged is None:
-        return None
-    value = trainer.strategy.reduce(logged.to(trainer.strategy.root_device).float().mean(), reduce_op="mean").item()
-    return value if math.isfinite(value) else None
+    return _finite(agreed_value(trainer, key, is_new=False))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def describe_missing(trainer: Trainer, owner: Callback, key: str) -> str:
     """Say that a callback never saw the value that it waits for, and why that may be."""
-    if key in trainer.callback_metrics:
+    name, value = type(owner).__name__, trainer.callback_metrics.get(key)
+    if value is None:
+        return f"{name} never saw {key!r}. {_list_logged(trainer)}"
+    if not value.isfinite().all():
         return (
-            f"{type(owner).__name__} never saw {key!r} in validation: it was logged in training alone. "
-            "Log it in `validation_step`, or use Lightning's own callback."
+            f"{name} never saw a finite {key!r}: it was NaN or infinite. Look for a division by zero or a loss that "
+            "diverges, or monitor another key."
         )
-    return f"{type(owner).__name__} never saw {key!r}. {_list_logged(trainer)}"
+    return (
+        f"{name} never saw {key!r} in validation: it was logged in training alone. "
+        "Log it in `validation_step`, or use Lightning's own callback."
+    )
 
 
 def _list_logged(trainer: Trainer) -> str:

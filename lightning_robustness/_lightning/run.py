@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_robustness._lightning.board import Board
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.settings import MonitorSettings
+from lightning_robustness._lightning.sinks import log_values
 from lightning_robustness._lightning.step import StepRoute
 from lightning_robustness._lightning.trainer import (
     evaluation_loader,
@@ -97,9 +98,8 @@ class Run:
         has_details = self.settings.log_details
         chosen = {key: value for key, value in values.items() if has_details or key.startswith(f"{self.prefix}/")}
         for logger in self._trainer.loggers:
-            with self.faults.skipping(f"values could not be logged by {type(logger).__name__}"):
-                logger.log_metrics(chosen | {"epoch": float(self.epoch)}, step=log_step(self._trainer))
-                logger.save()
+            with self.faults.skipping(f"some values could not be logged by {type(logger).__name__}"):
+                log_values(logger, chosen, self.epoch, log_step(self._trainer))
 
     def close_epoch(self) -> None:
         """Stop watching validation, and remove all hooks."""
@@ -238,8 +238,7 @@ class Run:
         if settings.attacks:
             require_labels(batch.y, "attacks", otherwise="watch without them: `attacks=()`")
         subject = self._subject()
-        if is_new:
-            warn_of_leaks(self.faults, subject, batch.first(2))
+        warn_of_leaks(self.faults, subject, batch.first(2))
         subject, found = inspect(subject, batch, settings.needs_gradients)
         if settings.needs_gradients and not found.is_discrete and is_new:  # later, what fails is left out when it does
             rehearse(subject, batch, settings.plan.meters(), settings.attacks)

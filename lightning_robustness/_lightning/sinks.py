@@ -179,6 +179,18 @@ def sinks_of(trainer: Trainer, prefix: str) -> Iterator[Sink]:
             yield TableSink(logger, prefix, trainer)
 
 
+def log_values(logger: Any, values: Mapping[str, float], epoch: int, step: int) -> None:
+    """Hand values to a logger. Where it fails, those that its error does not name are handed over by themselves."""
+    try:
+        logger.log_metrics({**values, "epoch": float(epoch)}, step=step)
+        logger.save()
+    except Exception as error:
+        others = {key: value for key, value in values.items() if key not in str(error)}
+        if 0 < len(others) < len(values):
+            log_values(logger, others, epoch, step)
+        raise
+
+
 def _start_of(logger: Any) -> str:
     """Return what a logger puts before each name."""
     start = getattr(logger, "_prefix", "")

@@ -1,12 +1,13 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lightning_robustness._isolation.sandbox import is_compiled
+from lightning_robustness._isolation.sandbox import is_compiled, is_sandboxed, sandbox
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import (
     HeadCall,
@@ -39,6 +40,8 @@ class StepCheck:
     It does not if it runs a layer on what ``forward`` returns, or runs the network on other inputs than the batch has
     or several times, and gets other logits.
     """
+
+    step = "validation_step"
 
     def __init__(self, model: nn.Module, route: Route, x: Tensor) -> None:
         self._route = route
@@ -95,12 +98,12 @@ class StepCheck:
             else "a `forward_fn=` that ends in it"
         )
         return (
-            f"{_also_runs(later.name, logits)}, to {later.width}. If `forward` returns an embedding, pass {how}. If it "
-            "does return logits, pass `forward_fn=lambda module, x: module(x)`."
+            f"{_also_runs(self.step, later.name, logits)}, to {later.width}. If `forward` returns an embedding, pass "
+            f"{how}. If it does return logits, pass `forward_fn=lambda module, x: module(x)`."
         )
 
     def _keep_logits(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if is_transformed():
+        if _is_aside():
             return
         logits = read_logits(module, output, self._route.sources[name], self._route.entry, self._num_samples)
         if logits is not None:
@@ -108,9 +111,82 @@ class StepCheck:
 
     def _keep_later(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         entered = next((value for value in args if isinstance(value, Tensor)), None)
-        is_matrix = isinstance(output, Tensor) and output.ndim == 2 and not is_transformed()
+        is_matrix = isinstance(output, Tensor) and output.ndim == 2 and not _is_aside()
         if entered is not None and is_matrix and len(entered) == self._num_samples:
             self._later.append(_Later(name, entered.detach().clone(), output.shape[1]))
+
+
+class TrainingCheck(StepCheck):
+    """Watch one training step, and find out whether it runs the network as ``forward`` does.
+
+    In train mode, dropout and BatchNorm make logits differ, so inputs are compared. Augmentation changes them on
+    purpose; to normalise them alone is a part of the network, which attacks would leave out.
+    """
+
+    step = "training_step"
+
+    def __init__(self, model: nn.Module, route: Route, x: Tensor) -> None:
+        super().__init__(model, route, x)
+        self._x = x.detach().clone()  # a step may change it in place
+        self._entered: list[tuple[nn.Module, Tensor]] = []  # first inputs of the network that are others
+        self._is_own = False
+        for module in set(hookable_modules(model)) & {model.get_submodule(name) for name in route.modules}:
+            self._hooks.enter_context(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+
+    def check_layers(self, y: Tensor | None) -> bool:
+        """Refuse a step that runs a layer on what ``forward`` returns; return whether the network ran at all."""
+        highest = -1 if y is None or len(y) == 0 else int(y.max())
+        for later in self._later if len(self._x) else ():
+            for logits in chain.from_iterable(self._logits.values()):
+                follows = any(_are_alike(later.entered, apply(logits)) for apply in _BETWEEN.values())
+                if follows and max(later.width, 2) > highest:
+                    raise ValueError(self._describe_later(later, logits))
+        return self._is_own or bool(self._entered)
+
+    def find_scaling(self, forward: Callable[..., Any]) -> Tensor | None:
+        """Return the slope and offset of each channel if the step normalises its inputs and ``forward`` does not."""
+        if self._is_own or not self._entered:
+            return None
+        module, entered = self._entered[0]
+        scaling = _fit_scaling(self._x, entered)
+        if scaling is None:
+            return None
+        seen: list[Tensor] = []
+        with sandbox(forward, self._x) as (x,), torch.no_grad(), ExitStack() as stack:
+            stack.enter_context(module.register_forward_pre_hook(lambda _, args: seen.extend(filter(_is_float, args))))
+            forward(x)
+        return None if any(_are_alike(value, entered) for value in seen) else scaling
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_own or _is_aside():
+            return
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and is_same(value, self._x):
+                self._is_own = True
+            elif _is_float(value) and value.shape == self._x.shape and not self._entered:
+                self._entered.append((module, value.detach().clone()))
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _is_aside() -> bool:
+    """Return whether a call is none of the step itself: of a transform, or of an attack that the step runs."""
+    return is_transformed() or is_sandboxed() or torch.compiler.is_compiling()
+
+
+def _fit_scaling(x: Tensor, entered: Tensor) -> Tensor | None:
+    """Return slope and offset by which other inputs come from given ones, in each channel, if they all do."""
+    if x.ndim < 2 or len(x) < 4:  # any two samples lie on a line
+        return None
+    first, second = (value.float().transpose(0, 1).flatten(1) for value in (x, entered))
+    means = first.mean(dim=1, keepdim=True), second.mean(dim=1, keepdim=True)
+    slope = ((first - means[0]) * (second - means[1])).sum(dim=1, keepdim=True)
+    slope = slope / (first - means[0]).square().sum(dim=1, keepdim=True).clamp(min=1e-12)
+    offset = means[1] - slope * means[0]
+    is_fit = (slope * first + offset - second).abs().max() <= 0.01 * (second - means[1]).abs().max()
+    return torch.cat([slope, offset]) if bool(is_fit) and bool(slope.any()) and not _are_alike(entered, x) else None
 
 
 def _are_alike(first: Tensor, second: Tensor) -> bool:
@@ -118,10 +194,10 @@ def _are_alike(first: Tensor, second: Tensor) -> bool:
     return bool(difference.abs().max() <= _TOLERANCE * second.abs().max())
 
 
-def _also_runs(name: str, logits: Tensor) -> str:
+def _also_runs(step: str, name: str, logits: Tensor) -> str:
     """Say that a step runs a layer on what ``forward`` returns."""
     return (
-        f"Expected `forward` to return logits but `validation_step` also runs {name!r}, a layer that `forward` does "
+        f"Expected `forward` to return logits but `{step}` also runs {name!r}, a layer that `forward` does "
         f"not run, which takes {logits.shape[1]} features, as many as `forward` returns"
     )
 
@@ -172,8 +248,8 @@ class StepRoute:
         for name, shape in self._later:
             if shape == call.logits.shape and name not in route.modules:
                 raise ValueError(
-                    f"{_also_runs(name, call.logits)}. Let `forward` end in it: where parameters are sharded, "
-                    "`forward_fn` is not called."
+                    f"{_also_runs(StepCheck.step, name, call.logits)}. Let `forward` end in it: where parameters are "
+                    "sharded, `forward_fn` is not called."
                 )
         return route, call
 

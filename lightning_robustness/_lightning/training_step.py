@@ -3,17 +3,21 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lightning_robustness._isolation.sandbox import is_compiled
 from lightning_robustness._lightning.settings import AdversarialLoss
+from lightning_robustness._lightning.step import TrainingCheck
 from lightning_robustness._lightning.trainer import check_strategy, check_takes_batch, forward_of, num_training_batches
 from lightning_robustness._measurement.inspection import inspect_outputs
 from lightning_robustness._model.access import Access, ExtraInputs, pick_entry
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.route import Route
+from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import PGD
 from lightning_robustness.losses import mart_loss, trades_loss
 
@@ -41,7 +45,7 @@ def step_with_loss(
 ) -> tuple[Any, Tensor | None]:
     """Run a training step for everything but its loss, which is replaced.
 
-    What the step does to the statistics of BatchNorm is undone, so that they come from the passes of the new loss.
+    What the step does to running statistics is undone, so that they come from the passes of the new loss.
     """
     statistics, token = _Statistics(pl_module), REPLACEMENT.set(make_loss)
     try:
@@ -83,11 +87,12 @@ def _manual_step(
 
 
 class _Statistics:
-    """Current running statistics of BatchNorm."""
+    """Current running statistics of normalisation layers, known by the names of their buffers."""
 
     def __init__(self, module: nn.Module) -> None:
-        parts = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-        self._kept = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers()]
+        buffers = [dict(part.named_buffers(recurse=False)) for part in module.modules()]
+        kept = [own for own in buffers if any(name.startswith("running_") for name in own)]
+        self._kept = [(buffer, buffer.clone()) for own in kept for buffer in own.values()]
 
     def restore(self) -> None:
         for buffer, copy in self._kept:
@@ -111,6 +116,8 @@ class TrainingStepCallback(Callback):
         # How the network takes the entries of a batch, and where its logits are, by the names of the entries
         self._ways: dict[tuple[str | None, tuple[str, ...]], tuple[ExtraInputs | None, Route | None]] = {}
         self._takes_floats = False  # in place of bytes
+        self._num_watched = 0  # training steps
+        self._scaling: Tensor | None = None  # of the inputs in the step before
 
     def forward(self, pl_module: LightningModule, batch: Batch) -> Callable[..., Any]:
         """Return the callable from the inputs of a batch to logits, with what else the network takes from it."""
@@ -154,11 +161,37 @@ class TrainingStepCallback(Callback):
         """Run the training step, ``step(batch, *args)``, and return its output."""
         raise NotImplementedError
 
+    def _watched(self, pl_module: LightningModule, step: Callable[..., Any], batch: Any, *args: Any) -> Any:
+        """Run the training step, and see in the first two whether it runs the network as ``forward`` does."""
+        route, is_said = None, self.access.forward_fn is not None  # what a user says is not questioned
+        if self._num_watched < 2 and not is_said and not is_compiled(pl_module.modules()):
+            given = self.access.read(batch, soft=True)
+            _, route = self._ways.get(_names(given), (None, None))
+        if route is None:
+            return step(batch, *args)
+        check = TrainingCheck(pl_module, route, given.x)
+        try:
+            output = step(batch, *args)
+        finally:
+            check.close()
+        self._num_watched += check.check_layers(given.y)
+        scaling, before = check.find_scaling(self.forward(pl_module, given)), self._scaling
+        if scaling is not None and before is not None and torch.allclose(scaling, before, rtol=0.05, atol=0.05):
+            rank_zero_warn(
+                f"{type(self).__name__}: `training_step` normalises its inputs before the network, which `forward` "
+                "does not, so the callback runs the network on other inputs than the step. Pass `forward_fn=`, a "
+                "callable that takes the module and inputs, normalises them in the same way and returns logits. If "
+                "what `forward` makes of the batch is meant, pass `forward_fn=lambda module, x: module(x)`."
+            )
+        self._scaling = scaling
+        return output
+
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         self._ways, self._takes_floats = {}, False
+        self._num_watched, self._scaling = 0, None
         check_strategy(trainer, self)
         check_takes_batch(pl_module, "training_step", self)
 
@@ -169,7 +202,8 @@ class TrainingStepCallback(Callback):
             return
         self._wrapped = trainer.strategy.training_step
         for callback in reversed(own):
-            self._wrapped = partial(callback.around_training_step, trainer, pl_module, self._wrapped)
+            step = partial(callback._watched, pl_module, self._wrapped)
+            self._wrapped = partial(callback.around_training_step, trainer, pl_module, step)
         trainer.strategy.training_step = self._wrapped  # type: ignore[method-assign]
 
     @override

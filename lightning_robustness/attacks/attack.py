@@ -102,7 +102,7 @@ def check_size(eps: float, smallest: float = _SMALLEST_BUDGET) -> None:
     if eps < smallest:
         raise ValueError(
             f"Expected argument `eps` to be a budget that can change an input in single precision but got {eps}. Pass "
-            "a positive number such as 8/255, or leave attacks out with `attacks=()`."
+            "a positive number such as 8/255."
         )
 
 

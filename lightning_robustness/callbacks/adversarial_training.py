@@ -46,11 +46,11 @@ class AdversarialTraining(TrainingStepCallback):
     At the end of each epoch it logs, as ``<prefix>/<key>``:
 
     - ``loss``: mean of the loss that ``training_step`` returns, on the batches that it got
-    - ``acc``: robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
-    - ``broken``: share of the inputs classified correctly there that the attack broke
+    - ``adv_acc``: robust accuracy: accuracy in eval mode on the adversarial inputs, on some of the batches
+    - ``asr``: attack success rate: share of the inputs classified correctly there that the attack broke
     - ``eps``: budget of the attack, where it has one
     - ``clipped``: share of the inputs with values outside the range, which were clipped for the attack
-    - ``acc_pgd``: for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
+    - ``adv_acc_pgd``: for PGD of one step: accuracy at the end of the epoch under PGD with 5 steps
     - ``overfitting``: for PGD of one step: 1 where the sign of catastrophic overfitting is there, else 0
 
     Args:
@@ -78,7 +78,7 @@ class AdversarialTraining(TrainingStepCallback):
             statistics of the attacked batch, and dropout.
         all_steps: Whether a built-in attack takes all steps for all samples, as published. Without, samples stop where
             they are first misclassified, which is weaker and faster.
-        measure_every_n_batches: How often ``acc`` and ``broken`` are measured, by two forward passes; the first time on
+        measure_every_n_batches: How often ``adv_acc`` and ``asr`` are measured, by two forward passes; first on
             the first batch of an epoch.
         overfitting_samples: Number of an epoch's first inputs on which PGD of one step is compared with 5 steps at its
             end, where the network takes inputs alone; 0 for no comparison.
@@ -226,7 +226,8 @@ class AdversarialTraining(TrainingStepCallback):
             output = self._step(lambda new: step(new, *args), batch, given.x, clean.x, x_adv)
             loss = find_loss(output)
         else:
-            make_loss = partial(self._compute_loss, pl_module, loaded, clean.x, x_adv)
+            own = loaded._replace(x=loaded.x.clone())  # a step may change its inputs in place
+            make_loss = partial(self._compute_loss, pl_module, own, clean.x, x_adv)
             output, loss = step_with_loss(trainer, pl_module, partial(step, batch, *args), make_loss)
         if loss is not None:
             log_mean(pl_module, self._key("loss"), loss, len(given.x))
@@ -235,6 +236,12 @@ class AdversarialTraining(TrainingStepCallback):
     def _embed(self, pl_module: LightningModule, x: Tensor) -> Tensor:
         """Return what is attacked: the inputs, or their embeddings."""
         embed_fn = self.access.embed_fn
+        if embed_fn is None and not (x.is_floating_point() or x.is_complex()):
+            raise TypeError(
+                f"Expected inputs of floating point for the attack but got {x.dtype}. For pixels that the module "
+                "converts itself, pass `input_space=InputSpace(high=255)`, with `eps` in grey levels; for tokens, "
+                "`embed_fn=`, a callable that takes the module and tokens and returns their embeddings."
+            )
         if embed_fn is None:
             return x
         if self._layer is None and self.settings.loss is None:
@@ -292,9 +299,9 @@ class AdversarialTraining(TrainingStepCallback):
     ) -> None:
         with sandbox(forward, x, x_adv, seed=self.settings.seed) as inputs, torch.no_grad():
             right, adv_right = (compute_logits(forward, rows).argmax(dim=1) == y for rows in inputs)
-        log_mean(pl_module, self._key("acc"), adv_right.float().mean(), len(y))
+        log_mean(pl_module, self._key("adv_acc"), adv_right.float().mean(), len(y))
         num_right = int(right.sum())
-        log_mean(pl_module, self._key("broken"), (right & ~adv_right).sum() / max(num_right, 1), num_right)
+        log_mean(pl_module, self._key("asr"), (right & ~adv_right).sum() / max(num_right, 1), num_right)
 
     def _keep_for_later(self, batch: Batch) -> None:
         missing = self.settings.overfitting_samples - sum(len(kept.x) for kept in self._probe)
@@ -319,4 +326,4 @@ class AdversarialTraining(TrainingStepCallback):
         single, multi = (number / total for number in numbers)
         path = self.settings.overfitting_checkpoint
         is_there = self._overfitting.watch(trainer, single, multi, attack.eps, path)
-        return {"acc_pgd": multi, "overfitting": float(is_there)}
+        return {"adv_acc_pgd": multi, "overfitting": float(is_there)}

@@ -12,6 +12,7 @@ from lightning_robustness._arguments import check_flag, check_integer, check_nam
 from lightning_robustness._lightning.guard import (
     ExtremeMode,
     Guard,
+    agreed_value,
     check_awaited,
     describe_missing,
     mode_of,
@@ -20,7 +21,6 @@ from lightning_robustness._lightning.guard import (
     split_key,
 )
 from lightning_robustness._lightning.patience import Evaluation, LearningRateWait, Streak
-from lightning_robustness._lightning.trainer import logged_in_this_epoch
 from lightning_robustness._measurement.keys import attack_free_metrics
 from lightning_robustness._processes import rank_zero_warn
 
@@ -157,6 +157,7 @@ class RobustEarlyStopping(EarlyStopping):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state_dict = {**self._new, **state_dict}  # that of Lightning's callback lacks what is ours
         super().load_state_dict({**state_dict, "patience": self.patience})  # an argument, which may have changed
         unknown: dict[str, Any] = {} if self._guard.load_state_dict(state_dict["guard"]) else {"guard": math.nan}
         saved = state_dict["evaluations"].items()
@@ -181,11 +182,13 @@ class RobustEarlyStopping(EarlyStopping):
     @override
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
         self._guard.observe(trainer)
-        value = new_value(trainer, self.monitor)
-        if self._stops_at_nan and value is None and self.monitor in logged_in_this_epoch(trainer):
+        value = agreed_value(trainer, self.monitor)
+        is_finite = value is None or math.isfinite(value)
+        if self._stops_at_nan and not is_finite:
             trainer.should_stop = True
             rank_zero_info(f"RobustEarlyStopping: {self.monitor!r} is not finite, so training stops.")
             return
+        value = value if is_finite else None
         confirmation = None if self._reference is None else new_value(trainer, self._reference)
         if value is None and confirmation is None:
             return
@@ -196,6 +199,7 @@ class RobustEarlyStopping(EarlyStopping):
             guard = self._guard.value(trainer), self._guard.has_improved
             self._evaluations.setdefault(self.monitor, []).append(Evaluation(value, *count, *guard))
             self._guard.has_improved = False
+            trainer.callback_metrics.setdefault(self.monitor, torch.tensor(value))  # only others may have logged it
             super()._run_early_stopping_check(trainer)
         self._say(trainer, is_counted=count[0])
 

@@ -93,7 +93,7 @@ class RobustModelCheckpoint(ModelCheckpoint):
         # Value, and value of the guard, of every epoch that was a candidate, kept or not; the last is being judged
         self._evaluations: list[tuple[float, float]] = []
         self._best = -math.inf
-        self._seen = set[str]()  # "key" was logged in validation, finite "value" when a checkpoint was due
+        self._seen = set[str]()  # finite "key" was logged in validation, "value" when a checkpoint was due
         self._is_due = False
 
     @property
@@ -122,6 +122,10 @@ class RobustModelCheckpoint(ModelCheckpoint):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
+        if "guard" not in state_dict:  # that of Lightning's callback, which knows no values of the guard
+            kept = [(value.item(), math.nan) for value in self.best_k_models.values()]
+            own = {"guard": self._guard.state_dict(), "guard_values": {}, "evaluations": kept, "is_due": False}
+            state_dict = {**state_dict, **own}
         is_same_guard = self._guard.load_state_dict(state_dict["guard"])
         self._is_due = state_dict["is_due"]
         if not self.best_k_models:  # in another directory, Lightning starts anew
@@ -135,7 +139,9 @@ class RobustModelCheckpoint(ModelCheckpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._guard.observe(trainer)
-            self._seen |= {"key"} if self.monitor in logged_in_this_epoch(trainer) else set()
+            value = trainer.callback_metrics.get(str(self.monitor))
+            if self.monitor in logged_in_this_epoch(trainer) and value is not None and value.isfinite().all():
+                self._seen.add("key")
         if self._is_due and not self._should_skip_saving_checkpoint(trainer):
             self._is_due = False
             self._judge(trainer, self._monitor_candidates(trainer), new_value(trainer, str(self.monitor)))

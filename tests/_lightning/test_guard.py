@@ -169,6 +169,22 @@ def test_a_key_without_a_prefix_gets_the_key_that_is_logged(name):
     assert split_key(tag("robustness", name))[1].name == name
 
 
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("robustness/lipschitz", "robustness_details/lipschitz"),
+        ("r/b/rdi_embedding", "r/b_details/rdi_embedding"),
+        ("robustness_details/rdi", "robustness/rdi"),
+        ("robustness_details/asr/pgd", "robustness/asr/pgd"),
+    ],
+)
+def test_a_key_of_another_group_gets_the_key_that_is_logged(key, expected):
+    with pytest.raises(ValueError, match=f"`monitor` .*'{expected}', but got '{key}'.* `mode`"):
+        RobustEarlyStopping(key)
+    assert RobustEarlyStopping(expected).mode == mode_of(expected, None)
+    assert mode_of(key, "min") == "min"
+
+
 def test_values_of_a_monitor_that_is_not_there():
     for key in ("robustness/adv_acc/pgd", "r/rdi"):
         with pytest.warns(UserWarning, match=f"waits for '{key}'.* Add RobustnessMonitor to the callbacks"):
@@ -207,7 +223,7 @@ def test_the_default_guard_takes_a_monitor_of_this_prefix():
     check_default_guard(trainer_with("robustness"), OWNER, "robustness/acc")
     with pytest.raises(MisconfigurationException, match=r"'robustness/acc'.*guard='r/acc'"):
         check_default_guard(trainer_with("r"), OWNER, "robustness/acc")
-    with pytest.raises(MisconfigurationException, match=r"Pass .*guard=None, or add RobustnessMonitor"):
+    with pytest.raises(MisconfigurationException, match=r"there is none\. Add RobustnessMonitor .* `guard=`"):
         check_default_guard(trainer_with(), OWNER, "robustness/acc")
 
 

@@ -1,5 +1,6 @@
 import copy
 import pickle
+from functools import partial
 from types import SimpleNamespace
 
 import lightning as L
@@ -284,6 +285,29 @@ def test_mixed_precision_holds_for_the_new_loss(tmp_path):
     trainer.fit(Seen(), loader())
     assert set(dtypes) == {torch.bfloat16}
     assert len(dtypes) == 9
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, partial(nn.InstanceNorm2d, track_running_stats=True)])
+def test_running_statistics_are_those_of_the_new_loss(tmp_path, kind):
+    class Normalised(Classifier):
+        def __init__(self, num_passes):
+            super().__init__()
+            self.net[1], self.num_passes = kind(8), num_passes
+
+        def training_step(self, batch, batch_idx):
+            outputs = [self(batch[0]) for _ in range(self.num_passes)]
+            return nn.functional.cross_entropy(outputs[-1], batch[1]) if outputs else self.net[0].weight.sum()
+
+    statistics = []
+    for num_passes in (0, 1, 3):
+        torch.manual_seed(0)
+        module = Normalised(num_passes)
+        callback = AdversarialTraining(eps=EPS, steps=1, loss="trades")
+        make_trainer(tmp_path, callback, limit_train_batches=1).fit(module, loader())
+        statistics.append(dict(module.net[1].named_buffers()))
+    assert statistics[0]["running_mean"].any()
+    for other in statistics[1:]:
+        assert_identical(statistics[0], other)
 
 
 def test_a_batch_that_the_module_leaves_out(tmp_path):

@@ -264,7 +264,7 @@ def test_any_attack(tmp_path, attack):
     module, trainer = fit(tmp_path, AdversarialTraining(attack, measure_every_n_batches=1))
     changes = [(inputs(batch) - clean).abs().max() for batch, (clean, _) in zip(module.batches, loader(), strict=True)]
     assert max(changes) > 0.01
-    assert 0 <= logged(trainer)["broken"] <= 1
+    assert 0 <= logged(trainer)["asr"] <= 1
 
 
 @pytest.mark.parametrize("eval_mode", [True, False])
@@ -357,6 +357,20 @@ def test_pixels_in_bytes_are_attacked_as_floats(tmp_path, options):
     assert_same_weights(trained(bytes_loader()), trained(floats_loader()))
 
 
+@pytest.mark.parametrize("loss", [None, "trades"])
+def test_bytes_without_their_space_are_refused_with_the_space_to_pass(tmp_path, loss):
+    with pytest.raises(TypeError, match=r"torch\.uint8.*`input_space=InputSpace\(high=255\)`.*grey levels.*`embed_fn="):
+        fit(tmp_path, AdversarialTraining("pgd", steps=1, loss=loss), Bytes, bytes_loader())
+    space = InputSpace(high=255)
+    fit(tmp_path, AdversarialTraining("pgd", 8.0, steps=1, loss=loss, input_space=space), Bytes, bytes_loader())
+
+
+@pytest.mark.parametrize("budget", [{"eps": 0}, {"eps": 1e-30}, {"budgets": [0, 0]}, {"budgets": [0, 1e-30]}])
+def test_a_budget_that_changes_nothing(budget):
+    with pytest.raises(ValueError, match=r"`eps`.*can change an input.* Pass a positive number such as 8/255\.$"):
+        AdversarialTraining(**budget)
+
+
 def test_a_network_that_treats_bytes_and_floats_differently_is_refused(tmp_path):
     class Differs(Bytes):
         def forward(self, x):
@@ -397,7 +411,7 @@ def test_manual_optimization(tmp_path):
     assert "loss" not in logged(trainer)  # the step returns none
 
 
-ALWAYS = {"acc", "broken", "loss", "eps", "clipped", "nonfinite_gradients"}
+ALWAYS = {"adv_acc", "asr", "loss", "eps", "clipped", "nonfinite_gradients"}
 
 
 class InDictionary(Recorder):
@@ -428,8 +442,8 @@ def test_values(tmp_path, module):
     right, adv_right = module(x).argmax(dim=1) == y, module(x_adv).argmax(dim=1) == y
     values = logged(trainer)
     assert 0 < (right & ~adv_right).sum() < right.sum()
-    assert values["acc"] == pytest.approx(adv_right.sum().item() / 80)
-    assert values["broken"] == pytest.approx((right & ~adv_right).sum().item() / right.sum().item())
+    assert values["adv_acc"] == pytest.approx(adv_right.sum().item() / 80)
+    assert values["asr"] == pytest.approx((right & ~adv_right).sum().item() / right.sum().item())
     assert values["loss"] == pytest.approx((32 * sum(module.losses[:4]) + 16 * module.losses[4]) / 144, rel=1e-5)
     assert values["eps"] == pytest.approx(0.15)
     assert values["clipped"] == 0
@@ -461,7 +475,7 @@ def test_precision(tmp_path, precision, dtype, dtype_in_training):
     # Attacks see logits of single precision at least, from a network without autocast
     assert set(seen) == {(torch.promote_types(dtype, torch.float32), dtype)}
     assert passes[-1] == dtype_in_training
-    assert 0 < logged(trainer)["acc"] < 1
+    assert 0 < logged(trainer)["adv_acc"] < 1
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -482,7 +496,7 @@ def test_compiled(tmp_path, whole):
         return torch.compile(Compiled(), backend="eager") if whole else Compiled()
 
     module, trainer = fit(tmp_path, AdversarialTraining(**SETTINGS, measure_every_n_batches=1), module)
-    assert logged(trainer)["broken"] > 0
+    assert logged(trainer)["asr"] > 0
 
 
 @pytest.mark.filterwarnings("ignore:RobustnessMonitor. expected the outputs that validation computed")
@@ -558,7 +572,7 @@ def overfit(path, monkeypatch, accuracies, **options):
 
     class Epochs(L.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            values.append((logged(trainer)["acc_pgd"], logged(trainer)["overfitting"]))
+            values.append((logged(trainer)["adv_acc_pgd"], logged(trainer)["overfitting"]))
             saved.append({name: tensor.clone() for name, tensor in pl_module.state_dict().items()})
 
     make_trainer(path, callback, Epochs(), max_epochs=len(accuracies) // 2).fit(Recorder(), loader())
@@ -598,10 +612,10 @@ def test_the_checkpoint_is_not_of_a_collapsed_network(tmp_path, monkeypatch, acc
 
 def test_many_steps_are_measured_for_one_step_only(tmp_path):
     _, trainer = fit(tmp_path, AdversarialTraining("fast", eps=0.1, overfitting_samples=48), max_epochs=4)
-    assert set(logged(trainer)) == {*ALWAYS, "acc_pgd", "overfitting"}
+    assert set(logged(trainer)) == {*ALWAYS, "adv_acc_pgd", "overfitting"}
     x, y = digits_data(0, 48).tensors
     result = run_attack(trainer.lightning_module, PGD(eps=0.1, steps=5, all_steps=True), x, y)
-    assert logged(trainer)["acc_pgd"] == pytest.approx((result.adv_preds == y).float().mean().item())
+    assert logged(trainer)["adv_acc_pgd"] == pytest.approx((result.adv_preds == y).float().mean().item())
     for callback in (AdversarialTraining(**SETTINGS), AdversarialTraining("fast", eps=0.1, overfitting_samples=0)):
         _, trainer = fit(tmp_path, callback)
         assert set(logged(trainer)) == ALWAYS

@@ -109,7 +109,7 @@ def test_weights_are_those_of_a_loop_by_hand(tmp_path, options, compute_loss):
     expected = by_hand(2, compute_loss)
     assert_same(module, expected)
     assert not torch.equal(module.embedding.weight, Reader().embedding.weight)
-    assert 0 <= trainer.callback_metrics["adversarial_training/acc"] <= 1
+    assert 0 <= trainer.callback_metrics["adversarial_training/adv_acc"] <= 1
     with pytest.raises(AssertionError, match="embedding"):
         assert_same(module, by_hand(2, lambda forward, clean, delta, y: compute_loss(forward, clean, 0 * delta, y)))
 

@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from lightning_robustness import is_sandboxed
 from lightning_robustness._lightning import record, run
 from lightning_robustness._lightning import trainer as trainer_module
 from lightning_robustness._lightning.trainer import takes_any_key
@@ -175,6 +176,28 @@ def test_a_logger_that_rejects_a_key_in_mid_run_does_not_end_it(tmp_path):
     assert np.isfinite(rows["val_acc"]).sum() == 3
 
 
+class StrictLogger(CSVLogger):
+    """Rejects two of our keys, one at a time, and says which."""
+
+    def log_metrics(self, metrics, step=None):
+        for key in ("robustness/rdi", "robustness/roby"):
+            if key in metrics:
+                raise ValueError(f"no such key: {key}")
+        super().log_metrics(metrics, step)
+
+
+def test_a_logger_that_names_the_keys_that_it_rejects_gets_the_others(tmp_path):
+    logger = StrictLogger(tmp_path)
+    with pytest.warns(UserWarning, match="some values could not be logged by StrictLogger: .*: robustness/r"):
+        trainer = fit(tmp_path, small_monitor(), max_epochs=2, logger=logger)
+    rows = np.genfromtxt(f"{logger.log_dir}/metrics.csv", delimiter=",", names=True, deletechars="")
+    for key in ("robustness/acc", "robustness/adv_acc/fgsm"):
+        values = rows[key][np.isfinite(rows[key])]
+        assert len(values) == 2
+        assert values[-1] == pytest.approx(trainer.callback_metrics[key].item())
+    assert not {"robustness/rdi", "robustness/roby"} & set(rows.dtype.names)
+
+
 @pytest.mark.parametrize(("kind", "expected"), [(CSVLogger, True), (TensorBoardLogger, True), (PickyLogger, False)])
 def test_loggers_of_lightning_itself_get_values_from_the_module(tmp_path, kind, expected):
     assert takes_any_key(make_trainer(tmp_path, logger=kind(tmp_path))) is expected
@@ -311,3 +334,25 @@ def test_no_validation_loop(tmp_path):
         pytest.warns(UserWarning, match="there was no validation epoch to watch"),
     ):
         fit(tmp_path, small_monitor(), limit_val_batches=0)
+
+
+class Counts(Classifier):
+    number = 0
+
+    def forward(self, x):
+        Counts.number += 1
+        return super().forward(x)
+
+
+class CountsItsOwn(Counts):
+    def forward(self, x):
+        if is_sandboxed():
+            return self.net(x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_passes_that_change_what_cannot_be_put_back(tmp_path, steps):
+    with pytest.warns(UserWarning, match=r"passes change .*number.*changes training.*is_sandboxed\(\)"):
+        fit(tmp_path, small_monitor(), module=Counts(), num_sanity_val_steps=steps)
+    fit(tmp_path, small_monitor(), module=CountsItsOwn(), num_sanity_val_steps=steps)

@@ -157,17 +157,36 @@ def stop_as_one_of_two(rank, path):
     score = [FALLING[0], float("nan") if rank else 5.0, *FALLING[2:]]
     stopping = guarded(patience=3)
     epochs = epochs_trained(path, stopping, score, acc=acc, strategy="ddp", devices=2)
-    return epochs, round(stopping.best_score.item(), 4), len(stopping.state_dict()["evaluations"]["score"])
+    # Logged in one of them alone, as with `rank_zero_only=True`
+    alone = guarded(patience=3)
+    score, acc = ({}, LEARNING) if rank else (FALLING, {})
+    kinds = {"strategy": "ddp", "devices": 2}
+    others = epochs_trained(path, alone, score, acc=acc, **kinds)
+    nan = epochs_trained(path, unguarded(check_finite=True), {} if rank else [0.5, float("nan"), 0.5], **kinds)
+    best = [round(one.best_score.item(), 4) for one in (stopping, alone)]
+    return epochs, others, nan, best, len(stopping.state_dict()["evaluations"]["score"])
 
 
 def test_two_processes(tmp_path, two_processes):
+    alone = guarded(patience=3)
+    epochs = epochs_trained(tmp_path, alone, FALLING, acc=LEARNING)
     first, second = two_processes(stop_as_one_of_two, tmp_path)
-    assert first == second == (7, 0.42, 6)
+    assert first == second == (7, epochs, 2, [0.42, pytest.approx(alone.best_score.item())], 6)
+
+
+def test_the_state_of_the_plain_class(tmp_path):
+    plain, robust = EarlyStopping("score", mode="max", patience=7), unguarded(patience=2)
+    epochs_trained(tmp_path, plain, [0.9, 0.5], max_epochs=2)
+    robust.load_state_dict(plain.state_dict())
+    assert robust.state_dict() == {**robust._new, **plain.state_dict(), "patience": 2}
+    assert epochs_trained(tmp_path, robust, [0.3, 0.5, 0.4, 0.4]) == 4
 
 
 def test_keys_that_never_come_get_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="RobustEarlyStopping never saw 'score'. Logged were: val_acc"):
         assert epochs_trained(tmp_path, unguarded(), {}, max_epochs=2) == 2
+    with pytest.warns(UserWarning, match=r"never saw a finite 'score': it was NaN .* monitor another key"):
+        assert epochs_trained(tmp_path, unguarded(), [float("nan")] * 2, max_epochs=2) == 2
     with pytest.warns(UserWarning, match=r"never saw 'val_robust'. Logged were: .*robustness/rdi"):
         assert confirmed(tmp_path, DESCENDING, RISING_UNTIL_5, confirm="val_robust") == 11
 

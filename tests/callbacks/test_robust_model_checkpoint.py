@@ -298,7 +298,8 @@ def test_validation_in_mid_epoch(tmp_path, options):
         ([0.1, 0.2], {"train_time_interval": timedelta(hours=1)}, "'score' in validation, .*`train_time_interval`"),
         ([0.1, 0.2], {"every_n_train_steps": 10**6}, "'score' in validation, .*`every_n_train_steps`"),
         ([0.1, 0.2], {"every_n_epochs": 9}, "'score' in validation, .*`every_n_epochs`"),
-        ([math.nan, math.inf], {}, "'score' in validation, .* when it was finite"),
+        ([math.nan, math.inf], {}, "never saw a finite 'score': it was NaN .* No checkpoint was kept"),
+        ([0.1, math.nan], {"every_n_epochs": 2}, "'score' in validation, .* when it was finite"),
     ],
 )
 def test_a_run_that_keeps_nothing_gets_a_warning(tmp_path, score, options, match):
@@ -398,14 +399,32 @@ def keep_as_one_of_two(rank, path):
     epochs = fit(path / "guarded", checkpoint, score, acc=acc, strategy="ddp", devices=2)
     score, acc = ([0.5, 0.5, 0.75], [0.5, 0.75, 0.625]) if rank else ([0.5, 0.5, 0.25], [0.75, 0.75, 0.625])
     fit(path / "tied", tied, score, acc=acc, strategy="ddp", devices=2)
-    paths = checkpoint.best_model_path, tied.best_model_path, tied.kth_best_model_path
+    # Logged in one of them alone, as with `rank_zero_only=True`
+    alone = unguarded(path / "alone")
+    assert fit(path / "alone", alone, {} if rank else [0.1, 0.3, 0.2], max_epochs=3, strategy="ddp", devices=2) == {1}
+    paths = checkpoint.best_model_path, tied.best_model_path, tied.kth_best_model_path, alone.best_model_path
     return epochs, tied.best_model_score.item(), [Path(one).name for one in paths]
 
 
 def test_two_processes(tmp_path, two_processes):
     first, second = two_processes(keep_as_one_of_two, tmp_path)
-    assert first == second == ({3}, 0.5, ["epoch=3.ckpt", "epoch=1.ckpt", "epoch=2.ckpt"])
+    assert first == second == ({3}, 0.5, ["epoch=3.ckpt", "epoch=1.ckpt", "epoch=2.ckpt", "epoch=1.ckpt"])
     assert kept(tmp_path / "tied") == {1, 2}
+
+
+def test_the_state_of_the_plain_class(tmp_path):
+    plain = ModelCheckpoint(tmp_path, "{epoch}-plain", monitor="score", mode="max", save_top_k=2)
+    fit(tmp_path, plain, [0.5, 0.2])
+    checkpoint = unguarded(tmp_path, save_top_k=2)
+    checkpoint.load_state_dict(plain.state_dict())
+    assert checkpoint.best_k_models == plain.best_k_models
+    fit(tmp_path, checkpoint, [0.1, 0.4, 0.3])
+    assert [Path(path).name for path in checkpoint.best_k_models] == ["epoch=0-plain.ckpt", "epoch=1.ckpt"]
+    assert checkpoint.best_model_score.item() == pytest.approx(0.5)
+    elsewhere = guarded(tmp_path / "elsewhere")
+    with pytest.warns(UserWarning, match="dirpath has changed"):
+        elsewhere.load_state_dict(plain.state_dict())
+    assert fit(tmp_path / "elsewhere", elsewhere, [0.1, 0.4], acc=[0.9, 0.9]) == {1}
 
 
 def test_lightning_cli_knows_the_arguments_of_both_classes():

@@ -21,4 +21,4 @@ def test_a_tiny_run_keeps_its_epoch(run_example, logged, name, library, weight, 
     values = [logged(f"robustness/{key}") for key in ("adv_acc/pgd", "rdi", "acc")]
     assert values[0].keys() == values[1].keys()
     assert all(0 <= value <= 1 for found in (values[0], values[2]) for value in found.values())
-    assert name == "huggingface_vit" or "adversarial_training/acc" in logged()["scalars"]
+    assert name == "huggingface_vit" or "adversarial_training/adv_acc" in logged()["scalars"]
