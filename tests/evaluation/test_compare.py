@@ -100,7 +100,9 @@ class Tokens(nn.Module):
         return self.head(self.embedding(x).mean(1))
 
 
-@pytest.mark.filterwarnings("ignore:Inputs are integers", "ignore:Only one class was predicted", "ignore:.*the network has collapsed")
+@pytest.mark.filterwarnings(
+    "ignore:Inputs are integers", "ignore:Only one class was predicted", "ignore:.*the network has collapsed"
+)
 def test_tokens_need_their_embeddings():
     model, loader = Tokens(), [(torch.arange(32).reshape(8, 4) % 4, torch.arange(8) % 2)]
     with pytest.raises(TypeError, match=r"small amounts but got integers.*`embed_fn="):
