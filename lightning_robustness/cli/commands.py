@@ -109,7 +109,7 @@ def _read_option(name: str, value: Any) -> Any:
 def _budget(text: str | float) -> float:
     try:
         parts = [Fraction(part) for part in str(text).split("/")]  # which may be decimals
-        numerator, denominator = parts if len(parts) == 2 else (*parts, 1)
+        numerator, denominator = parts if len(parts) == 2 else (*parts, Fraction(1))
         return float(numerator / denominator)
     except (ValueError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"Expected a budget such as 0.1 or 8/255 but got {text!r}.") from error

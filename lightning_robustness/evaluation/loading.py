@@ -283,7 +283,7 @@ def _describe_attacks(
     attacks: Mapping[str, Callable[..., Any]], subject: Subject, samples: Samples, known: Mapping[str, str]
 ) -> dict[str, str]:
     """Describe attacks by what they do to some samples; one that never does the same twice stays as it is known."""
-    facts = {}
+    facts: dict[str, str] = {}
     for name, attack in attacks.items():
         found = _changes_by(name, attack, subject, samples)
         if any(key in known and not is_same(known[key], own) for key, own in found.items()):

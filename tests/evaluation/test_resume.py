@@ -215,7 +215,11 @@ def test_a_sweep_by_an_attack_that_does_something_else_is_refused(tmp_path):
 
 
 def evaluate_elsewhere(folder):
-    evaluate_some(folder, attacks={"mine": step(steps=4, is_random=True)})
+    return evaluate_some(folder, attacks={"mine": step(steps=4, is_random=True)}).outcomes
+
+
+def evaluate_in_each(rank, folder):
+    return evaluate_elsewhere(folder)
 
 
 def test_an_attack_resumes_in_another_process(tmp_path):
@@ -223,6 +227,13 @@ def test_an_attack_resumes_in_another_process(tmp_path):
     written = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     evaluate_elsewhere(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == written
+
+
+def test_an_attack_resumes_in_another_number_of_processes(tmp_path, two_processes):
+    expected = evaluate_elsewhere(tmp_path / "alone")
+    assert two_processes(evaluate_in_each, tmp_path / "alone") == [expected] * 2
+    first, second = two_processes(evaluate_in_each, tmp_path / "together")
+    assert first == second == evaluate_elsewhere(tmp_path / "together")
 
 
 def test_an_attack_that_never_does_the_same_is_resumed(tmp_path):
