@@ -54,7 +54,7 @@ def scores(results: Results) -> str:
             network.label,
             *(number(report.curves[network.label][place]) for place in places),
             number(report.scores[network.label]),
-            number(report.adversarial_accuracy[network.label]),
+            number(report.mean_robust_accuracy[network.label]),
             number(network.adv_acc),
         ]
         for network in sorted(compared(results), key=lambda network: -report.scores[network.label])

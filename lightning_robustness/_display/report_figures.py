@@ -118,7 +118,7 @@ def composite_map(budgets: Sequence[float], composite: Mapping[str, Mapping[str,
 
 
 def scatter(series: Mapping[str, tuple[Mapping[str, float], float]], accuracies: Mapping[str, float]) -> "Figure":
-    """Draw attack-free metrics against adversarial accuracy, one point per model, with a fitted line.
+    """Draw attack-free metrics against mean robust accuracy, one point per model, with a fitted line.
 
     Each series has a label, the values of the models, and their correlation with the accuracy.
     """
@@ -136,7 +136,7 @@ def scatter(series: Mapping[str, tuple[Mapping[str, float], float]], accuracies:
         axis.locator_params(axis="x", nbins=4)
         axis.grid(alpha=0.3)
     _share_legend(figure, axes[0])
-    figure.supylabel("adversarial accuracy", fontsize=10)
+    figure.supylabel("mean robust accuracy", fontsize=10)
     return figure
 
 

@@ -24,6 +24,7 @@ AttackLike = str | Attack | Callable[..., Any]
 DEFAULT_ATTACKS = ("pgd", "cw", "square")
 # Names of values that are made of several attacks, or of one that runs at the end of training
 WORST, FINAL = "worst", "final"
+_RESERVED = (WORST, FINAL, "worst of all", "clean")  # the last two are curves
 # Passes of samples from which on an attack is announced: minutes on a CPU, for a network of a few layers
 _MANY_PASSES = 1_200_000
 
@@ -55,10 +56,10 @@ def name_attacks(
                 f"Expected attacks of different names in `{argument}` but got {name!r} twice. Pass a mapping, such as "
                 f"{{'{name}_weak': ..., '{name}_strong': ...}}, or leave one out."
             )
-        if name in (WORST, FINAL):
+        if name in _RESERVED:
             raise ValueError(
-                f"Expected a name for {attack!r} other than {name!r}: '{WORST}' and '{FINAL}' are reserved, for the "
-                f"worst case of all attacks and the attack at the end of training. Give {attack!r} another name."
+                f"Expected a name for {attack!r} other than {name!r}: {', '.join(map(repr, _RESERVED))} are reserved, "
+                f"for values and curves of their own. Give {attack!r} another name."
             )
         named[name] = _make(attack, argument, eps, strength, norm, is_sweep)
     return named

@@ -1,6 +1,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ from lightning_robustness.evaluation import ComparisonReport, RobustnessReport, 
 from lightning_robustness.evaluation.reports.report import Report, read_json
 
 
-def run(command: str, options: Any) -> int:
-    """Run a command and return its exit code."""
+def run(command: str, options: Any, context: AbstractContextManager[None]) -> int:
+    """Run a command, measuring in a context, and return its exit code."""
     _check_output(options)
-    return _report(options) if command == "report" else _measure(command, options)
+    return _report(options) if command == "report" else _measure(command, options, context)
 
 
-def _measure(command: str, options: Any) -> int:
+def _measure(command: str, options: Any, context: AbstractContextManager[None]) -> int:
     """Measure one model, or compare several."""
     functions: dict[str, Callable[..., Any]] = {"evaluate": evaluate, "sweep": sweep, "compare": compare}
     function = functions[command]
@@ -35,7 +36,8 @@ def _measure(command: str, options: Any) -> int:
     else:
         models = {"": _load_model(options.model, options.checkpoint, options)}
     loader = None if options.data is None else load_data(options.data, options.split, options.data_args)
-    with launched(fabric, options, models.values()) as is_first:
+    # Lightning, which a model may import, changes how warnings are written: the context comes last
+    with launched(fabric, options, models.values()) as is_first, context:
         measured = models if command == "compare" else models[""]
         report = function(measured, loader, device=options.device, **settings)
     report.provenance |= _origin(options)
@@ -106,7 +108,9 @@ def _read_option(name: str, value: Any) -> Any:
 
 def _budget(text: str | float) -> float:
     try:
-        return float(Fraction(str(text)))
+        parts = [Fraction(part) for part in str(text).split("/")]  # which may be decimals
+        numerator, denominator = parts if len(parts) == 2 else (*parts, Fraction(1))
+        return float(numerator / denominator)
     except (ValueError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"Expected a budget such as 0.1 or 8/255 but got {text!r}.") from error
 

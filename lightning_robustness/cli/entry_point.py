@@ -4,7 +4,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _reject(parser: Any, given: Sequence[str], error: Exception) -> None:
     """Say what is wrong with the arguments, with the usage of the command, and exit with 2."""
-    commands = next(action.choices for action in parser._actions if action.dest == "command")
+    commands = _subcommands(parser)
     command = next((name for name in given if name in commands), "")
     chosen = commands.get(command, parser)
     chosen.exit_on_error = True
@@ -127,7 +129,29 @@ def _run(parser: Any, given: Sequence[str]) -> int:
     options = instantiate(parser, options)
     chosen = options[options.command]
     chosen["command_line"] = write_command(["lightning-robustness", *given])  # for the provenance of the report
-    return commands.run(options.command, chosen)
+    return commands.run(options.command, chosen, _flags_in_warnings(_subcommands(parser)[options.command]))
+
+
+@contextmanager
+def _flags_in_warnings(command: Any) -> Iterator[None]:
+    """Add options to warnings where they are written, as to errors."""
+    from lightning_robustness._processes import RobustnessWarning
+
+    write = warnings.formatwarning
+
+    def write_with_flags(message: Any, *arguments: Any, **options: Any) -> str:
+        is_own = isinstance(message, RobustnessWarning)
+        return write(_with_flags(str(message), command) if is_own else message, *arguments, **options)
+
+    warnings.formatwarning = write_with_flags
+    try:
+        yield
+    finally:
+        warnings.formatwarning = write
+
+
+def _subcommands(parser: Any) -> Any:
+    return next(action.choices for action in parser._actions if action.dest == "command")
 
 
 def _fail(message: str, code: int = 1) -> int:

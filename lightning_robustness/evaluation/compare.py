@@ -70,7 +70,7 @@ def compare(
     progress: bool = True,
     resume: str | Path | None = None,
 ) -> ComparisonReport:
-    """Compare models by CMMR, adversarial accuracy and attack-free metrics.
+    """Compare models by CMMR, robust accuracy and attack-free metrics.
 
     Each model is swept over all attacks and budgets, and its attack-free metrics are measured. CMMR weighs accuracy and
     image quality by how much they vary (their entropy) and averages over attacks and budgets; see
@@ -137,7 +137,7 @@ def compare(
         ...     model.weight.data, model.bias.data = torch.eye(2), torch.tensor([bias, 0.0])
         >>> data = [(torch.tensor([[0.75, 0.5], [1.0, 0.5], [0.0, 0.75]]), torch.tensor([0, 0, 1]))]
         >>> report = compare(models, data, attacks=["fgsm"], budgets=[0.1, 0.2, 0.3], progress=False)
-        >>> report.ranks["adv_acc"]
+        >>> report.ranks["mean_robust_accuracy"]
         {'steep': 2, 'flat': 1}
 
     """
@@ -211,7 +211,7 @@ def compare(
         missing=missing,
         left_out=left_out,
         failed=failed,
-        budget=rank_budget,
+        rank_budget=rank_budget,
         provenance=origin,
     )
 

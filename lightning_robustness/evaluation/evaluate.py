@@ -172,7 +172,9 @@ def evaluate(
         meters = [*plan.meters(), *plan.attack_meters(), *extra]
         look = partial(_look, bool(plan.attacks or extra), bool(meters))
         size = max([1, *(meter.size for meter in meters)])
-        passed = pass_over(dataloader, session, size, look, storage, roby_p)
+        sweeps = [meter.plan[0] for meter in extra if isinstance(meter, SweepMeter)]
+        swept = {f"{name} in the sweep": attack for own in sweeps for name, attack in own.items()}
+        passed = pass_over(dataloader, session, size, look, storage, roby_p, {**plan.attacks, **swept})
         # Warnings have said what cannot be measured with discrete inputs
         measured = passed.measure(() if passed.found is None or passed.found.is_discrete else meters)
         findings = conclude(plan, passed.features, measured.rows)

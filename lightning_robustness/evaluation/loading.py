@@ -2,14 +2,14 @@
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from tqdm import tqdm  # type: ignore[import-untyped]  # `tqdm.auto` begins an iterator of its own
 
@@ -31,7 +31,8 @@ from lightning_robustness._model.access import compute_logits
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.route import Route
 from lightning_robustness._processes import Processes
-from lightning_robustness.evaluation.resume import describe_fingerprint, fingerprint_data, hash_tensor
+from lightning_robustness.attacks import run_attack
+from lightning_robustness.evaluation.resume import describe_fingerprint, fingerprint_data, hash_tensor, is_same
 from lightning_robustness.evaluation.session import Session
 from lightning_robustness.metrics._base import Storage
 
@@ -42,6 +43,7 @@ _SETTINGS = (
 
 
 _NUM_FIRST = 8  # samples that tell models apart whose weights are the same
+_NUM_ATTACKED = 3  # those that tell attacks apart which only their authors know
 
 
 class OwnShare(NamedTuple):
@@ -150,10 +152,12 @@ def pass_over(
     look: Callable[[Subject, Batch], tuple[Subject, Found | None]],
     storage: Storage = "auto",
     roby_p: float = 2.0,
+    attacks: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Passed:
     """Go through a loader in all processes, and collect a sample of it; all of it without a size.
 
-    ``look`` finds out about the model on the first batch, and may find a route for the features of all samples.
+    ``look`` finds out about the model on the first batch, and may find a route for the features of all samples. What
+    the attacks do has to be the same in all runs with the folder.
     """
     start = perf_counter()
     subject, processes, folder = session
@@ -189,7 +193,7 @@ def pass_over(
         sample.share_with(torch.cat(processes.gather(sample.positions)))
     if not sum(processes.gather(len(sample.positions))):
         raise ValueError("Expected `dataloader` to hold at least one sample but it is empty.")
-    _check_data(passed, under_way.fingerprint)
+    _check_data(passed, under_way.fingerprint, attacks or {})
     if features is not None and not is_known:
         folder.save_features(features)
     return passed
@@ -242,8 +246,8 @@ def _batches(own: OwnShare, subject: Subject) -> Generator[Batch, None, None]:
                 yield batch.first(len(positions))._replace(positions=positions)
 
 
-def _check_data(passed: Passed, fingerprint: Counter[str]) -> None:
-    """Check that earlier results in a folder are of the same data, and of a model that computes the same."""
+def _check_data(passed: Passed, fingerprint: Counter[str], attacks: Mapping[str, Callable[..., Any]]) -> None:
+    """Check that earlier results in a folder are of the same data, and of a model and attacks that compute the same."""
     subject, processes, folder = passed.session
     if not folder.is_kept:
         return
@@ -255,9 +259,59 @@ def _check_data(passed: Passed, fingerprint: Counter[str]) -> None:
         own = {"outputs": outputs_of(subject, samples, _NUM_FIRST), "gradients": _gradients_of(subject, samples)}
     everywhere = processes.gather(own)
     for name in own:
-        values = Rows.join([found[name]] for found in everywhere)[OUTPUT][:_NUM_FIRST].flatten()
-        facts[f"{name} of the first samples"] = " ".join(f"{value:.6g}" for value in values.tolist())
+        values = Rows.join([found[name]] for found in everywhere)[OUTPUT][:_NUM_FIRST]
+        facts[f"the model: {name} of the first samples"] = _write(values)
+    foreign = {name: attack for name, attack in attacks.items() if not _is_described(attack)}
+    if foreign and not (passed.found is not None and passed.found.is_discrete):
+        # In one batch in any number of processes, since draws of an attack may depend on it
+        first = Samples.join(processes.gather(samples))
+        first = first.select(range(min(_NUM_ATTACKED, len(first.positions))))
+        with processes.step():
+            if processes.rank == 0:
+                facts |= _describe_attacks(foreign, subject, first, folder.recorded())
     folder.check(facts)
+
+
+def _is_described(attack: Callable[..., Any]) -> bool:
+    """Return whether settings say all about an attack: it is of this package, and so are its members."""
+    members = getattr(attack, "attacks", ())
+    is_own = type(attack).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return is_own and all(map(_is_described, members if isinstance(members, tuple) else ()))
+
+
+def _describe_attacks(
+    attacks: Mapping[str, Callable[..., Any]], subject: Subject, samples: Samples, known: Mapping[str, str]
+) -> dict[str, str]:
+    """Describe attacks by what they do to some samples; one that never does the same twice stays as it is known."""
+    facts: dict[str, str] = {}
+    for name, attack in attacks.items():
+        found = _changes_by(name, attack, subject, samples)
+        if any(key in known and not is_same(known[key], own) for key, own in found.items()):
+            again = _changes_by(name, attack, subject, samples)
+            if not all(is_same(again[key], own) for key, own in found.items()):
+                found = {key: known.get(key, own) for key, own in found.items()}
+        facts |= found
+    return facts
+
+
+def _changes_by(name: str, attack: Callable[..., Any], subject: Subject, samples: Samples) -> dict[str, str]:
+    """Describe the sizes of perturbations, and outputs after the attack, of samples that all count as right."""
+    sizes, outputs = [], []
+    for batch in replace(subject, progress=False).batches(samples, "attack", _NUM_ATTACKED):
+        forward, space, seed = subject.logits_of(batch), subject.input_space, subject.seed
+        with sandbox(forward, batch.x, seed=seed) as (x,), torch.no_grad():
+            y = compute_logits(forward, x).argmax(dim=1)
+            found = run_attack(forward, attack, x, y, input_space=space, seed=seed, positions=batch.positions)
+            outputs.append(summarize(compute_logits(forward, found.x_adv)).cpu())
+        sizes.append(torch.stack([found.l2, found.linf], dim=1).cpu())
+    return {
+        f"the attack {name}: sizes of the first perturbations": _write(torch.cat(sizes)),
+        f"the attack {name}: outputs of the first adversarial inputs": _write(torch.cat(outputs)),
+    }
+
+
+def _write(values: Tensor) -> str:
+    return " ".join(f"{value:.6g}" for value in values.flatten().tolist())
 
 
 def _gradients_of(subject: Subject, samples: Samples) -> Rows:

@@ -6,7 +6,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import shorten
@@ -70,8 +70,12 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 _FEATURES = "features.pt"
+# Facts that results depend on: what the run was started with, and what was found in the first pass
+_FACTS = ("settings", "data")
+# Names of the files of rows, among others that a folder may hold
+_ROWS = re.compile(r".*-[0-9a-f]{8}\.\d{12}\.pt")
 # Layout of the files, which changes with what rows hold
-_FORMAT = "4"
+_FORMAT = "5"
 
 
 class ResumeFolder:
@@ -103,6 +107,7 @@ class ResumeFolder:
             if self._processes.rank == 0:
                 for path in self._folder.glob(f"*{UNFINISHED}"):
                     path.unlink()
+                _discard_unknown(self._folder)
                 _compare(self._folder, "settings", facts)
                 self._read(self._folder)
         found = {name: torch.cat([part.positions for part in parts]) for name, parts in self._rows.items()}
@@ -113,6 +118,11 @@ class ResumeFolder:
         with self._processes.step():
             if self._folder is not None and self._processes.rank == 0:
                 _compare(self._folder, "data", facts)
+
+    def recorded(self) -> dict[str, str]:
+        """Return what was found about the data by earlier runs."""
+        path = None if self._folder is None else self._folder / "data.json"
+        return _read_facts(path) if path is not None and path.exists() else {}
 
     def save_features(self, features: Features) -> None:
         """Keep the features of all samples, which every process has; all of them must call it."""
@@ -168,37 +178,83 @@ def subfolder(folder: str | Path | None, name: str) -> Path | None:
     return None if folder is None else Path(folder) / _slug(name)
 
 
+def _discard_unknown(folder: Path) -> None:
+    """Delete results of which it is not known what they belong to, since a file of facts is lost or damaged."""
+    results = [path for path in folder.glob("*.pt") if path.name == _FEATURES or _ROWS.fullmatch(path.name)]
+    for path in [folder / f"{name}.json" for name in _FACTS] if results else ():
+        try:
+            _read_facts(path)
+        except (FileNotFoundError, ValueError, TypeError) as error:
+            reason = f"cannot be read: {error}" if path.exists() else "is missing"
+            rank_zero_warn(f"All results next to {path} are computed again, since it {reason}.")
+            for own in (*results, *(folder / f"{name}.json" for name in _FACTS)):
+                own.unlink(missing_ok=True)
+            return
+
+
+def _read_facts(path: Path) -> dict[str, str]:
+    """Read a file of facts and check its checksum."""
+    facts = dict(json.loads(path.read_text(encoding="utf-8")))
+    if facts.pop("checksum", None) != _checksum(facts):
+        raise ValueError("its checksum is wrong, so it is damaged or of another program")
+    return facts
+
+
+def _checksum(facts: Mapping[str, str]) -> str:
+    return f"{_hash(json.dumps(dict(facts)).encode()):016x}"
+
+
 def _compare(folder: Path, name: str, facts: Mapping[str, str]) -> None:
     path = folder / f"{name}.json"
     if not path.exists():
-        text = json.dumps(dict(facts), indent=2)
+        text = json.dumps({**facts, "checksum": _checksum(facts)}, indent=2)
         write_file(path, text.encode())
         return
     try:
-        before = dict(json.loads(path.read_text(encoding="utf-8")))
+        before = _read_facts(path)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"Expected the {name} of an evaluation in {path} but it cannot be read: {error}. Pass another folder."
         ) from error
-    names = [key for key in {**before, **facts} if not _is_same(before.get(key), facts.get(key))]
-    if names:
-        pairs = {key: [shorten(fact.get(key, "none"), _MAX_TEXT) for fact in (before, facts)] for key in names}
-        listed = "; ".join(f"{key}: {there} there, {here} here" for key, (there, here) in pairs.items())
+    changed = [key for key in {**before, **facts} if not is_same(before.get(key), facts.get(key))]
+    if changed:
         raise ValueError(
-            f"Expected results of the same model, data and settings in {folder} but they differ. {listed}. "
-            "Go on with what it was started with, or pass another folder."
+            f"Expected results of the same model, data and settings in {folder} but they differ. "
+            f"{_describe_changes(changed, before, facts)}. Go on with what it was started with, or pass another folder."
         )
 
 
-def _is_same(before: str | None, now: str | None) -> bool:
+def _describe_changes(changed: Sequence[str], before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say what differs, with both values; of rows of numbers, only whose they are: of the model, then of attacks.
+
+    They may follow from the other differences, and those of attacks from the model's.
+    """
+    plain = {key: [shorten(facts.get(key, "none"), _MAX_TEXT) for facts in (before, now)] for key in changed}
+    for key in changed:
+        if _read_numbers(before.get(key)) is not None and _read_numbers(now.get(key)) is not None:
+            del plain[key]
+    if plain:
+        return "; ".join(f"{key}: {there} there, {here} here" for key, (there, here) in plain.items())
+    subject = changed[0].partition(": ")[0]
+    own = [key.removeprefix(f"{subject}: ") for key in changed if key.startswith(f"{subject}: ")]
+    return f"{subject} computes something else: {' and '.join(own)} differ"
+
+
+def is_same(before: str | None, now: str | None) -> bool:
     """Compare texts; where both are rows of numbers, which devices compute differently, up to a thousandth."""
-    try:
-        pair = [torch.tensor([float(word) for word in text.split()]) for text in (before or "", now or "")]
-    except ValueError:
-        return before == now
-    if before == now or not pair[0].shape == pair[1].shape != (1,):
+    pair = [_read_numbers(text) for text in (before, now)]
+    if before == now or pair[0] is None or pair[1] is None or pair[0].shape != pair[1].shape:
         return before == now
     return torch.allclose(pair[0], pair[1], rtol=0, atol=1e-3 * pair[0].abs().max().item())
+
+
+def _read_numbers(text: str | None) -> Tensor | None:
+    """Return a row of several numbers, or None for any other text."""
+    words = (text or "").split()
+    try:
+        return torch.tensor([float(word) for word in words]) if len(words) > 1 else None
+    except ValueError:
+        return None
 
 
 def _slug(name: str) -> str:

@@ -133,7 +133,7 @@ def sweep(
     facts |= {"attack_samples": attack_samples, "seed": seed}
     facts |= {"input space": access.input_space, **access.describe()}
     with open_session(model, dataloader, access, facts, device, batch_size, seed, progress, resume) as session:
-        passed = pass_over(dataloader, session, attack_samples, _look)
+        passed = pass_over(dataloader, session, attack_samples, _look, attacks=plan[0])
         if passed.is_interrupted:
             raise KeyboardInterrupt
         meter = SweepMeter(sys.maxsize if attack_samples is None else attack_samples, plan, warm_starts)

@@ -144,8 +144,8 @@ def test_the_worst_case_has_its_name_for_itself():
     assert name_attacks(["cascade"], eps=0.1) == {"cascade": get_attack("cascade", eps=0.1)}
     with pytest.raises(ValueError, match="name of an attack but got 'worst'"):
         name_attacks({"mine": "worst"})
-    for name in ("worst", "final"):
-        match = rf"'pgd' other than '{name}': 'worst' and 'final' are reserved.* Give 'pgd' another name"
+    for name in ("worst", "final", "worst of all", "clean"):
+        match = rf"'pgd' other than '{name}': 'worst', 'final', .* are reserved.* Give 'pgd' another name"
         with pytest.raises(ValueError, match=match):
             name_attacks({name: "pgd"})
 

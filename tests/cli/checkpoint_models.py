@@ -52,8 +52,9 @@ class Anything(nn.Module):
 class Data:
     """What a data module is to the command."""
 
-    def __init__(self, number=40):
+    def __init__(self, number=40, dtype="float32"):
         self.number = number
+        self.dtype = dtype
         self.stages = []
 
     def prepare_data(self):
@@ -65,7 +66,9 @@ class Data:
     def _loader(self, number):
         generator = torch.Generator().manual_seed(0)
         x = torch.rand(number, 2, generator=generator)
-        return DataLoader(TensorDataset(x, (x[:, 0] > 0.5).long() + (x[:, 1] > 0.5).long()), batch_size=16)
+        y = (x[:, 0] > 0.5).long() + (x[:, 1] > 0.5).long()
+        x = x if self.dtype == "float32" else (255 * x).to(getattr(torch, self.dtype))
+        return DataLoader(TensorDataset(x, y), batch_size=16)
 
     def test_dataloader(self):
         self.stages.append("test_dataloader")
@@ -75,6 +78,14 @@ class Data:
         return self._loader(self.number // 2)
 
 
+class Whole(Net):
+    """Takes pixels in bytes."""
+
+    def forward(self, x):
+        return super().forward(x / 255)
+
+
+make_whole = partial(Whole, width=4)
 make_net = partial(Net, width=5)
 make_interrupted = partial(Raising, KeyboardInterrupt())
 make_fragile = partial(Raising, RuntimeError("out of order"))

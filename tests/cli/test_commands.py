@@ -166,7 +166,6 @@ def test_configuration_of_a_script_with_fixed_classes(checkpoint, form):
     assert report_of("compare", text, *DATA).reports["a"].metrics["samples"] == 12
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_checkpoint_with_code_in_the_current_directory(capsys):
     """End to end: what Lightning would have imported is not, and what is pickled is refused unless it is trusted."""
     Path("evil_module_of_the_command.py").write_text("open('executed', 'w')\nclass Thing:\n    pass\n")
@@ -261,7 +260,6 @@ def test_what_is_not_installed_is_named(monkeypatch, capsys):
     assert 'pip install "lightning-robustness[cli]"' in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as")
 def test_failed_evaluation_exits_with_1(capsys):
     arguments = ["evaluate", "--model", f"{HERE}:make_fragile", *DATA]
     assert cli.main(arguments) == 1
@@ -276,7 +274,7 @@ def test_failed_evaluation_exits_with_1(capsys):
     assert "Traceback" in ended(capsys, "--traceback", *wrong)
 
 
-@pytest.mark.filterwarnings("ignore:The samples were predicted as", "ignore:The .* was interrupted")
+@pytest.mark.filterwarnings("ignore:The .* was interrupted")
 def test_interruption_exits_with_130_and_writes_what_there_is(checkpoint, monkeypatch, capsys):
     report = report_of("evaluate", f"--model {HERE}:make_interrupted --attacks pgd", *DATA, code=130)
     assert report.interrupted == "the Fisher information"
@@ -343,12 +341,11 @@ def test_reports_know_checkpoint_and_command(checkpoint):
     assert provenance["command"].startswith("lightning-robustness sweep")
 
 
-@pytest.mark.filterwarnings("ignore:Only one class was predicted")
 def test_compare_sorts_at_a_budget(checkpoint, capsys):
     models = ["--models", f"loaded={HERE}:Net@net.pt", f"fresh={HERE}:make_net", *DATA]
     text = "--attacks fgsm --budgets 2/255 4/255 8/255 --html c.html --rank_budget"
     report = report_of("compare", f"{text} 8/255", *models)
-    assert report.budget == 8 / 255
+    assert report.rank_budget == 8 / 255
     assert report.reports["loaded"].provenance["checkpoint"] == "net.pt"
     assert report.reports["fresh"].provenance["checkpoint"] == "none"
     assert hashlib.sha256(Path("net.pt").read_bytes()).hexdigest() in Path("c.html").read_text()
@@ -379,6 +376,47 @@ def test_remedies_name_the_options_of_the_command(checkpoint, monkeypatch, capsy
 
     monkeypatch.setattr(commands, "evaluate", wraps(evaluate)(fail))
     assert f"On the command line: {flags}\n" in ended(capsys, "evaluate", *MODEL, *DATA)
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ("--budgets 1e-30 0.1", "--budgets"),
+        ("--budgets 0.2 0.1", "--budgets"),
+        ("--budgets 0.1 2", "--input_space.low, --input_space.high, --budgets"),
+        ("--budgets 0.1 --attacks cw", "--attacks"),
+    ],
+)
+def test_a_wrong_budget_of_a_sweep_is_one_of_budgets(checkpoint, capsys, options, flags):
+    error = ended(capsys, "sweep", *MODEL, *DATA, *options.split())
+    assert error.partition("On the command line: ")[2].strip() == flags
+
+
+def test_warnings_name_the_options_of_the_command(checkpoint):
+    command = [sys.executable, "-m", "lightning_robustness", "evaluate", *DATA]
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    command += ["--model", f"{HERE}:make_whole", "--attacks", "--fim_samples", "4", "--data_args", "{dtype: uint8}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    warning = " ".join(done.stderr.split())
+    assert "Inputs are integers" in warning
+    assert "On the command line: --embed_fn package.module:function, --input_space.high 255" in warning
+    done = subprocess.run([*command, "--input_space.high", "255"], capture_output=True, text=True, env=environment)
+    assert "Inputs are integers" not in done.stderr
+    assert "Fisher information" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"), [("25.5/255", 0.1), ("8/255", 8 / 255), ("8 / 255", 8 / 255), ("1e-1", 0.1)]
+)
+def test_budgets_are_numbers_or_fractions(checkpoint, text, budget):
+    arguments = ["--eps", text, "--attacks", "fgsm", "--attack_samples", "8", "--fim_samples", "0"]
+    report = report_of("evaluate", "", *MODEL, *DATA, *arguments)
+    assert report.threat_model.attacks["fgsm"].budgets == {"linf": budget}
+
+
+@pytest.mark.parametrize("text", ["8/", "/255", "1/2/3", "8/0", "much"])
+def test_texts_that_are_no_budgets(checkpoint, capsys, text):
+    assert f"a budget such as 0.1 or 8/255 but got {text!r}" in ended(capsys, "evaluate", *MODEL, *DATA, "--eps", text)
 
 
 def test_a_remedy_of_the_command_line_works(checkpoint, capsys, monkeypatch):

@@ -41,10 +41,10 @@ def test_robust_network_ranks_above_the_natural_one(digits, digits_network, robu
     assert report.budgets == pytest.approx([number / 100 for number in range(1, 21)])
     assert report.reports["robust"].decision_space.attack == "pgd, $\\epsilon$ = 0.11"
     assert report.concordance > 0.9
-    for key in ("cmmr", "adv_acc", "fim"):
+    for key in ("cmmr", "mean_robust_accuracy", "fim"):
         assert report.ranks[key] == {"natural": 2, "robust": 1}, key
     assert report.scores["robust"] > report.scores["natural"] + 0.01
-    assert report.adversarial_accuracy["robust"] > report.adversarial_accuracy["natural"] + 0.1
+    assert report.mean_robust_accuracy["robust"] > report.mean_robust_accuracy["natural"] + 0.1
 
 
 def test_reports_take_the_place_of_models(loader, digits_network, robust_digits_network):
@@ -67,7 +67,7 @@ def test_weights_are_handed_on():
 def test_budgets_of_l2_may_have_any_size(loader, digits_network):
     options = {"norm": "l2", "strength": "fast", "fim_samples": 0, "progress": False}
     report = compare({"a": digits_network}, loader, ["pgd"], [4 / 255, 8 / 255, 0.5], **options)
-    assert report.budget == 8 / 255
+    assert report.rank_budget == 8 / 255
 
 
 def test_attacks_may_start_anew_at_each_budget(loader, digits_network):
@@ -207,7 +207,7 @@ def test_model_that_is_always_wrong_is_left_out(loader, digits_network):
 def test_comparison_knows_where_it_comes_from(loader, digits_network, monkeypatch):
     monkeypatch.setattr(session, "describe_run", lambda device: {"machine": f"the {device} of the model"})
     report = compare({"a": digits_network}, loader, **OPTIONS, rank_budget=0.1, seed=3)
-    assert report.budget == 0.1
+    assert report.rank_budget == 0.1
     expected = {"data": "list", "seed": "3", "machine": "the cpu of the model"}
     assert report.reports["a"].provenance == expected
     assert expected.items() <= report.provenance.items()

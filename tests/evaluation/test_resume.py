@@ -1,6 +1,8 @@
 import math
+import re
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._processes import Processes, write_file
-from lightning_robustness.attacks import PGD
+from lightning_robustness.attacks import PGD, Cascade
 from lightning_robustness.evaluation import compare, evaluate, sweep
 from lightning_robustness.evaluation.resume import (
     ResumeFolder,
@@ -19,6 +21,7 @@ from lightning_robustness.evaluation.resume import (
     fingerprint_weights,
 )
 from tests.evaluation.distributed_evaluation import EPS, make_data, make_network, without_times
+from tests.processes import run_in_a_process
 
 
 class Passes:
@@ -124,8 +127,9 @@ def test_results_of_a_model_that_computes_something_else_are_refused(tmp_path, r
     before = {"scale": times(8.0)} | before
     run(tmp_path, Switched(**before))
     run(tmp_path, Switched(**before))
-    with pytest.raises(ValueError, match=r"outputs of the first samples: .* there, .* here"):
+    with pytest.raises(ValueError, match=r"the model computes something else: outputs of the first samples") as error:
         run(tmp_path, Switched(**before | after))
+    assert not re.search(r"\d\.\d", str(error.value).replace(str(tmp_path), ""))  # numbers would not help
 
 
 class StraightThrough(nn.Module):
@@ -145,8 +149,101 @@ class StraightThrough(nn.Module):
 def test_results_of_a_model_with_other_gradients_are_refused(tmp_path, run):
     expected = without_times(run(tmp_path / "masked", StraightThrough(passes_gradients=False)))
     assert without_times(run(tmp_path / "masked", StraightThrough(passes_gradients=False))) == expected
-    with pytest.raises(ValueError, match=r"differ. gradients of the first samples: 0 0 .* there, .* here"):
+    with pytest.raises(ValueError, match=r"the model computes something else: gradients of the first"):
         run(tmp_path / "masked", StraightThrough(passes_gradients=True))
+
+
+def step(eps=EPS, steps=1, is_random=False):
+    """An attack that settings do not describe: its budget and its steps are in a closure."""
+
+    def attack(model, x, y):
+        start = x + torch.empty_like(x).uniform_(-eps, eps) if is_random else x
+        x_adv = start.clone()
+        for _ in range(steps):
+            x_adv = x_adv.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x_adv), y), x_adv)
+            x_adv = torch.minimum(torch.maximum(x_adv + eps / 4 * gradient.sign(), x - eps), x + eps).clamp(0, 1)
+        return x_adv.detach()
+
+    return attack
+
+
+class StepAttack:
+    """An attack that holds its budget, and how often it was called."""
+
+    def __init__(self, eps):
+        self.eps = eps
+        self.calls = 0
+
+    def __call__(self, model, x, y):
+        self.calls += 1
+        return step(self.eps, steps=4)(model, x, y)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda: step(EPS), lambda: step(EPS / 2)),
+        (lambda: step(steps=1, is_random=True), lambda: step(steps=8, is_random=True)),
+        (lambda: StepAttack(EPS), lambda: StepAttack(2 * EPS)),
+        (lambda: Cascade(attacks=(step(EPS),)), lambda: Cascade(attacks=(step(EPS / 2),))),
+    ],
+    ids=["closure", "steps", "object", "member"],
+)
+def test_results_of_an_attack_that_does_something_else_are_refused(tmp_path, before, after):
+    expected = evaluate_some(tmp_path, attacks={"mine": before()})
+    assert evaluate_some(tmp_path, attacks={"mine": before()}).outcomes == expected.outcomes
+    with pytest.raises(ValueError, match=r"the attack mine computes something else: .* pass another folder"):
+        evaluate_some(tmp_path, attacks={"mine": after()})
+    evaluate_some(tmp_path / "other", attacks={"mine": after()})
+
+
+def test_a_sweep_by_an_attack_that_does_something_else_is_refused(tmp_path):
+    def run(steps):
+        attack = StepAttack(EPS)
+        attack.__class__ = type(
+            "StepAttack", (StepAttack,), {"__call__": lambda self, *batch: step(EPS, steps)(*batch)}
+        )
+        loader = DataLoader(make_data(), batch_size=8)
+        evaluate(make_network(), loader, (), sweep_budgets=[EPS], sweep_attacks={"mine": attack}, **options)
+
+    options = {"resume": tmp_path, "progress": False, "fim_samples": 0, "attack_samples": 12}
+    run(steps=1)
+    run(steps=1)
+    with pytest.raises(ValueError, match="the attack mine in the sweep computes something else"):
+        run(steps=4)
+
+
+def evaluate_elsewhere(folder):
+    return evaluate_some(folder, attacks={"mine": step(steps=4, is_random=True)}).outcomes
+
+
+def evaluate_in_each(rank, folder):
+    return evaluate_elsewhere(folder)
+
+
+def test_an_attack_resumes_in_another_process(tmp_path):
+    assert run_in_a_process(evaluate_elsewhere, tmp_path) == 0
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    evaluate_elsewhere(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == written
+
+
+def test_an_attack_resumes_in_another_number_of_processes(tmp_path, two_processes):
+    expected = evaluate_elsewhere(tmp_path / "alone")
+    assert two_processes(evaluate_in_each, tmp_path / "alone") == [expected] * 2
+    first, second = two_processes(evaluate_in_each, tmp_path / "together")
+    assert first == second == evaluate_elsewhere(tmp_path / "together")
+
+
+def test_an_attack_that_never_does_the_same_is_resumed(tmp_path):
+    generator = torch.Generator().manual_seed(0)  # which only the attack knows
+
+    def attack(model, x, y):
+        return (x + EPS * torch.randn(x.shape, generator=generator, dtype=x.dtype)).clamp(0, 1)
+
+    expected = without_times(evaluate_some(tmp_path, attacks={"mine": attack}))
+    assert without_times(evaluate_some(tmp_path, attacks={"mine": attack})) == expected
 
 
 class InNumPy(nn.Module):
@@ -190,9 +287,47 @@ def test_damaged_and_lost_files_are_measured_again(tmp_path):
         path.unlink()
         assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
         assert path.exists()
-    (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"settings .*cannot be read"):
+
+
+def flip(path, place, bit=4):
+    content = path.read_bytes()
+    place %= len(content)
+    path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+
+
+@pytest.mark.parametrize("name", ["settings.json", "data.json"])
+@pytest.mark.parametrize(
+    "damage", [*(lambda path, place=place: flip(path, place) for place in (10, 60, 200, -80, -20)), Path.unlink]
+)
+def test_results_without_facts_are_measured_again(tmp_path, name, damage):
+    expected = without_times(evaluate_some(tmp_path, batch_size=5))
+    (tmp_path / "mine.pt").touch()  # not a result
+    damage(tmp_path / name)
+    with (
+        pytest.warns(UserWarning, match=rf"{name} are computed again"),
+        pytest.warns(UserWarning, match="mine.pt cannot"),
+    ):
+        assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
+    (tmp_path / "mine.pt").unlink()
+    assert without_times(evaluate_some(tmp_path, batch_size=5)) == expected
+
+
+@pytest.mark.parametrize("name", ["settings.json", "data.json"])
+def test_without_facts_another_model_is_measured_anew(tmp_path, name):
+    evaluate_some(tmp_path, Switched())
+    (tmp_path / name).unlink()
+    other = Switched(activation=nn.Softsign(), is_reversed=True)
+    with pytest.warns(UserWarning, match=rf"{name} are computed again"):
+        found = without_times(evaluate_some(tmp_path, other))
+    assert found == without_times(evaluate_some(tmp_path / "other", other))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"editor.tabSize": 4}'])
+def test_files_of_another_program_are_left_alone(tmp_path, text):
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(ValueError, match=r"settings.json .*cannot be read: .*Pass another folder"):
         evaluate_some(tmp_path)
+    assert (tmp_path / "settings.json").read_text() == text
 
 
 def test_samples_that_were_written_twice_count_once(tmp_path):
@@ -317,15 +452,18 @@ def test_a_report_survives_a_write_that_fails(tmp_path, monkeypatch):
 
 
 def test_every_flipped_bit_is_found(tmp_path):
-    ResumeFolder(tmp_path, Processes()).save("pgd", Rows(torch.arange(4), {"l2": torch.rand(4)}))
+    folder = ResumeFolder(tmp_path, Processes())
+    folder.open({})
+    folder.check({})
+    folder.save("pgd", Rows(torch.arange(4), {"l2": torch.rand(4)}))
     (path,) = tmp_path.glob("*.pt")
     content = path.read_bytes()
     for place in range(0, len(content), 97):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        flip(path, place)
         again = ResumeFolder(tmp_path, Processes())
         with pytest.warns(UserWarning, match="computed again.*damaged"):
             again.open({})
         assert not again.rows("pgd")
-    path.write_bytes(content)
+        path.write_bytes(content)
     again.open({})
     assert len(again.rows("pgd")[0]) == 4

@@ -159,9 +159,14 @@ def test_settings_say_what_was_run():
 
 def test_budgets_must_increase_inputs_have_labels_and_be_in_the_range_and_logits_be_finite():
     x, y = torch.rand(4, 2), torch.zeros(4, dtype=torch.long)
-    for budgets in ([0.1, 0.1], [0.0, 0.1]):
-        with pytest.raises(ValueError, match="`budgets`"):
+    for budgets in ([0.1, 0.1], [0.0, 0.1], [1e-30, 0.1]):
+        with pytest.raises(ValueError, match="`budgets`") as error:
             sweep(linear(), [], budgets=budgets)
+        assert "attacks=()" not in str(error.value)  # which a sweep refuses
+    with pytest.raises(ValueError, match=r"`budgets`.*1e-30.*Pass larger ones"):
+        compare({"a": linear()}, [], budgets=[1e-30, 0.1])
+    with pytest.raises(ValueError, match=r"`sweep_budgets`.*1e-30"):
+        evaluate(linear(), [], (), sweep_budgets=[1e-30, 0.1])
     with pytest.raises(ValueError, match=r"\[0.0, 1.0\] but observed"):
         sweep(linear(), [(x + 1, y)], progress=False)
     model = linear()

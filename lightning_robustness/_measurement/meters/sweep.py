@@ -20,7 +20,7 @@ from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import PGD, Attack, Budget, Cascade, budget_of
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
 from lightning_robustness.attacks._steps import as_column
-from lightning_robustness.attacks.attack import Norm, check_budgets, perturb
+from lightning_robustness.attacks.attack import Norm, check_budgets, check_size, perturb
 from lightning_robustness.attacks.registry import Strength
 from lightning_robustness.functional._image_quality import image_quality
 from lightning_robustness.input_space import InputSpace, check_input_space
@@ -46,6 +46,13 @@ def plan_sweep(
         raise ValueError(
             f"Expected argument `{prefix}budgets` to hold positive, increasing numbers but got {list(budgets)}."
         )
+    try:
+        check_size(budgets[0])
+    except ValueError as error:
+        raise ValueError(
+            f"Expected argument `{prefix}budgets` to hold budgets that can change an input in single precision but got "
+            f"{budgets[0]}. Pass larger ones, such as {list(SWEEP_BUDGETS[4::5])}."
+        ) from error
     argument = f"{prefix}attacks"
     attacks = list_attacks(attacks, argument)
     if len(attacks) == 0:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 # Models are ranked by clean accuracy as well, though it says nothing about robustness
 _HEADLINES = (
-    Key("robust_acc", "attacks", "robust accuracy", "share", True, None, "the sweep's worst case at one budget"),
-    Key("adv_acc", "attacks", "adversarial accuracy", "share", True, None, "mean of the sweep's worst case"),
+    Key("robust_accuracy", "attacks", "robust accuracy", "share", True, None, "the sweep's worst case at one budget"),
+    Key("mean_robust_accuracy", "attacks", "mean robust accuracy", "share", True, None, "its mean over the budgets"),
     Key("cmmr", "run", "CMMR", "", True, None, "composite score of the sweep"),
     replace(get_key("acc"), label="clean accuracy", higher_is_better=True),
 )
@@ -57,7 +57,7 @@ class ComparisonReport(Report):
         missing: Models that an interrupted run did not reach.
         left_out: Models that classify no sample correctly, so that there is nothing to attack.
         failed: Errors of models that could not be measured.
-        budget: The budget of the sweep that models are sorted by; by default the middle one.
+        rank_budget: The budget of the sweep that models are sorted by; by default the middle one.
         provenance: Where the report comes from: time, versions, machine; from the command also the command line.
 
     Raises:
@@ -74,7 +74,7 @@ class ComparisonReport(Report):
     missing: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    budget: float | None = None
+    rank_budget: float | None = None
     provenance: dict[str, str] = field(default_factory=dict)
 
     title = "Robustness of several models"
@@ -86,13 +86,13 @@ class ComparisonReport(Report):
         self._sweeps = check_reports(self.reports)
         self._first = next(iter(self._sweeps.values()))
         self.attacks, self.budgets = self._first.attacks, self._first.budgets
-        self.budget = check_budget(self.budget, self.budgets)
-        self._column = self.budgets.index(self.budget)  # budgets of models may differ by rounding
+        self.rank_budget = check_budget(self.rank_budget, self.budgets)
+        self._column = self.budgets.index(self.rank_budget)  # budgets of models may differ by rounding
         self._result = self._score()
 
     @cached_property
     def robust_accuracy(self) -> dict[str, float]:
-        """Accuracy of each model under the worst of the attacks at ``budget``."""
+        """Accuracy of each model under the worst of the attacks at ``rank_budget``."""
         return {name: share.value for name, share in self._shares.items()}
 
     @cached_property
@@ -122,7 +122,7 @@ class ComparisonReport(Report):
         return dict(zip(SWEEP_METRICS, self._result.weights.tolist(), strict=True))
 
     @cached_property
-    def adversarial_accuracy(self) -> dict[str, float]:
+    def mean_robust_accuracy(self) -> dict[str, float]:
         """Accuracy of each model under the worst of the attacks, averaged over the budgets."""
         return {name: math.fsum(sweep.worst) / len(sweep.budgets) for name, sweep in self._sweeps.items()}
 
@@ -134,9 +134,9 @@ class ComparisonReport(Report):
 
     @cached_property
     def correlations(self) -> dict[str, dict[str, float]]:
-        """Pearson, Spearman and Kendall correlation of attack-free metrics with adversarial accuracy, over models."""
+        """Pearson, Spearman and Kendall correlation of attack-free metrics with mean robust accuracy, over models."""
         return {
-            name: correlate(self._values(name), self.adversarial_accuracy)
+            name: correlate(self._values(name), self.mean_robust_accuracy)
             for name in self._metrics()
             if name in attack_free_metrics()
         }
@@ -171,7 +171,7 @@ class ComparisonReport(Report):
 
     @cached_property
     def differences(self) -> dict[str, list[float]]:
-        """Robust accuracy at ``budget`` less the best model's, with its 95 % interval; by pairs if possible."""
+        """Robust accuracy at ``rank_budget`` less the best model's, with its 95 % interval; by pairs if possible."""
         outcomes, (best, *others) = self._outcomes(), self._order()
         return {name: list(rival(outcomes[best], outcomes[name])[:3]) for name in others if outcomes}
 
@@ -200,12 +200,12 @@ class ComparisonReport(Report):
 
     @cached_property
     def _shares(self) -> dict[str, Share]:
-        """Accuracy of each model under the worst of the attacks at ``budget``, with its interval."""
+        """Accuracy of each model under the worst of the attacks at ``rank_budget``, with its interval."""
         return {name: sweep.robust_accuracy(sweep.budgets[self._column]) for name, sweep in self._sweeps.items()}
 
     def _order(self) -> list[str]:
         """Return the names of the models, the most robust first."""
-        return sorted(self.reports, key=lambda name: (self.ranks["robust_acc"][name], name))
+        return sorted(self.reports, key=lambda name: (self.ranks["robust_accuracy"][name], name))
 
     @property
     @override
@@ -239,7 +239,7 @@ class ComparisonReport(Report):
             "Composite metric M, for every attack and budget": figures.composite_map(self.budgets, self.composite),
         }
         if self.correlations and len(self.reports) > 1:
-            drawn["Attack-free metrics against adversarial accuracy"] = self._plot_correlations()
+            drawn["Attack-free metrics against mean robust accuracy"] = self._plot_correlations()
         for name, report in self.reports.items():
             if report.decision_space is not None:
                 drawn[f"Decision space of {name}: embeddings of the samples"] = report.decision_space.plot()
@@ -261,13 +261,13 @@ class ComparisonReport(Report):
         shares = {name: [sweep.robust_accuracy(size) for size in (0.0, *sweep.budgets)] for name, sweep in sweeps}
         lines = {name: [share.value for share in own] for name, own in shares.items()}
         bands = {name: ([share.low for share in own], [share.high for share in own]) for name, own in shares.items()}
-        return figures.curves(budgets, lines, "robust accuracy", self._first._scale, bands, mark=self.budget)
+        return figures.curves(budgets, lines, "robust accuracy", self._first._scale, bands, mark=self.rank_budget)
 
     def _plot_correlations(self) -> "Figure":
         series = {
             get_key(name).axis_label: (self._values(name), row["pearson"]) for name, row in self.correlations.items()
         }
-        return figures.scatter(series, self.adversarial_accuracy)
+        return figures.scatter(series, self.mean_robust_accuracy)
 
     @override
     def _records(self) -> list[dict[str, Any]]:
@@ -308,9 +308,8 @@ class ComparisonReport(Report):
         return {name: key for name, key in known.items() if not any(map(math.isnan, self._values(name).values()))}
 
     def _values(self, key: str) -> dict[str, float]:
-        computed = {"robust_acc": self.robust_accuracy, "cmmr": self.scores, "adv_acc": self.adversarial_accuracy}
-        if key in computed:
-            return computed[key]
+        if key in ("robust_accuracy", "mean_robust_accuracy", "cmmr"):
+            return cast(dict[str, float], getattr(self, {"cmmr": "scores"}.get(key, key)))
         return {name: report.metrics.get(key, math.nan) for name, report in self.reports.items()}
 
     _derived = tuple(

@@ -101,7 +101,7 @@ def comparison_tables(report: "ComparisonReport") -> list[Table]:
             folded=True,
         ),
         Table(
-            "Correlation of attack-free metrics with adversarial accuracy",
+            "Correlation of attack-free metrics with mean robust accuracy",
             ["metric", "more robust", "Pearson", "Spearman", "Kendall", "models"],
             [[*described[name], *row.values(), len(reports)] for name, row in report.correlations.items()],
         ),
@@ -119,8 +119,9 @@ def comparison_tables(report: "ComparisonReport") -> list[Table]:
 def _models(report: "ComparisonReport") -> Table:
     """Make the table of models, with the difference of each to the best."""
     clean = {name: sweep.clean_accuracy for name, sweep in report._sweeps.items()}
-    columns = {"mean over budgets": report.adversarial_accuracy, "clean": clean, "CMMR": report.scores}
-    header = ["model", f"robust at {report._budget_text}", "95 % from", "to", "less the best", "from", "to", *columns]
+    columns = {"mean robust accuracy": report.mean_robust_accuracy, "clean": clean, "CMMR": report.scores}
+    header = ["model", f"robust at {report._budget_text}", "95 % from", "95 % to"]
+    header += ["difference to the best", "difference from", "difference to", *columns]
     rows: list[list[Cell]] = [
         [name, *share[:3], *report.differences.get(name, [math.nan] * 3), *(own[name] for own in columns.values())]
         for name, share in ((name, report._shares[name]) for name in report._order())
@@ -128,7 +129,10 @@ def _models(report: "ComparisonReport") -> Table:
     ordered = sorted(report.weights.items(), key=lambda item: -item[1])
     listed = ", ".join(f"{METRIC_LABELS[metric]} {weight:.2f}" for metric, weight in ordered)
     weighted = f"CMMR weighs metrics {_WEIGHTINGS[report.weighting]}, not by how much they matter: {listed}."
-    pairs = "Differences to the best have the 95 % interval of the paired test."
+    pairs = (
+        "The mean is over the budgets. Differences are in robust accuracy: negative where the best model is more "
+        "robust, with the 95 % interval of the paired test."
+    )
     if report.ties:
         header.append("tied")
         for row in rows:

@@ -88,8 +88,7 @@ class RobustnessReport(Report):
     def verdict(self) -> str:
         parts = [self._robustness]
         if self.signs:
-            names = ", ".join(sign.name for sign in self.signs)
-            parts.append(f"signs of masked gradients ({names}), so the true value is lower")
+            parts.append(f"signs of masked gradients ({self._sign_names}), so the true value may be lower")
         elif self.metrics.get("masking") == 0:
             parts.append("no signs of masked gradients")
         elif self.rates or self.sweep is not None:
@@ -97,6 +96,11 @@ class RobustnessReport(Report):
         if self.interrupted is not None:
             parts.append(f"interrupted while measuring {self.interrupted}")
         return f"{'; '.join(parts)}."
+
+    @property
+    def _sign_names(self) -> str:
+        """Names of the signs, each once though several attacks may show it."""
+        return ", ".join(dict.fromkeys(sign.name for sign in self.signs))
 
     @property
     def _robustness(self) -> str:
@@ -191,8 +195,8 @@ class RobustnessReport(Report):
         if self.interrupted is not None:
             notes.append(f"The run was interrupted while it measured {self.interrupted}: this report is incomplete.")
         if self.signs:
-            names = ", ".join(sign.name for sign in self.signs)
-            notes.append(f"Gradients seem to be masked ({names}), so success rates are too low and distances too high.")
+            text = f"Gradients seem to be masked ({self._sign_names})"
+            notes.append(f"{text}, so success rates may be too low and distances too high.")
         if "worst" in self.rates and any(rate["asr"] > self.rates["worst"]["asr"] for rate in self.rates.values()):
             notes.append("'worst' counts an attack without a budget only where it stays within the others' budget.")
         kind = self.settings.get("outputs", "")
@@ -225,17 +229,18 @@ class RobustnessReport(Report):
         return Table("Robustness", ["metric", "value", "more robust"], rows)
 
     def _attacks(self) -> Table:
-        header = ["attack", "success rate", "95 % from", "to", "accuracy", "l2 distortion", "attacked", "of"]
+        header = ["attack", "success rate", "95 % from", "to", "accuracy", "l2 distortion", "right before", "of"]
         names = ("asr", "asr_low", "asr_high", "adv_acc", "distortion")
         rows: list[list[Any]] = [
             [name, *(rate[part] for part in names), int(rate["correct"]), int(rate["count"])]
             for name, rate in self.rates.items()
         ]
         own = [rate for name, rate in self.rates.items() if name != "worst"]
-        if len(own) > 1:
+        budgets = [facts.budgets for facts in self.threat_model.attacks.values()]
+        if len(own) > 1 and all(other == budgets[0] for other in budgets):
             asr, adv_acc = (math.fsum(rate[name] for rate in own) / len(own) for name in ("asr", "adv_acc"))
             rows.append(["mean of the attacks", asr, "", "", adv_acc, "", "", ""])
-        return Table("Attacks", header, rows)
+        return Table("Attacks", header, rows, note="Samples that are wrong before an attack count as wrong without it.")
 
     def _classes(self) -> Table:
         """Make a table of classes, the least robust first, if there are many not of all."""

@@ -13,7 +13,7 @@ from tests.evaluation.reports.reports import ATTACKS, EPS, make_report, make_swe
 
 METRICS = ("accuracy", "ssim", "psnr", "mse", "ald2")
 BENEFIT = (True, True, True, False, False)
-SCATTER = "Attack-free metrics against adversarial accuracy"
+SCATTER = "Attack-free metrics against mean robust accuracy"
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_validation_equals_scipy(reports):
 def test_correlations_equal_scipy(reports):
     report = ComparisonReport(reports)
     accuracy = [np.mean(r.sweep.worst) for r in reports.values()]
-    assert list(report.adversarial_accuracy.values()) == pytest.approx(accuracy)
+    assert list(report.mean_robust_accuracy.values()) == pytest.approx(accuracy)
     assert list(report.correlations) == ["rdi", "roby", "fim", "lipschitz"]
     for key, row in report.correlations.items():
         values = [r.metrics[key] for r in reports.values()]
@@ -79,7 +79,7 @@ def test_ranks_follow_the_direction_of_each_metric(reports):
     assert report.ranks["fim"] == {"a": 2, "b": 2, "c": 1, "d": 4}  # rounding makes no difference
     order = sorted(report.scores, key=report.scores.get, reverse=True)
     assert [report.ranks["cmmr"][name] for name in order] == [1, 2, 3, 4]
-    assert list(report.ranks)[:4] == ["robust_acc", "adv_acc", "cmmr", "acc"]
+    assert list(report.ranks)[:4] == ["robust_accuracy", "mean_robust_accuracy", "cmmr", "acc"]
     models, ranks = report.tables()[2].header[1:], {row[0]: row[1:] for row in report.tables()[2].rows}
     assert dict(zip(models, ranks["RDI"], strict=True)) == report.ranks["rdi"]
 
@@ -234,7 +234,7 @@ def compared(**options):
 
 def test_models_are_sorted_by_robust_accuracy_at_a_budget():
     report = compared()
-    assert report.budget == 0.2
+    assert report.rank_budget == 0.2
     assert report.robust_accuracy == {"a": 0.5, "b": 0.7, "c": 0.1}
     assert [row[0] for row in report.tables()[0].rows] == ["b", "a", "c"]
     first, second = "70.0 % robust accuracy (60-78 %, n = 100), 90.0 % clean", "50.0 % (40-60 %, n = 100)"
@@ -243,13 +243,13 @@ def test_models_are_sorted_by_robust_accuracy_at_a_budget():
     note = report.tables()[0].note
     assert note.startswith("CMMR weighs metrics by how much they vary (entropy method), not by how much they matter: ")
     assert all(f" {weight:.2f}" in note for weight in report.weights.values())
-    other = compared(budget=0.1, missing=["d"])
+    other = compared(rank_budget=0.1, missing=["d"])
     assert [row[0] for row in other.tables()[0].rows] == ["c", "b", "a"]
     assert other.tables()[0].header[1] == "robust at 0.1"
     assert other.verdict.endswith("; interrupted, without d.")
-    assert ComparisonReport.from_dict(other.to_dict()).budget == 0.1
+    assert ComparisonReport.from_dict(other.to_dict()).rank_budget == 0.1
     with pytest.raises(ValueError, match=r"`rank_budget`.* 0.1, 0.2, 0.3, .* 0.15"):
-        compared(budget=0.15)
+        compared(rank_budget=0.15)
 
 
 def test_budgets_may_differ_by_rounding():
@@ -259,7 +259,11 @@ def test_budgets_may_differ_by_rounding():
     report = ComparisonReport({"a": reports["a"], "b": rounded})
     assert str(report) == str(expected)
     assert report.to_html() == expected.to_html()
-    assert ComparisonReport({"b": rounded, "a": reports["a"]}, budget=0.2).budget == rounded.sweep.budgets[1] != 0.2
+    assert (
+        ComparisonReport({"b": rounded, "a": reports["a"]}, rank_budget=0.2).rank_budget
+        == rounded.sweep.budgets[1]
+        != 0.2
+    )
 
 
 def test_models_that_are_tied_are_marked():
@@ -271,3 +275,9 @@ def test_models_that_are_tied_are_marked():
     assert "" not in table.header
     assert {row[0]: row[table.header.index("tied")] for row in table.rows} == {"a": "", "b": "yes", "c": ""}
     assert "tied" not in compared().tables()[0].header
+    columns = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    assert len(columns[0]) == len(table.header)  # no two columns have one name
+    difference = [columns[2][f"difference {end}"] for end in ("to the best", "from", "to")]
+    assert columns[2]["model"] == "c"
+    assert difference == ComparisonReport(reports).differences["c"]
+    assert difference[0] == -0.5
