@@ -28,6 +28,8 @@ OUTPUT_WARNINGS = {
 _COLLAPSED = 1e-6
 # Largest log of the sum of probabilities, which rounding moves away from 0
 _NORMALIZED, _NORMALIZED_IN_HALF = 1e-3, 3e-2
+# Distance from the largest logit, or the size of that if larger, beyond which logits hardly count
+_REACH = 100.0
 OUTPUT = "output"
 _MARGINS = ("y", "right", "margin")
 
@@ -143,10 +145,16 @@ class FeaturePass:
 
 
 def summarize(logits: Tensor) -> Tensor:
-    """Return three numbers per sample that tell outputs apart: largest logit, a mixture of all, log-sum-exp."""
+    """Return three numbers per sample that tell outputs apart: largest logit, a mixture of all, log-sum-exp.
+
+    Logits far below the largest saturate: next to the -1e9 of a masked class, all others would be lost in rounding.
+    """
     z = logits.to(at_least_float32(logits.dtype))
     weights = torch.arange(1, z.shape[1] + 1, device=z.device).to(z.dtype).cos()
-    return torch.stack([z.amax(dim=1), (z * weights / weights.norm()).sum(dim=1), z.logsumexp(dim=1)], dim=1)
+    largest, log_sum = z.amax(dim=1, keepdim=True), z.logsumexp(dim=1)
+    reach = largest.abs().clamp(min=_REACH)
+    z = torch.maximum(z, largest - reach) - reach * (1 - reach / (largest - z).clamp(min=reach))
+    return torch.stack([largest.squeeze(1), (z * weights / weights.norm()).sum(dim=1), log_sum], dim=1)
 
 
 def _kind(extents: list[tuple[Tensor, bool] | None], num_samples: int) -> str:

@@ -24,6 +24,8 @@ from lightning_robustness.input_space import check_normalized
 
 # Logits that are smaller differ by the rounding of activations, whose size is about 1
 _SMALLEST = 1e-4
+# Least size, relative to the mixture of logits, of what may differ between samples: rounding is much smaller
+_CONSTANT_SHARE = 1e-3
 
 
 class Found(NamedTuple):
@@ -144,8 +146,11 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
         labelled = Rows(samples.positions, {"y": samples.y})
         if not are_of_same_samples(labelled, outputs):
             return 0.0
-    # The mixture may cancel, and so may the largest one of log-probabilities; the log of a sum is about log(K)
-    size = torch.maximum(expected[:, :2].abs().amax(), expected.new_tensor([_SMALLEST, _SMALLEST, 1.0]))
+    # The mixture may cancel, and so may the largest one of log-probabilities; the log of a sum is about log(K). Masked
+    # classes move the mixture by a constant, which would hide differences
+    spread = expected[:, 1].amax() - expected[:, 1].amin()
+    sizes = torch.stack([expected[:, 0].abs().amax(), spread, _CONSTANT_SHARE * expected[:, 1].abs().amax()])
+    size = torch.maximum(sizes.amax(), expected.new_tensor([_SMALLEST, _SMALLEST, 1.0]))
     difference = ((own[OUTPUT] - expected).abs() / size).max().item()
     few = -(-min(len(own), subject.batch_size) // 8)  # many batches are many draws
     again = outputs_of(subject, samples, few, seed=subject.seed + 1, moved_on=True) if difference else own

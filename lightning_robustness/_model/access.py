@@ -131,9 +131,12 @@ def check_finite(logits: Tensor) -> None:
     """Check that logits are finite."""
     bad = int((~logits.isfinite()).any(dim=1).sum())
     if bad:
+        is_masked = logits.isneginf().all(dim=0)
+        remedy = "Check the network for divergence, and the inputs for NaN."
+        if is_masked.any() and logits[:, ~is_masked].isfinite().all():
+            remedy = "To mask classes, fill their logits with a large negative number, such as -1e4, instead of -inf."
         raise ValueError(
-            f"Expected finite logits but {bad} of {len(logits)} samples have NaN or infinite ones. "
-            "Check the network for divergence, and the inputs for NaN."
+            f"Expected finite logits but {bad} of {len(logits)} samples have NaN or infinite ones. {remedy}"
         )
 
 

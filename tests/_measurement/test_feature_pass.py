@@ -5,7 +5,7 @@ from scipy.special import softmax
 from sklearn.metrics import accuracy_score
 from torch import nn
 
-from lightning_robustness._measurement.feature_pass import FeaturePass
+from lightning_robustness._measurement.feature_pass import CONSTANT, LOGITS, FeaturePass
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall
 from lightning_robustness._processes import Processes
@@ -165,3 +165,20 @@ def test_order_of_the_distance_in_roby(storage):
     spread = [np.abs(group - centre).max(axis=1).mean() for group, centre in zip(groups, centres, strict=True)]
     pairs = [spread[i] + spread[j] - np.abs(centres[i] - centres[j]).max() for i in range(4) for j in range(i)]
     assert found["roby"] == pytest.approx(np.mean((pairs - np.min(pairs)) / np.ptp(pairs)), abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_masked_classes_are_no_collapse(value):
+    embedding, logits, y = features()
+    masked = torch.cat([logits, torch.full((60, 1), value)], dim=1)
+    found = measure_features(FeaturePass(5, "exact", CPU), embedding, masked, y, 7)
+    assert found.outputs == LOGITS
+    constant = masked[:1].expand(60, -1)
+    assert measure_features(FeaturePass(5, "exact", CPU), embedding, constant, y, 7).outputs == CONSTANT
+
+
+def test_a_single_logit_far_from_zero_is_no_collapse():
+    embedding, logits, y = features()
+    wide = torch.stack([torch.zeros(60), -1e5 * logits.exp()[:, 0]], dim=1)
+    found = measure_features(FeaturePass(2, "exact", CPU), embedding, wide, y.clamp(max=1), 7)
+    assert found.outputs != CONSTANT

@@ -164,6 +164,32 @@ def test_logits_of_any_size_are_compared(size):
     assert largest_difference(moved, samples(X), outputs) == pytest.approx(0.02, rel=0.01)
 
 
+MASKS = [-1e3, -1e4, -1e9, torch.finfo(torch.float32).min]
+
+
+@pytest.mark.parametrize("value", MASKS)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_masked_classes_hide_no_difference(change, value):
+    """The logits of classes that are not available are a large negative number, and say nothing."""
+
+    def mask(z):
+        return torch.cat([z, torch.full_like(z[:, :1], value)], dim=1)
+
+    model = network()
+    outputs = outputs_of(mask(model(X)))
+    assert largest_difference(subject(lambda x: mask(model(x))), samples(X), outputs) < 1e-6
+    assert largest_difference(subject(lambda x: mask(change(model(x)))), samples(X), outputs) > 0.01
+    assert largest_difference(subject(lambda x: mask(model(x) * 1.0001)), samples(X), outputs) < 0.002
+
+
+@pytest.mark.parametrize("make", [lambda z: z * 1e5, lambda z: (z * 1e5).log_softmax(dim=1)])
+def test_large_logits_are_compared(make):
+    model = network()
+    outputs = outputs_of(make(model(X)))
+    assert largest_difference(subject(lambda x: make((1 + 1e-6) * model(x))), samples(X), outputs) < 1e-3
+    assert largest_difference(subject(lambda x: make(1.05 * model(x))), samples(X), outputs) > 0.01
+
+
 def test_the_rounding_of_a_collapsed_network_is_no_difference():
     model = network()
     outputs = outputs_of((model(X).sum(dim=1, keepdim=True) * 1e-7).expand(-1, 3))

@@ -71,6 +71,15 @@ def test_finite():
         check_finite(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [0.0, 1.0], [torch.inf, torch.nan]]))
 
 
+def test_classes_masked_by_infinity_have_a_remedy():
+    masked = torch.tensor([False, True, False])
+    with pytest.raises(ValueError, match=r"2 of 2 samples .*To mask classes, .* such as -1e4"):
+        check_finite(torch.ones(2, 3).masked_fill(masked, -torch.inf))
+    check_finite(torch.ones(2, 3).masked_fill(masked, -1e4))
+    with pytest.raises(ValueError, match="for divergence"):
+        check_finite(torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]]))
+
+
 def test_several_matrices_of_different_widths_are_refused():
     with pytest.raises(ValueError, match=r"widths \[3, 2\].*`lambda x: model\(x\)\[1\]`.*`forward_fn="):
         compute_logits(lambda x: (Z, X), X)
