@@ -146,7 +146,7 @@ class Run:
             difference = 0.0
             with self.faults.guard():
                 difference = self._difference(self._watch.sample, self._watch.features)
-            check_sample(self.faults, difference)
+            check_sample(self.faults, difference, self._watch)
         self.close_epoch()
 
     def find_collisions(self) -> set[str]:
@@ -195,7 +195,7 @@ class Run:
         plan, difference = self.settings.plan, 0.0
         with suppress(Exception):  # what measures will say that the network fails
             difference = 0.0 if self._sample is None else self._difference(self._sample, own)
-        if not check_sample(self.faults, max(self._processes.gather(difference))):
+        if not check_sample(self.faults, max(self._processes.gather(difference)), watch):
             features = features._replace(margins=Rows.join([]))  # they are not of the sample's positions
         rows = {} if found.is_discrete else self._measure([*plan.meters(), *plan.attack_meters(due)], subject)
         findings = self._conclude(plan, features, rows)

@@ -3,8 +3,10 @@
 from contextlib import suppress
 from dataclasses import replace
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from lightning_robustness._isolation.sandbox import find_leaks, is_compiled
 from lightning_robustness._lightning.faults import Faults
@@ -48,9 +50,14 @@ class Watch:
         self._num_seen = 0
         self._check: StepCheck | None = None
         self._batch: Batch | None = None
+        self.changes_inputs = False
+        """Whether validation changed the inputs of its first batch in place."""
+        self._before: Tensor | None = None  # some of those inputs
 
     def before(self, batch: Batch) -> None:
         """See a batch before validation does."""
+        if self._num_seen == 0:
+            self._before = batch.x[:2].clone()
         positions = self._share.positions(self._num_seen, len(batch.x))
         self._num_seen += len(batch.x)
         self._batch = batch._replace(positions=positions)
@@ -67,6 +74,8 @@ class Watch:
         if self._batch is None:
             return False
         batch, self._batch = self._batch, None
+        if self._before is not None:
+            self.changes_inputs, self._before = not torch.equal(batch.x[:2], self._before), None
         call, check = call or self._tap.take(), self._check
         self._close_check()
         is_ours = call is None
@@ -97,7 +106,19 @@ class Watch:
         self._check = None
 
 
-def check_sample(faults: Faults, difference: float) -> bool:
+_CHANGES_INPUTS = (
+    "`validation_step` changes its inputs in place. Let it work on a copy, and pass a `forward_fn=` that prepares inputs "
+    "in the same way."
+)
+_CAUSES = (
+    "Likely causes: a callback that swaps weights for validation, as averaging does (put RobustnessMonitor first); a "
+    "validation loader that shuffles or augments; `torch.autocast` in `validation_step` (set the `precision` of the "
+    "Trainer instead); a hidden state that `forward` keeps between batches (start each batch without it); layers in "
+    "train mode that `eval()` does not reach, as in a plain list (use an `nn.ModuleList`)."
+)
+
+
+def check_sample(faults: Faults, difference: float, watch: object) -> bool:
     """Refuse a network that has other outputs than in validation; later, warn. Return whether they agree.
 
     The difference is relative to the tolerance.
@@ -105,15 +126,8 @@ def check_sample(faults: Faults, difference: float) -> bool:
     if difference <= 1:
         return True
     faults.refuse(
-        "expected the outputs that validation computed for the fixed sample but the network now gives others, so "
-        "attacks and Fisher information would be of another network, or of other inputs, than RDI, ROBY and "
-        "accuracy. Likely causes: weights that a callback swaps in for validation and out at its end, as averaging "
-        "does (put RobustnessMonitor first); a validation loader that shuffles or augments; a `validation_step` "
-        "that changes inputs in place (let it work on a copy, and pass a `forward_fn=` that prepares inputs in the "
-        "same way); a precision of its own, such as `torch.autocast` in `validation_step` (set the `precision` of the "
-        "Trainer, or let `forward` do it); state that `forward` keeps between batches, such as the hidden state of an "
-        "LSTM (start each batch without it); layers in train mode, such as networks in a plain list, which `eval()` "
-        "does not reach (put them into an `nn.ModuleList`).",
+        "expected the outputs that validation computed for the fixed sample but the network now gives others. "
+        + (_CHANGES_INPUTS if isinstance(watch, Watch) and watch.changes_inputs else _CAUSES),
         consequence="Attacks and Fisher information are of the current network and sample.",
     )
     return False
