@@ -24,7 +24,7 @@ from lightning_robustness._lightning.trainer import (
     takes_any_key,
     tolerance_of,
 )
-from lightning_robustness._lightning.watch import Watch, announce, check_sample, warn_of_few_classes, warn_of_leaks
+from lightning_robustness._lightning.watch import Watch, announce, check_sample, warn_of_classes, warn_of_leaks
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS, FeaturePass
 from lightning_robustness._measurement.findings import SHUFFLED, Findings, conclude
@@ -188,7 +188,7 @@ class Run:
         self._margins = num_training_batches(self._trainer), features.margins
         if features.outputs in OUTPUT_WARNINGS:
             self.faults.warn(OUTPUT_WARNINGS[features.outputs], key=features.outputs)
-        warn_of_few_classes(self.faults, self._trainer, self.settings.dataloader_idx, features.margins, found.route)
+        warn_of_classes(self.faults, self._trainer, self.settings.dataloader_idx, features, found.route)
         if self._sample is None:
             self._keep(watch.sample if isinstance(watch, Watch) else None)
         subject = self._subject()

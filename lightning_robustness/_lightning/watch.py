@@ -12,8 +12,7 @@ from lightning_robustness._isolation.sandbox import find_leaks, is_compiled
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.step import NOT_SEEN, StepCheck
 from lightning_robustness._lightning.trainer import evaluation_loader
-from lightning_robustness._measurement.feature_pass import FeaturePass
-from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.feature_pass import FeaturePass, Features, doubt_logits
 from lightning_robustness._measurement.samples import FixedSample, LoaderShare, warn_of_missing_shares
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch
@@ -107,8 +106,8 @@ class Watch:
 
 
 _CHANGES_INPUTS = (
-    "`validation_step` changes its inputs in place. Let it work on a copy, and pass a `forward_fn=` that prepares inputs "
-    "in the same way."
+    "`validation_step` changes its inputs in place. Let it work on a copy, and pass a `forward_fn=` that prepares "
+    "inputs in the same way."
 )
 _CAUSES = (
     "Likely causes: a callback that swaps weights for validation, as averaging does (put RobustnessMonitor first); a "
@@ -133,9 +132,9 @@ def check_sample(faults: Faults, difference: float, watch: object) -> bool:
     return False
 
 
-def warn_of_few_classes(faults: Faults, trainer: Trainer, dataloader_idx: int, margins: Rows, route: Route) -> None:
-    """Warn where a limit on batches leaves classes out, as it does if samples are sorted by class."""
-    loader, num_batches = evaluation_loader(trainer, dataloader_idx)
+def warn_of_classes(faults: Faults, trainer: Trainer, dataloader_idx: int, features: Features, route: Route) -> None:
+    """Warn where a limit on batches leaves classes out, as it does if samples are sorted, or outputs are no logits."""
+    (loader, num_batches), margins = evaluation_loader(trainer, dataloader_idx), features.margins
     number = len(margins["y"].unique()) if len(margins) else route.num_classes
     with suppress(TypeError):  # streams have no length
         if number < route.num_classes and num_batches < len(loader):
@@ -145,6 +144,9 @@ def warn_of_few_classes(faults: Faults, trainer: Trainer, dataloader_idx: int, m
                 "mix the classes once, such as by `Subset(data, torch.randperm(len(data)))`.",
                 key="few classes",
             )
+            return
+    if doubt := doubt_logits(features):
+        faults.warn(doubt, key="no logits")
 
 
 def announce(trainer: Trainer, dataloader_idx: int, route: Route) -> None:
