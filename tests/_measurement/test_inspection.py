@@ -10,7 +10,7 @@ from lightning_robustness._model.access import Access
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall
 from lightning_robustness._processes import Processes
-from lightning_robustness.attacks import PGD
+from lightning_robustness.attacks import PGD, Square, run_attack
 from tests._measurement.subjects import CPU, samples, subject
 
 X = torch.rand(8, 6, generator=torch.Generator().manual_seed(0))
@@ -119,6 +119,39 @@ def test_rehearsal_finds_what_cannot_work():
         rehearse(subject(cut), batch(), meters, {})
     with pytest.raises(RuntimeError, match=r"'mine' failed: .*no luck"):
         rehearse(subject(network()), batch(), [], {"mine": broken})
+
+
+class Rounding(torch.autograd.Function):
+    """An operation without a derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+
+def test_a_gradient_attack_is_rehearsed_where_no_meter_is():
+    model = network()
+    cut = subject(lambda x: model(x.detach()))
+    rounding = subject(lambda x: model(Rounding.apply(x)))
+    with pytest.raises(ValueError, match=r"'pgd' failed: .*such as Square"):
+        rehearse(cut, batch(), [], {"square": Square(), "pgd": PGD()})
+    with pytest.raises(NotImplementedError, match=r"'pgd' failed: .*`attacks=\[\"square\"\]`"):
+        rehearse(rounding, batch(), [], {"square": Square(), "pgd": PGD()})
+    with pytest.raises(ValueError, match=r'Fisher information cannot be computed: .*`fim_method="blackbox"`'):
+        rehearse(rounding, batch(), [FisherMeter(8, "auto")], {})
+    for measured in (cut, rounding):
+        rehearse(measured, batch(), [FisherMeter(8, "blackbox")], {"square": Square()})
+
+
+def test_a_forward_that_changes_its_input_is_named_with_a_remedy_that_helps():
+    model = network()
+    in_place = subject(lambda x: model(x.sub_(0.5)))
+    for meters, attacks in (([FisherMeter(8, "auto")], {}), ([], {"pgd": PGD()}), ([FisherMeter(8, "blackbox")], {})):
+        with pytest.raises(ValueError, match=r"`x = x\.clone\(\)`\.$"):
+            rehearse(in_place, batch(), meters, attacks)
+    rehearse(subject(lambda x: model(x.clone().sub_(0.5))), batch(), [FisherMeter(8, "auto")], {"pgd": PGD()})
+    with pytest.raises(ValueError, match=r"`x = x\.clone\(\)`"):
+        run_attack(in_place.model, PGD(), X, torch.zeros(8, dtype=torch.long))
 
 
 def test_the_remedy_works_where_the_graph_is_cut():
