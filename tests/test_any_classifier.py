@@ -277,6 +277,11 @@ REFUSED = {
         r"3 labels per sample.*`lambda batch: \(batch\[0\], batch\[1\]\.argmax\(dim=1\)\)",
         {"batch_fn": lambda batch: (batch[0], batch[1].argmax(dim=1))},
     ),
+    "whole numbers": (
+        Case(zoo.Zoo, labels="float"),
+        r"whole numbers in floating point, from 0 to 2.*`batch_fn=lambda batch: \(batch\[0\], batch\[1\]\.long\(\)\)`",
+        {"batch_fn": lambda batch: (batch[0], batch[1].long())},
+    ),
     "soft": (
         Case(zoo.Zoo, labels="soft"),
         r"One-hot or soft labels.*`lambda batch: \(batch\[0\], batch\[1\]\.argmax\(dim=1\)\)",

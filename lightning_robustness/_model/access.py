@@ -49,8 +49,8 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
         )
     classes = as_classes(logits, len(x))
     if classes is None:
-        is_column = logits.ndim == 3 and logits.shape[:2] == (len(x), 1)
-        remedy = "Pass `forward_fn=lambda module, x: module(x).squeeze(1)`." if is_column else _REMEDY
+        has_one = logits.ndim > 2 and len(logits) == len(x) and max(logits.shape[1:]) == logits.shape[1:].numel()
+        remedy = "Pass `forward_fn=lambda module, x: module(x).flatten(1)`." if has_one else _REMEDY
         raise ValueError(
             f"Expected logits of shape ({len(x)}, K), one row per input, but got {tuple(logits.shape)}. {remedy}"
         )

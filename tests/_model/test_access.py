@@ -37,8 +37,10 @@ def test_logits_are_found(output):
         ({"scores": Z}, "got dict.*forward_fn"),
         ("text", r"but got str"),
         (Z[:3], r"\(4, K\).* \(3, 3\)"),
-        (Z[:, :, None], r"but got \(4, 3, 1\)"),
-        (Z[:, None], r"squeeze\(1\)"),
+        (Z[:, :, None], r"but got \(4, 3, 1\).*\.flatten\(1\)"),
+        (Z[:, :, None, None], r"\.flatten\(1\)"),
+        (Z[:, None], r"\.flatten\(1\)"),
+        (Z[:, :, None].expand(4, 3, 2), r"but got \(4, 3, 2\)\. Let the model return only the logits"),
         (Z.argmax(dim=1), "argmax"),
     ],
 )

@@ -56,7 +56,7 @@ class Fails:
 PARTS = {
     "conclusions": (run, "conclude", 1, "left epoch 1 out"),
     "conclusions at the end": (run, "conclude", 3, "left epoch 2 out"),
-    "classes": (run, "warn_of_few_classes", 1, "left epoch 1 out"),
+    "classes": (run, "warn_of_classes", 1, "left epoch 1 out"),
     "trust": (record, "measure_trust", 1, "trust and the picture of the run are left out"),
     "kept epoch": (record, "kept_epoch", 1, "trust and the picture of the run are left out"),
     "summary": (record, "find_notes", 0, "the summary of the run is left out"),
