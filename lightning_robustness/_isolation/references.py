@@ -129,7 +129,7 @@ def _add_variables(found: dict[str, Any], function: FunctionType, classes: list[
     if is_users(function):
         spaces += [(function.__globals__["__name__"], function.__globals__), *classes]
         owner = function.__globals__.get(function.__qualname__.partition(".")[0])  # of a class method, for instance
-        spaces += [(owner.__qualname__, vars(owner))] if isinstance(owner, type) else []
+        spaces += [(owner.__qualname__, dict(vars(owner)))] if isinstance(owner, type) else []
     functions = []
     for label, space in spaces:  # grows in the loop
         for name in sorted(names & space.keys()):

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from lightning.pytorch import Trainer
@@ -41,22 +42,24 @@ class Watch:
         # Hooks would become part of compiled code, or would not be called by it
         self.uses_hooks = not is_compiled(subject.model.modules())
         self.is_checked = is_checked or not self.uses_hooks
-        self._subject = subject
-        self._route = route
+        self._forward_of = subject.logits_of_loaded if has_passes else None
+        self._open_check = partial(StepCheck, subject.model, route)
         self._tap = route.tap(subject.model)
         self._share = share
-        self._has_passes = has_passes
         self._num_seen = 0
         self._check: StepCheck | None = None
         self._batch: Batch | None = None
-        self.changes_inputs = False
-        """Whether validation changed the inputs of its first batch in place."""
-        self._before: Tensor | None = None  # some of those inputs
+        self._first: Tensor | bool | None = None  # inputs of the first batch; then, whether validation changed them
+
+    @property
+    def changes_inputs(self) -> bool:
+        """Return whether validation changed the inputs of its first batch in place."""
+        return self._first is True
 
     def before(self, batch: Batch) -> None:
         """See a batch before validation does."""
-        if self._num_seen == 0:
-            self._before = batch.x[:2].clone()
+        if self._first is None:
+            self._first = batch.x[:2].clone()
         positions = self._share.positions(self._num_seen, len(batch.x))
         self._num_seen += len(batch.x)
         self._batch = batch._replace(positions=positions)
@@ -66,23 +69,23 @@ class Watch:
             self._tap.attach()
             self._tap.listen(batch.x)
         if not self.is_checked:
-            self._check = StepCheck(self._subject.model, self._route, batch.x)
+            self._check = self._open_check(batch.x)
 
     def after(self, call: HeadCall | None = None) -> bool:
         """See what validation made of the batch; return whether it took a forward pass of our own."""
         if self._batch is None:
             return False
         batch, self._batch = self._batch, None
-        if self._before is not None:
-            self.changes_inputs, self._before = not torch.equal(batch.x[:2], self._before), None
+        if isinstance(self._first, Tensor):
+            self._first = not torch.equal(batch.x[:2], self._first)
         call, check = call or self._tap.take(), self._check
         self._close_check()
         is_ours = call is None
         if call is None:
-            if not self._has_passes:
+            if self._forward_of is None:
                 raise ValueError(NOT_SEEN)
             with self.features.timed():
-                call = self._tap.run(self._subject.logits_of_loaded(batch), batch.x)
+                call = self._tap.run(self._forward_of(batch), batch.x)
         if check is not None:
             check.compare(call.logits, is_ours, batch.y)
             self.is_checked = True
