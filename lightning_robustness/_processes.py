@@ -162,10 +162,10 @@ UNFINISHED = ".unfinished"
 
 def write_file(path: str | Path, content: bytes) -> None:
     """Write a file completely or not at all: a full disk leaves the old one untouched."""
-    path = Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():  # a device, such as /dev/stdout
-        path.write_bytes(content)
+    if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe, such as /dev/stdout
+        Path(path).write_bytes(content)
         return
+    path = Path(os.path.realpath(path))
     mode = path.stat().st_mode if path.exists() else None
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}{UNFINISHED}")
     try:
@@ -176,6 +176,8 @@ def write_file(path: str | Path, content: bytes) -> None:
         if mode is not None:
             temporary.chmod(mode)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise type(error)(error.errno, error.strerror or str(error), str(path)) from error
         raise

@@ -13,7 +13,7 @@ from lightning_robustness import InputSpace, RobustnessMonitor
 from lightning_robustness.attacks import PGD, run_attack
 from lightning_robustness.evaluation import evaluate, sweep
 from tests import references, zoo
-from tests.callbacks.modules import make_trainer
+from tests.callbacks.modules import Classifier, make_trainer, train_loader, val_loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*the outputs are log-probabilities"),
@@ -277,6 +277,11 @@ REFUSED = {
         r"3 labels per sample.*`lambda batch: \(batch\[0\], batch\[1\]\.argmax\(dim=1\)\)",
         {"batch_fn": lambda batch: (batch[0], batch[1].argmax(dim=1))},
     ),
+    "whole numbers": (
+        Case(zoo.Zoo, labels="float"),
+        r"whole numbers in floating point, from 0 to 2.*`batch_fn=lambda batch: \(batch\[0\], batch\[1\]\.long\(\)\)`",
+        {"batch_fn": lambda batch: (batch[0], batch[1].long())},
+    ),
     "soft": (
         Case(zoo.Zoo, labels="soft"),
         r"One-hot or soft labels.*`lambda batch: \(batch\[0\], batch\[1\]\.argmax\(dim=1\)\)",
@@ -352,6 +357,43 @@ def test_evaluate_warns_of_a_head_that_forward_does_not_run():
         evaluate(module, data.loader(), **data.options(module), progress=False)
     options = {**data.options(module), "forward_fn": lambda module, x: module.get_submodule("head")(module(x))}
     data.check(module, evaluate(module, data.loader(), **options, progress=False).metrics, labelled=True)
+
+
+class Prototypes(Classifier):
+    """Returns an embedding, which the steps compare with a prototype of each class."""
+
+    def __init__(self):
+        super().__init__(64)
+        generator = torch.Generator().manual_seed(0)
+        self.prototypes = nn.Parameter(torch.randn(10, 64, generator=generator))
+
+    def classify(self, x):
+        return 10 * nn.functional.normalize(self(x)) @ nn.functional.normalize(self.prototypes).T
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.classify(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.classify(batch[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*no last layer to take embeddings from")
+@pytest.mark.filterwarnings("ignore:.*validation does not run the network on the unchanged inputs")
+def test_an_embedding_as_wide_as_logits_gets_one_warning_with_the_remedy(tmp_path):
+    torch.manual_seed(0)
+    module, options = Prototypes(), {"attacks": [], "fim_samples": 0}
+    trainer = make_trainer(tmp_path, RobustnessMonitor(**options), max_epochs=3)
+    with pytest.warns(UserWarning, match=r"If the model returns an embedding.*`forward_fn=`") as record:
+        trainer.fit(module, train_loader(), val_loader(size=300))
+    assert sum("embedding, all values are wrong" in str(warning.message) for warning in record) == 1
+    assert trainer.callback_metrics["robustness/acc"] < 0.2
+    with pytest.warns(UserWarning, match=r"Prototypes: .*`forward_fn=`"):
+        evaluate(module, val_loader(size=300), progress=False, **options)
+    options["forward_fn"] = lambda module, x: module.classify(x)
+    trainer = make_trainer(tmp_path, RobustnessMonitor(**options), max_epochs=1)
+    trainer.fit(module, train_loader(), val_loader(size=300))  # a warning would fail the test
+    report = evaluate(module, val_loader(size=300), progress=False, **options)
+    assert report.metrics["acc"] > 0.2
 
 
 @pytest.mark.filterwarnings("ignore:.*take another forward pass")

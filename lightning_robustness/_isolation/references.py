@@ -128,6 +128,8 @@ def _add_variables(found: dict[str, Any], function: FunctionType, classes: list[
     spaces = [(function.__qualname__, own)]  # of others' decorators, such as `torch.compile`, these alone
     if is_users(function):
         spaces += [(function.__globals__["__name__"], function.__globals__), *classes]
+        owner = function.__globals__.get(function.__qualname__.partition(".")[0])  # of a class method, for instance
+        spaces += [(owner.__qualname__, dict(vars(owner)))] if isinstance(owner, type) else []
     functions = []
     for label, space in spaces:  # grows in the loop
         for name in sorted(names & space.keys()):

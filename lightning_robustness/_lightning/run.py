@@ -25,7 +25,7 @@ from lightning_robustness._lightning.trainer import (
     takes_any_key,
     tolerance_of,
 )
-from lightning_robustness._lightning.watch import Watch, announce, check_sample, warn_of_few_classes, warn_of_leaks
+from lightning_robustness._lightning.watch import Watch, announce, check_sample, warn_of_classes, warn_of_leaks
 from lightning_robustness._measurement.assisted import Assisted
 from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS, FeaturePass
 from lightning_robustness._measurement.findings import SHUFFLED, Findings, conclude
@@ -147,7 +147,7 @@ class Run:
             difference = 0.0
             with self.faults.guard():
                 difference = self._difference(self._watch.sample, self._watch.features)
-            check_sample(self.faults, difference)
+            check_sample(self.faults, difference, self._watch)
         self.close_epoch()
 
     def find_collisions(self) -> set[str]:
@@ -189,14 +189,14 @@ class Run:
         self._margins = num_training_batches(self._trainer), features.margins
         if features.outputs in OUTPUT_WARNINGS:
             self.faults.warn(OUTPUT_WARNINGS[features.outputs], key=features.outputs)
-        warn_of_few_classes(self.faults, self._trainer, self.settings.dataloader_idx, features.margins, found.route)
+        warn_of_classes(self.faults, self._trainer, self.settings.dataloader_idx, features, found.route)
         if self._sample is None:
             self._keep(watch.sample if isinstance(watch, Watch) else None)
         subject = self._subject()
         plan, difference = self.settings.plan, 0.0
         with suppress(Exception):  # what measures will say that the network fails
             difference = 0.0 if self._sample is None else self._difference(self._sample, own)
-        if not check_sample(self.faults, max(self._processes.gather(difference))):
+        if not check_sample(self.faults, max(self._processes.gather(difference)), watch):
             features = features._replace(margins=Rows.join([]))  # they are not of the sample's positions
         rows = {} if found.is_discrete else self._measure([*plan.meters(), *plan.attack_meters(due)], subject)
         findings = self._conclude(plan, features, rows)

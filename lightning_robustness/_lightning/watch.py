@@ -2,16 +2,18 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 
 from lightning_robustness._isolation.sandbox import find_leaks, is_compiled
 from lightning_robustness._lightning.faults import Faults
 from lightning_robustness._lightning.step import NOT_SEEN, StepCheck
 from lightning_robustness._lightning.trainer import evaluation_loader
-from lightning_robustness._measurement.feature_pass import FeaturePass
-from lightning_robustness._measurement.rows import Rows
+from lightning_robustness._measurement.feature_pass import FeaturePass, Features, doubt_logits
 from lightning_robustness._measurement.samples import FixedSample, LoaderShare, warn_of_missing_shares
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.batch import Batch
@@ -40,17 +42,24 @@ class Watch:
         # Hooks would become part of compiled code, or would not be called by it
         self.uses_hooks = not is_compiled(subject.model.modules())
         self.is_checked = is_checked or not self.uses_hooks
-        self._subject = subject
-        self._route = route
+        self._forward_of = subject.logits_of_loaded if has_passes else None
+        self._open_check = partial(StepCheck, subject.model, route)
         self._tap = route.tap(subject.model)
         self._share = share
-        self._has_passes = has_passes
         self._num_seen = 0
         self._check: StepCheck | None = None
         self._batch: Batch | None = None
+        self._first: Tensor | bool | None = None  # inputs of the first batch; then, whether validation changed them
+
+    @property
+    def changes_inputs(self) -> bool:
+        """Return whether validation changed the inputs of its first batch in place."""
+        return self._first is True
 
     def before(self, batch: Batch) -> None:
         """See a batch before validation does."""
+        if self._first is None:
+            self._first = batch.x[:2].clone()
         positions = self._share.positions(self._num_seen, len(batch.x))
         self._num_seen += len(batch.x)
         self._batch = batch._replace(positions=positions)
@@ -60,21 +69,23 @@ class Watch:
             self._tap.attach()
             self._tap.listen(batch.x)
         if not self.is_checked:
-            self._check = StepCheck(self._subject.model, self._route, batch.x)
+            self._check = self._open_check(batch.x)
 
     def after(self, call: HeadCall | None = None) -> bool:
         """See what validation made of the batch; return whether it took a forward pass of our own."""
         if self._batch is None:
             return False
         batch, self._batch = self._batch, None
+        if isinstance(self._first, Tensor):
+            self._first = not torch.equal(batch.x[:2], self._first)
         call, check = call or self._tap.take(), self._check
         self._close_check()
         is_ours = call is None
         if call is None:
-            if not self._has_passes:
+            if self._forward_of is None:
                 raise ValueError(NOT_SEEN)
             with self.features.timed():
-                call = self._tap.run(self._subject.logits_of_loaded(batch), batch.x)
+                call = self._tap.run(self._forward_of(batch), batch.x)
         if check is not None:
             check.compare(call.logits, is_ours, batch.y)
             self.is_checked = True
@@ -97,7 +108,19 @@ class Watch:
         self._check = None
 
 
-def check_sample(faults: Faults, difference: float) -> bool:
+_CHANGES_INPUTS = (
+    "`validation_step` changes its inputs in place. Let it work on a copy, and pass a `forward_fn=` that prepares "
+    "inputs in the same way."
+)
+_CAUSES = (
+    "Likely causes: a callback that swaps weights for validation, as averaging does (put RobustnessMonitor first); a "
+    "validation loader that shuffles or augments; `torch.autocast` in `validation_step` (set the `precision` of the "
+    "Trainer instead); a hidden state that `forward` keeps between batches (start each batch without it); layers in "
+    "train mode that `eval()` does not reach, as in a plain list (use an `nn.ModuleList`)."
+)
+
+
+def check_sample(faults: Faults, difference: float, watch: object) -> bool:
     """Refuse a network that has other outputs than in validation; later, warn. Return whether they agree.
 
     The difference is relative to the tolerance.
@@ -105,23 +128,16 @@ def check_sample(faults: Faults, difference: float) -> bool:
     if difference <= 1:
         return True
     faults.refuse(
-        "expected the outputs that validation computed for the fixed sample but the network now gives others, so "
-        "attacks and Fisher information would be of another network, or of other inputs, than RDI, ROBY and "
-        "accuracy. Likely causes: weights that a callback swaps in for validation and out at its end, as averaging "
-        "does (put RobustnessMonitor first); a validation loader that shuffles or augments; a `validation_step` "
-        "that changes inputs in place (let it work on a copy, and pass a `forward_fn=` that prepares inputs in the "
-        "same way); a precision of its own, such as `torch.autocast` in `validation_step` (set the `precision` of the "
-        "Trainer, or let `forward` do it); state that `forward` keeps between batches, such as the hidden state of an "
-        "LSTM (start each batch without it); layers in train mode, such as networks in a plain list, which `eval()` "
-        "does not reach (put them into an `nn.ModuleList`).",
+        "expected the outputs that validation computed for the fixed sample but the network now gives others. "
+        + (_CHANGES_INPUTS if isinstance(watch, Watch) and watch.changes_inputs else _CAUSES),
         consequence="Attacks and Fisher information are of the current network and sample.",
     )
     return False
 
 
-def warn_of_few_classes(faults: Faults, trainer: Trainer, dataloader_idx: int, margins: Rows, route: Route) -> None:
-    """Warn where a limit on batches leaves classes out, as it does if samples are sorted by class."""
-    loader, num_batches = evaluation_loader(trainer, dataloader_idx)
+def warn_of_classes(faults: Faults, trainer: Trainer, dataloader_idx: int, features: Features, route: Route) -> None:
+    """Warn where a limit on batches leaves classes out, as it does if samples are sorted, or outputs are no logits."""
+    (loader, num_batches), margins = evaluation_loader(trainer, dataloader_idx), features.margins
     number = len(margins["y"].unique()) if len(margins) else route.num_classes
     with suppress(TypeError):  # streams have no length
         if number < route.num_classes and num_batches < len(loader):
@@ -131,6 +147,9 @@ def warn_of_few_classes(faults: Faults, trainer: Trainer, dataloader_idx: int, m
                 "mix the classes once, such as by `Subset(data, torch.randperm(len(data)))`.",
                 key="few classes",
             )
+            return
+    if doubt := doubt_logits(features):
+        faults.warn(doubt, key="no logits")
 
 
 def announce(trainer: Trainer, dataloader_idx: int, route: Route) -> None:

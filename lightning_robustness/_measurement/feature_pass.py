@@ -12,6 +12,7 @@ from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.head import HeadCall
 from lightning_robustness._numbers import at_least_float32, read_clock
 from lightning_robustness._processes import Processes
+from lightning_robustness.attacks.masking import binomial_tail
 from lightning_robustness.metrics import ROBY, RobustnessDifferenceIndex
 from lightning_robustness.metrics._base import Storage
 
@@ -28,6 +29,9 @@ OUTPUT_WARNINGS = {
 _COLLAPSED = 1e-6
 # Largest log of the sum of probabilities, which rounding moves away from 0
 _NORMALIZED, _NORMALIZED_IN_HALF = 1e-3, 3e-2
+# Distance from the largest logit, or the size of that if larger, beyond which logits hardly count
+_REACH = 100.0
+_LEVEL = 1e-6  # probability of a doubt about the outputs where there is none
 OUTPUT = "output"
 _MARGINS = ("y", "right", "margin")
 
@@ -44,6 +48,7 @@ class Features(NamedTuple):
     margins: Rows
     seconds: float
     outputs: str = LOGITS
+    predicted: Tensor = torch.zeros(0)
 
 
 class FeaturePass:
@@ -115,7 +120,7 @@ class FeaturePass:
         if kind == CONSTANT:
             values = {name: value for name, value in values.items() if not name.startswith("rdi")}
         numbers = {name: value.item() for name, value in values.items()}
-        return Features(numbers, distances, margins, self._seconds, kind)
+        return Features(numbers, distances, margins, self._seconds, kind, rdi["counts"].cpu())
 
     def outputs(self) -> Rows:
         """Return what tells outputs apart, and the label, of each sample of this process."""
@@ -142,11 +147,42 @@ class FeaturePass:
             self._seconds += read_clock(self._device) - start
 
 
+def doubt_logits(features: Features) -> str | None:
+    """Say where predictions look like those of an embedding in the place of logits."""
+    number, num_classes = len(features.margins), len(features.predicted)
+    if not number or not num_classes:
+        return None
+    predicted, right = features.predicted.double(), int(features.margins["right"].sum())
+    labels = torch.bincount(features.margins["y"], minlength=num_classes).double()
+    num_labels, foreign = int((labels > 0).sum()), int(predicted[labels == 0].sum())
+    spread = (predicted.sum().square() / predicted.square().sum()).item()  # as many classes, if all were as frequent
+    chance = (predicted @ labels).item() / number**2
+    # Untrained networks predict few classes: each may be any one, with all the samples that are alike
+    is_foreign = spread > 2 and num_labels > 1 and number >= 10 * num_labels and 2 * num_labels * right < number
+    is_wrong = spread > max(4, 0.85 * num_labels) and 5 * right < chance * number
+    if is_foreign and binomial_tail(foreign, number, 0.5) < _LEVEL:
+        reason = f"{foreign} of {number} predictions are of classes that no label has"
+    elif is_wrong and binomial_tail(number - right, number, 1 - chance) < _LEVEL:
+        reason = f"{right} of {number} predictions are right, far fewer than at random"
+    else:
+        return None
+    return (
+        f"{reason}. If the model returns an embedding, all values are wrong: pass `forward_fn=`, a callable that takes "
+        "the module and inputs and returns logits. Otherwise, check that labels number the classes as the outputs do."
+    )
+
+
 def summarize(logits: Tensor) -> Tensor:
-    """Return three numbers per sample that tell outputs apart: largest logit, a mixture of all, log-sum-exp."""
+    """Return three numbers per sample that tell outputs apart: largest logit, a mixture of all, log-sum-exp.
+
+    Logits far below the largest saturate: next to the -1e9 of a masked class, all others would be lost in rounding.
+    """
     z = logits.to(at_least_float32(logits.dtype))
     weights = torch.arange(1, z.shape[1] + 1, device=z.device).to(z.dtype).cos()
-    return torch.stack([z.amax(dim=1), (z * weights / weights.norm()).sum(dim=1), z.logsumexp(dim=1)], dim=1)
+    largest, log_sum = z.amax(dim=1, keepdim=True), z.logsumexp(dim=1)
+    reach = largest.abs().clamp(min=_REACH)
+    z = torch.maximum(z, largest - reach) - reach * (1 - reach / (largest - z).clamp(min=reach))
+    return torch.stack([largest.squeeze(1), (z * weights / weights.norm()).sum(dim=1), log_sum], dim=1)
 
 
 def _kind(extents: list[tuple[Tensor, bool] | None], num_samples: int) -> str:

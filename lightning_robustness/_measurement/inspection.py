@@ -20,10 +20,13 @@ from lightning_robustness._model.batch import Batch, check_label_range
 from lightning_robustness._model.route import Route, find_route
 from lightning_robustness._processes import Processes, describe_error, rank_zero_warn
 from lightning_robustness.attacks import Attack, run_attack
+from lightning_robustness.attacks._classifier import open_classifier
 from lightning_robustness.input_space import check_normalized
 
 # Logits that are smaller differ by the rounding of activations, whose size is about 1
 _SMALLEST = 1e-4
+# Least size, relative to the mixture of logits, of what may differ between samples: rounding is much smaller
+_CONSTANT_SHARE = 1e-3
 
 
 class Found(NamedTuple):
@@ -112,22 +115,29 @@ def warn_of_unused_layers(model: nn.Module, route: Route) -> None:
 def rehearse(
     subject: Subject, batch: Batch, meters: Iterable[Meter], attacks: Mapping[str, Callable[..., Any]]
 ) -> None:
-    """Try everything that may fail on one or two samples; built-in attacks are known to work and are not tried."""
+    """Try everything that may fail on one or two samples; of built-in attacks, the gradient of the first."""
     few = batch.first(1 if subject.extra_names else 2)
     few = few._replace(x=subject.embedded(few.x), y=None, positions=torch.arange(len(few.x)))
     for meter in meters:
         meter.rehearse(subject, few)
-    foreign = {name: attack for name, attack in attacks.items() if not isinstance(attack, Attack)}
-    if foreign:
-        forward = subject.logits_of(few)
-        with sandbox(forward, few.x) as (copies,), torch.no_grad():
-            preds = compute_logits(forward, copies).argmax(dim=1)
-        for name, attack in foreign.items():
-            try:
-                run_attack(forward, attack, few.x, preds, input_space=subject.input_space, seed=subject.seed)
-            except Exception as error:
-                error.args = (f"The attack {name!r} failed: {describe_error(error)}",)
-                raise
+    if not attacks:
+        return
+    forward, space = subject.logits_of(few), subject.input_space
+    with sandbox(forward, few.x) as (copies,), torch.no_grad():
+        preds = compute_logits(forward, copies).argmax(dim=1)
+    gradient = next((name for name, attack in attacks.items() if isinstance(attack, Attack) and attack.white_box), None)
+    for name, attack in attacks.items():
+        try:
+            if not isinstance(attack, Attack):
+                run_attack(forward, attack, few.x, preds, input_space=space, seed=subject.seed)
+            elif name == gradient:
+                with open_classifier(forward, few.x, preds, space) as (classifier, x, _):
+                    classifier.gradient(classifier.unnormalize(x), torch.ones_like)
+        except Exception as error:
+            needs_none = name == gradient and isinstance(error, RuntimeError)
+            remedy = '. Pass `attacks=["square"]`, which needs no gradients.' if needs_none else ""
+            error.args = (f"The attack {name!r} failed: {describe_error(error)}{remedy}",)
+            raise
 
 
 def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> float:
@@ -144,8 +154,11 @@ def largest_difference(subject: Subject, samples: Samples, outputs: Rows) -> flo
         labelled = Rows(samples.positions, {"y": samples.y})
         if not are_of_same_samples(labelled, outputs):
             return 0.0
-    # The mixture may cancel, and so may the largest one of log-probabilities; the log of a sum is about log(K)
-    size = torch.maximum(expected[:, :2].abs().amax(), expected.new_tensor([_SMALLEST, _SMALLEST, 1.0]))
+    # The mixture may cancel, and so may the largest one of log-probabilities; the log of a sum is about log(K). Masked
+    # classes move the mixture by a constant, which would hide differences
+    spread = expected[:, 1].amax() - expected[:, 1].amin()
+    sizes = torch.stack([expected[:, 0].abs().amax(), spread, _CONSTANT_SHARE * expected[:, 1].abs().amax()])
+    size = torch.maximum(sizes.amax(), expected.new_tensor([_SMALLEST, _SMALLEST, 1.0]))
     difference = ((own[OUTPUT] - expected).abs() / size).max().item()
     few = -(-min(len(own), subject.batch_size) // 8)  # many batches are many draws
     again = outputs_of(subject, samples, few, seed=subject.seed + 1, moved_on=True) if difference else own

@@ -133,8 +133,10 @@ def _largest(budgets: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 def _parenthesis(facts: AttackFacts) -> str:
     parts = [facts.settings, "" if facts.budgets else facts.limit]
-    counted = "" if "queries" in facts.settings else " queries"
-    parts += [] if facts.queries is None else [f"{facts.queries:.0f}{counted} on average"]
+    if facts.queries is not None:
+        number = f"{facts.queries:.0f}"
+        noun = "" if "queries" in facts.settings else " query" if number == "1" else " queries"
+        parts.append(f"{number}{noun} on average")
     text = ", ".join(part for part in parts if part)
     return f" ({text})" if text else ""
 

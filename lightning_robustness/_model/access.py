@@ -17,6 +17,10 @@ from lightning_robustness._numbers import at_least_float32
 from lightning_robustness._processes import describe_error, rank_zero_warn
 from lightning_robustness.input_space import InputSpace, check_input_space
 
+CHANGED = (
+    "Expected the model to leave its inputs unchanged but it changed them in place. Let its forward start with "
+    "`x = x.clone()`."
+)
 _REMEDY = "Let the model return only the logits, or pass `forward_fn=lambda module, x: ...` that does."
 
 
@@ -26,7 +30,12 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
     A binary classifier with one logit z per sample, of shape ``(N, 1)`` or ``(N,)``, has the two classes [0, z].
     """
     check_model(model)
-    output = model(x)
+    try:
+        output = model(x)
+    except RuntimeError as error:
+        if x.requires_grad and x.is_leaf and "a leaf Variable that requires grad" in str(error):
+            raise ValueError(CHANGED) from error
+        raise
     logits = find_logits(output)
     if logits is None:
         raise ValueError(
@@ -40,8 +49,8 @@ def compute_logits(model: Callable[..., Any], x: Tensor) -> Tensor:
         )
     classes = as_classes(logits, len(x))
     if classes is None:
-        is_column = logits.ndim == 3 and logits.shape[:2] == (len(x), 1)
-        remedy = "Pass `forward_fn=lambda module, x: module(x).squeeze(1)`." if is_column else _REMEDY
+        has_one = logits.ndim > 2 and len(logits) == len(x) and max(logits.shape[1:]) == logits.shape[1:].numel()
+        remedy = "Pass `forward_fn=lambda module, x: module(x).flatten(1)`." if has_one else _REMEDY
         raise ValueError(
             f"Expected logits of shape ({len(x)}, K), one row per input, but got {tuple(logits.shape)}. {remedy}"
         )
@@ -131,16 +140,23 @@ def check_finite(logits: Tensor) -> None:
     """Check that logits are finite."""
     bad = int((~logits.isfinite()).any(dim=1).sum())
     if bad:
+        is_masked = logits.isneginf().all(dim=0)
+        remedy = "Check the network for divergence, and the inputs for NaN."
+        if is_masked.any() and logits[:, ~is_masked].isfinite().all():
+            remedy = "To mask classes, fill their logits with a large negative number, such as -1e4, instead of -inf."
         raise ValueError(
-            f"Expected finite logits but {bad} of {len(logits)} samples have NaN or infinite ones. "
-            "Check the network for divergence, and the inputs for NaN."
+            f"Expected finite logits but {bad} of {len(logits)} samples have NaN or infinite ones. {remedy}"
         )
+
+
+class NoGradientError(ValueError):
+    """Logits cannot be differentiated with respect to the inputs."""
 
 
 def check_differentiable(logits: Tensor, otherwise: str) -> None:
     """Check that logits can be differentiated with respect to the inputs."""
     if not logits.requires_grad:
-        raise ValueError(
+        raise NoGradientError(
             "Expected logits that autograd can differentiate with respect to the inputs but got some without a "
             f"gradient. Take `detach`, `no_grad` and conversions out of the model, or {otherwise}."
         )

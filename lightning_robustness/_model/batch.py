@@ -23,6 +23,7 @@ _ONE_HOT = (
     f"One-hot or soft labels, and any others, can be turned into class indices by {_BATCH_FN}: "
     "`lambda batch: (batch[0], batch[1].argmax(dim=1))`."
 )
+_WHOLE = "If they are classes, pass `batch_fn=lambda batch: (batch[0], batch[1].long())`."
 _SIGNS = "For the two classes -1 and 1, pass `batch_fn=lambda batch: (batch[0], (batch[1] > 0).long())`."
 
 
@@ -190,8 +191,10 @@ def _read_labels(x: Tensor, y: Any, soft: bool) -> Tensor:
         if y.is_floating_point() and bool((y.abs() == 1).all()):
             raise ValueError(f"Expected `y` to be classes counted from 0 but they are -1 and 1. {_SIGNS}")
         if y.is_floating_point():
+            kind = "whole numbers in floating point" if bool((y == y.round()).all()) else "real numbers"
             raise ValueError(
-                f"{_NOT_CLASSIFICATION} the labels are real numbers, from {y.min():g} to {y.max():g}, as in regression."
+                f"{_NOT_CLASSIFICATION} the labels are {kind}, from {y.min():g} to {y.max():g}"
+                + (f". {_WHOLE}" if kind != "real numbers" else ", as in regression.")
             )
     if isinstance(y, Tensor) and y.is_floating_point():
         return _read_float_labels(x, y, soft)

@@ -9,6 +9,7 @@ from lightning_robustness._arguments import check_classes, check_integer, check_
 from lightning_robustness._isolation.draws import Draws
 from lightning_robustness._isolation.sandbox import sandbox
 from lightning_robustness._model.access import (
+    CHANGED,
     check_differentiable,
     compute_logits,
     mend_gradients,
@@ -116,10 +117,7 @@ class Classifier(nn.Module):
         self.num_classes = logits.shape[1]
         check_classes("y", None, self._highest_label, logits.shape[1])
         if x._version != version:
-            raise ValueError(
-                "Expected the model to leave its inputs unchanged but it changed them in place. "
-                "Let its forward start with `x = x.clone()`."
-            )
+            raise ValueError(CHANGED)
         return logits.to(at_least_float32(logits.dtype))
 
 

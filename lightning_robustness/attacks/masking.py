@@ -120,8 +120,8 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
 
     The more attacks and budgets, the more can be seen: PGD, FGSM and Square, at two or more budgets, show all. Counts
     are compared by exact tests at a level of 1 %, sample by sample where the attacks saw the same samples in the same
-    order, so that a few samples never make a sign. The more samples and the more queries of Square, the smaller the
-    fault that can be seen: with 500 samples, white-box attacks that miss 3 % or more of what Square breaks.
+    order, so a handful of samples never triggers a sign. The more samples and the more queries of Square, the smaller
+    the fault that can be seen: with 500 samples, white-box attacks that miss 3 % or more of what Square breaks.
 
     Args:
         results: What ``run_attack`` returned; batches of the same attack are taken together.
@@ -137,7 +137,7 @@ def masking_signs(results: Iterable[AttackResult], tolerance: float = 0.01) -> l
         >>> result = run_attack(model, PGD(eps=0.1), torch.rand(8, 2), torch.zeros(8, dtype=torch.long))
         >>> for sign in masking_signs([result]):
         ...     print(sign.name, "|", sign.remedy)
-        probabilities | Let the model return logits, the input of the softmax, and repeat the attacks.
+        probabilities | Return logits (before the softmax) and rerun the attacks.
 
     """
     if isinstance(results, AttackResult | str | Mapping) or not isinstance(results, Iterable):
@@ -223,8 +223,8 @@ def nonfinite_sign(name: str, nonfinite: Tensor) -> Iterator[MaskingSign]:
             "nonfinite_gradients",
             f"{name} finds a gradient that is NaN or infinite for {number} of {len(nonfinite)} samples.",
             "An operation has no derivative at these inputs, such as the square root of 0 in the magnitude of an edge. "
-            "There NaN counts as zero, so that a way to break the sample may be missed.",
-            "Add an epsilon under the root, `torch.sqrt(x + 1e-8)`, and repeat the attacks.",
+            "NaN counts as zero there, so the attack may miss adversarial examples that exist.",
+            "Add an epsilon under the root, `torch.sqrt(x + 1e-8)`, and rerun the attacks.",
         )
 
 
@@ -258,7 +258,7 @@ def _not_rising_with_eps(tallies: list[_Tally], tolerance: float) -> Iterator[Ma
                     "not_rising_with_eps",
                     f"{small.name} succeeds on {small.rate:.1%} with eps={small_eps:g} and on "
                     f"{large.rate:.1%} with eps={large_eps:g}.",
-                    "What a small budget breaks, a larger one breaks too: the attack misses images that exist.",
+                    "Success cannot fall as the budget grows: the attack misses adversarial examples that exist.",
                     "Let alpha grow with eps, or leave it out; use more steps and restarts, and add Square.",
                 )
 
@@ -278,13 +278,13 @@ def _outputs(tallies: list[_Tally]) -> Iterator[MaskingSign]:
             "probabilities",
             "All outputs are non-negative and add up to 1 for each sample.",
             "Attacks expect logits: a softmax on top flattens the loss, and hides gradients of confident samples.",
-            "Let the model return logits, the input of the softmax, and repeat the attacks.",
+            "Return logits (before the softmax) and rerun the attacks.",
         )
     if not all(tally.columns["deterministic"].all() for tally in tallies):
         yield MaskingSign(
             "random_outputs",
             "Two forward passes of the same inputs gave different outputs.",
-            "A model that is random in eval mode gives an attack another gradient at every step, and its predictions "
-            "change without any attack.",
+            "A model that is random in eval mode gives the attack a different gradient at every step, and its "
+            "predictions change without any attack.",
             "Take the randomness out, or attack the mean of several forward passes.",
         )

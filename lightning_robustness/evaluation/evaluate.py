@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_robustness._arguments import check_flag, check_integer, read_budgets
 from lightning_robustness._display.pictures import AdversarialExample, make_examples
-from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS
+from lightning_robustness._measurement.feature_pass import OUTPUT_WARNINGS, doubt_logits
 from lightning_robustness._measurement.findings import Findings, class_accuracies, conclude, per_sample_columns, seconds
 from lightning_robustness._measurement.inspection import Found, inspect, warn_of_unused_layers
 from lightning_robustness._measurement.meters import Meter
@@ -193,6 +193,8 @@ def evaluate(
         kind = report.settings.get("outputs")
         if kind in OUTPUT_WARNINGS:
             rank_zero_warn(f"{report.model}: {OUTPUT_WARNINGS[kind]}")
+        if passed.features is not None and (doubt := doubt_logits(passed.features)):
+            rank_zero_warn(f"{report.model}: {doubt}")
         report.metrics |= seconds(findings, _add_extra(report, extra, measured, budgets, passed))
         report.provenance |= session.origin(dataloader)
         if per_sample:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 from torchmetrics.utilities.distributed import gather_all_tensors
@@ -47,6 +47,12 @@ class RobustnessMetric(Metric):
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         self._computed = None  # else `compute` would return the value from before
         super().merge_state(incoming_state)
+
+    @override
+    def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> nn.Module:
+        moved = super()._apply(fn, exclude_state)
+        self._components = {name: part.to(self.device) for name, part in self._components.items()}
+        return moved
 
     def compute_components(self) -> dict[str, Tensor]:
         """Compute the metric and return it with its parts, by name."""

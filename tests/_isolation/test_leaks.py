@@ -141,6 +141,11 @@ def count():
 
 class Shared:
     rows = []  # noqa: RUF012
+    hits = 0
+
+    @classmethod
+    def hit(cls):
+        cls.hits += 1
 
 
 class Variable(nn.Linear):
@@ -211,6 +216,7 @@ VARIABLES = {
     "an object of the file": (lambda self, x: OBJECT.write(x), ["OBJECT"]),
     "attributes of the class": (change_class, ["number", "seen", "total"]),
     "an attribute of another class": (lambda self, x: Shared.rows.append(1), ["rows"]),
+    "a class method of another class": (lambda self, x: Shared.hit(), ["hits"]),
     "a default": (default, ["__defaults__"]),
     "a variable of a nested function": (nested, ["LIST"]),
     "a variable of a closure": (closure(), ["rows"]),

@@ -5,7 +5,7 @@ from scipy.special import softmax
 from sklearn.metrics import accuracy_score
 from torch import nn
 
-from lightning_robustness._measurement.feature_pass import FeaturePass
+from lightning_robustness._measurement.feature_pass import CONSTANT, LOGITS, FeaturePass, doubt_logits
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall
 from lightning_robustness._processes import Processes
@@ -165,3 +165,86 @@ def test_order_of_the_distance_in_roby(storage):
     spread = [np.abs(group - centre).max(axis=1).mean() for group, centre in zip(groups, centres, strict=True)]
     pairs = [spread[i] + spread[j] - np.abs(centres[i] - centres[j]).max() for i in range(4) for j in range(i)]
     assert found["roby"] == pytest.approx(np.mean((pairs - np.min(pairs)) / np.ptp(pairs)), abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_masked_classes_are_no_collapse(value):
+    embedding, logits, y = features()
+    masked = torch.cat([logits, torch.full((60, 1), value)], dim=1)
+    found = measure_features(FeaturePass(5, "exact", CPU), embedding, masked, y, 7)
+    assert found.outputs == LOGITS
+    constant = masked[:1].expand(60, -1)
+    assert measure_features(FeaturePass(5, "exact", CPU), embedding, constant, y, 7).outputs == CONSTANT
+
+
+def test_a_single_logit_far_from_zero_is_no_collapse():
+    embedding, logits, y = features()
+    wide = torch.stack([torch.zeros(60), -1e5 * logits.exp()[:, 0]], dim=1)
+    found = measure_features(FeaturePass(2, "exact", CPU), embedding, wide, y.clamp(max=1), 7)
+    assert found.outputs != CONSTANT
+
+
+def doubts(logits, y):
+    """What a pass over logits of any width says."""
+    features = FeaturePass(logits.shape[1], "exact", CPU)
+    for rows in torch.arange(len(y)).split(50):
+        add(features, None, logits[rows], y[rows], rows)
+    return doubt_logits(features.compute(Processes()))
+
+
+def classes(number, num_classes=10, right=1.0, width=None, shift=0):
+    """Logits of that many outputs, with a share of right predictions and the others at random, and labels."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(num_classes, (number,), generator=generator)
+    random = torch.randint(width or num_classes, (number,), generator=generator)
+    is_right = torch.rand(number, generator=generator) < right
+    preds = torch.where(is_right, (y + shift) % num_classes, random)
+    return nn.functional.one_hot(preds, width or num_classes).float() + 0.1 * torch.rand(number, 1), y
+
+
+EMBEDDINGS = {
+    "64 features": (classes(500, right=0.0, width=64), "of classes that no label has"),
+    "clusters": ((classes(500, width=64, shift=0)[0].roll(20, 1), classes(500)[1]), "500 of 500"),
+    "other classes": (classes(500, shift=1), "0 of 500 predictions are right"),
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embeddings_in_the_place_of_logits_give_a_doubt(name):
+    (logits, y), expected = EMBEDDINGS[name]
+    assert expected in doubts(logits, y)
+    assert "`forward_fn=`" in doubts(logits, y)
+
+
+def one_class(logits, y):
+    return torch.zeros_like(logits).index_fill_(1, torch.tensor([7]), 1.0), y
+
+
+HONEST = {
+    "trained": classes(500),
+    "chance": classes(500, right=0.0),
+    "label noise": classes(500, right=0.15),
+    "1,000 classes, 10 of them": classes(500, right=0.8, width=1000),
+    "poor, 1,000 classes, 10 of them": classes(500, right=0.1, width=1000),
+    "one class": one_class(*classes(500)),
+    "one class without labels": one_class(*classes(500, num_classes=5, width=10)),
+    "tiny": classes(8, right=0.0),
+    "tiny, 1,000 classes": classes(64, num_classes=1000, right=0.0),
+    "two classes": classes(500, num_classes=2, right=0.5, shift=1),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_networks_give_no_doubt(name):
+    assert doubts(*HONEST[name]) is None
+
+
+def test_untrained_networks_give_no_doubt():
+    """Inputs in clusters, of which a network that has learned nothing sends each to any class."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(10, (400,), generator=generator)
+    x = torch.randn(10, 32, generator=generator)[y] + 0.3 * torch.randn(400, 32, generator=generator)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+        assert doubts(network(x).detach(), y) is None

@@ -10,7 +10,7 @@ from lightning_robustness._model.access import Access
 from lightning_robustness._model.batch import Batch
 from lightning_robustness._model.head import HeadCall
 from lightning_robustness._processes import Processes
-from lightning_robustness.attacks import PGD
+from lightning_robustness.attacks import PGD, Square, run_attack
 from tests._measurement.subjects import CPU, samples, subject
 
 X = torch.rand(8, 6, generator=torch.Generator().manual_seed(0))
@@ -121,6 +121,39 @@ def test_rehearsal_finds_what_cannot_work():
         rehearse(subject(network()), batch(), [], {"mine": broken})
 
 
+class Rounding(torch.autograd.Function):
+    """An operation without a derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+
+def test_a_gradient_attack_is_rehearsed_where_no_meter_is():
+    model = network()
+    cut = subject(lambda x: model(x.detach()))
+    rounding = subject(lambda x: model(Rounding.apply(x)))
+    with pytest.raises(ValueError, match=r"'pgd' failed: .*such as Square"):
+        rehearse(cut, batch(), [], {"square": Square(), "pgd": PGD()})
+    with pytest.raises(NotImplementedError, match=r"'pgd' failed: .*`attacks=\[\"square\"\]`"):
+        rehearse(rounding, batch(), [], {"square": Square(), "pgd": PGD()})
+    with pytest.raises(ValueError, match=r'Fisher information cannot be computed: .*`fim_method="blackbox"`'):
+        rehearse(rounding, batch(), [FisherMeter(8, "auto")], {})
+    for measured in (cut, rounding):
+        rehearse(measured, batch(), [FisherMeter(8, "blackbox")], {"square": Square()})
+
+
+def test_a_forward_that_changes_its_input_is_named_with_a_remedy_that_helps():
+    model = network()
+    in_place = subject(lambda x: model(x.sub_(0.5)))
+    for meters, attacks in (([FisherMeter(8, "auto")], {}), ([], {"pgd": PGD()}), ([FisherMeter(8, "blackbox")], {})):
+        with pytest.raises(ValueError, match=r"`x = x\.clone\(\)`\.$"):
+            rehearse(in_place, batch(), meters, attacks)
+    rehearse(subject(lambda x: model(x.clone().sub_(0.5))), batch(), [FisherMeter(8, "auto")], {"pgd": PGD()})
+    with pytest.raises(ValueError, match=r"`x = x\.clone\(\)`"):
+        run_attack(in_place.model, PGD(), X, torch.zeros(8, dtype=torch.long))
+
+
 def test_the_remedy_works_where_the_graph_is_cut():
     rehearse(subject(lambda x: network()(x.detach())), batch(), [FisherMeter(8, "blackbox")], {})
 
@@ -162,6 +195,32 @@ def test_logits_of_any_size_are_compared(size):
     assert largest_difference(subject(lambda x: size * model(x)), samples(X), outputs) < 1e-6
     moved = subject(lambda x: 1.02 * size * model(x))
     assert largest_difference(moved, samples(X), outputs) == pytest.approx(0.02, rel=0.01)
+
+
+MASKS = [-1e3, -1e4, -1e9, torch.finfo(torch.float32).min]
+
+
+@pytest.mark.parametrize("value", MASKS)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_masked_classes_hide_no_difference(change, value):
+    """The logits of classes that are not available are a large negative number, and say nothing."""
+
+    def mask(z):
+        return torch.cat([z, torch.full_like(z[:, :1], value)], dim=1)
+
+    model = network()
+    outputs = outputs_of(mask(model(X)))
+    assert largest_difference(subject(lambda x: mask(model(x))), samples(X), outputs) < 1e-6
+    assert largest_difference(subject(lambda x: mask(change(model(x)))), samples(X), outputs) > 0.01
+    assert largest_difference(subject(lambda x: mask(model(x) * 1.0001)), samples(X), outputs) < 0.002
+
+
+@pytest.mark.parametrize("make", [lambda z: z * 1e5, lambda z: (z * 1e5).log_softmax(dim=1)])
+def test_large_logits_are_compared(make):
+    model = network()
+    outputs = outputs_of(make(model(X)))
+    assert largest_difference(subject(lambda x: make((1 + 1e-6) * model(x))), samples(X), outputs) < 1e-3
+    assert largest_difference(subject(lambda x: make(1.05 * model(x))), samples(X), outputs) > 0.01
 
 
 def test_the_rounding_of_a_collapsed_network_is_no_difference():

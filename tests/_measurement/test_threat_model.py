@@ -27,6 +27,12 @@ def test_norm_budget_steps_and_queries():
     }
 
 
+def test_one_query():
+    assert describe({"fgsm": get_attack("fgsm", eps=0.1)}, queries={"fgsm": 1.0})["attacks"].endswith(
+        "1 query on average)"
+    )
+
+
 def test_minimum_norm_attacks_count_within_an_l2_budget():
     cw = MinimumNormCW(initial_steps=16, steps=2)
     facts = describe({"pgd": PGD(eps=0.1), "cw": cw, "mine": lambda model, x, y: x}, l2_budget=0.2)

@@ -37,8 +37,10 @@ def test_logits_are_found(output):
         ({"scores": Z}, "got dict.*forward_fn"),
         ("text", r"but got str"),
         (Z[:3], r"\(4, K\).* \(3, 3\)"),
-        (Z[:, :, None], r"but got \(4, 3, 1\)"),
-        (Z[:, None], r"squeeze\(1\)"),
+        (Z[:, :, None], r"but got \(4, 3, 1\).*\.flatten\(1\)"),
+        (Z[:, :, None, None], r"\.flatten\(1\)"),
+        (Z[:, None], r"\.flatten\(1\)"),
+        (Z[:, :, None].expand(4, 3, 2), r"but got \(4, 3, 2\)\. Let the model return only the logits"),
         (Z.argmax(dim=1), "argmax"),
     ],
 )
@@ -69,6 +71,15 @@ def test_finite():
     check_finite(Z)
     with pytest.raises(ValueError, match="2 of 4 samples have NaN or infinite ones"):
         check_finite(torch.tensor([[0.0, 1.0], [torch.nan, 0.0], [0.0, 1.0], [torch.inf, torch.nan]]))
+
+
+def test_classes_masked_by_infinity_have_a_remedy():
+    masked = torch.tensor([False, True, False])
+    with pytest.raises(ValueError, match=r"2 of 2 samples .*To mask classes, .* such as -1e4"):
+        check_finite(torch.ones(2, 3).masked_fill(masked, -torch.inf))
+    check_finite(torch.ones(2, 3).masked_fill(masked, -1e4))
+    with pytest.raises(ValueError, match="for divergence"):
+        check_finite(torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]]))
 
 
 def test_several_matrices_of_different_widths_are_refused():

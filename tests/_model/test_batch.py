@@ -184,7 +184,7 @@ def test_batch_function():
             r"integer tensor but got dtype torch\.float32\. One-hot or soft .*`batch_fn=",
         ),
         ((X, torch.rand(3)), ValueError, r"single-label classification.* real numbers, from .*, as in regression"),
-        ((X, 2 * torch.ones(3, 1)), ValueError, r"real numbers, from 2 to 2, as in regression"),
+        ((X, 2 * torch.ones(3, 1)), ValueError, r"from 2 to 2\. If they are classes, .*batch\[1\]\.long\(\)"),
         ((X, torch.ones(3, 4)), ValueError, r"4 numbers per sample that do not sum to 1, as in multi-label"),
         ((X, torch.eye(8).long()[Y]), ValueError, r"but there are 8 labels per sample.*\(3, 8\)\)\. One-hot"),
         ((X, Y.reshape(3, 1, 1).expand(3, 4, 4)), ValueError, r"a label for each position, as in segmentation"),

@@ -57,7 +57,7 @@ class Fails:
 PARTS = {
     "conclusions": (run, "conclude", 1, "left epoch 1 out"),
     "conclusions at the end": (run, "conclude", 3, "left epoch 2 out"),
-    "classes": (run, "warn_of_few_classes", 1, "left epoch 1 out"),
+    "classes": (run, "warn_of_classes", 1, "left epoch 1 out"),
     "trust": (record, "measure_trust", 1, "trust and the picture of the run are left out"),
     "kept epoch": (record, "kept_epoch", 1, "trust and the picture of the run are left out"),
     "summary": (record, "find_notes", 0, "the summary of the run is left out"),
@@ -114,10 +114,23 @@ def test_weights_that_are_swapped_out_before_the_monitor_measures(tmp_path):
 
 
 def test_inputs_that_validation_changes_in_place_are_refused_or_prepared_alike(tmp_path):
-    with pytest.raises(MisconfigurationException, match=r"in place.*forward_fn="):
+    with pytest.raises(MisconfigurationException, match=r"in place.*forward_fn=") as caught:
         fit(tmp_path, small_monitor(), module=NormalizesInPlace())
+    assert "Likely causes" not in str(caught.value)
     monitor = small_monitor(forward_fn=lambda module, x: module((x - 0.3) / 0.2))
     assert count_sample_warnings(tmp_path, monitor, module=NormalizesInPlace()) == 0
+
+
+class MaskedInPlace(NormalizesInPlace):
+    """Has a class that is not available."""
+
+    def forward(self, x):
+        return super().forward(x).masked_fill(torch.arange(10) == 9, -1e4)
+
+
+def test_a_masked_class_does_not_hide_other_inputs(tmp_path):
+    with pytest.raises(MisconfigurationException, match=r"in place.*forward_fn="):
+        fit(tmp_path, small_monitor(), module=MaskedInPlace())
 
 
 def test_a_random_network_cannot_be_compared(tmp_path):

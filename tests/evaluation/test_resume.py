@@ -1,4 +1,6 @@
+import errno
 import math
+import os
 import re
 import shutil
 from collections import Counter
@@ -442,13 +444,21 @@ def test_a_report_survives_a_write_that_fails(tmp_path, monkeypatch):
     write_file(path, b"before")
 
     def fail(descriptor):
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*report\.json'") as caught:
         write_file(path, b"after")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_is_written_to_directly():
+    reader, writer = os.pipe()
+    write_file(f"/dev/fd/{writer}", b"report")
+    os.close(writer)
+    assert os.fdopen(reader, "rb").read() == b"report"
 
 
 def test_every_flipped_bit_is_found(tmp_path):

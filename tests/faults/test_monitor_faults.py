@@ -55,8 +55,8 @@ REASONS = {
     "square": ("the attack square failed and is left out of epoch {}", "ValueError: no sample"),
     "board": ("picture of the run could not be logged", "ValueError: no board"),
 }
-# Not tried before training: divergence may pass, attacks get one batch, built-in ones none, and boards may fail
-LATE = {"not a number", "second batch", "pgd", "cw", "board"}
+# Not tried before training: divergence may pass, attacks get one batch, and boards may fail
+LATE = {"not a number", "second batch", "board"}
 
 
 @pytest.fixture(scope="module")

@@ -84,3 +84,11 @@ def test_parts_of_a_function_have_the_names_and_values_of_the_class(metric, func
     for name, value in parts._asdict().items():
         torch.testing.assert_close(value, expected[name], equal_nan=True)
     torch.testing.assert_close(function(*tensors), parts[0])
+
+
+def test_the_parts_of_a_computed_metric_move_with_it():
+    metric = AttackSuccessRate()
+    metric.update(PREDS, LABELS, LABELS.flip(0), DISTORTION)
+    metric.compute()
+    metric.to("meta")
+    assert {part.device.type for part in metric.compute_components().values()} == {"meta"}

@@ -9,6 +9,7 @@ from lightning_robustness._measurement.assisted import Assisted, BoundaryCurve
 from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._measurement.subject import Subject
+from lightning_robustness._model.access import NoGradientError
 from lightning_robustness._model.batch import Batch
 from lightning_robustness.functional._fisher_estimators import FisherComponents
 from lightning_robustness.functional.boundary_distance import BoundaryNorm, quantile
@@ -83,7 +84,9 @@ class FisherMeter(Meter):
         try:
             self.measure(subject, batch)
         except Exception as error:
-            raise ValueError(
-                f"The Fisher information cannot be computed: {error} Leave it out with `fim_samples=0`, or pass "
-                '`fim_method="blackbox"`, which needs no gradients.'
-            ) from error
+            message = f"The Fisher information cannot be computed: {str(error).rstrip('.')}."
+            if self.method != "blackbox" and isinstance(error, (RuntimeError, NoGradientError)):
+                message += (
+                    ' Leave it out with `fim_samples=0`, or pass `fim_method="blackbox"`, which needs no gradients.'
+                )
+            raise ValueError(message) from error
