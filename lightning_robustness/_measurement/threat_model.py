@@ -85,7 +85,7 @@ class ThreatModel:
             "norm": " and ".join(norms) or "none",
             "budget": budget or self.budget or "none",
             "attacks": ", ".join(f"{name}{_parenthesis(facts)}" for name, facts in self.attacks.items()) or "none",
-            "samples": f"{self.samples} attacked, or wrong without an attack" if self.samples else "none attacked",
+            "samples": f"{self.samples}; misclassified ones need no attack" if self.samples else "none attacked",
             "inputs": f"images with {bounds}" if self.is_image else bounds,
         }
 

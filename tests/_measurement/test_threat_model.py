@@ -22,7 +22,7 @@ def test_norm_budget_steps_and_queries():
         "attacks": "pgd (8 shrinking steps with each of cross-entropy and the margin, 16 queries on average), "
         "cw (C&W as published, c = 1, 50 steps, no budget), "
         "square (at most 200 queries, 151 on average)",
-        "samples": "512 attacked, or wrong without an attack",
+        "samples": "512; misclassified ones need no attack",
         "inputs": "images with values in [0, 1]",
     }
 

@@ -76,7 +76,7 @@ def test_samples_that_are_wrong_before_an_attack_are_not_missing():
     report = make(("pgd",))
     table = table_of(report, "Attacks")
     assert dict(zip(table.header[-2:], table.rows[0][-2:], strict=True)) == {"right before": 480, "of": 512}
-    assert report.facts["samples"] == "512 attacked, or wrong without an attack"
+    assert report.facts["samples"] == "512; misclassified ones need no attack"
     assert "wrong before an attack" in table.note
 
 
