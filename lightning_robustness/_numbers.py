@@ -1,4 +1,5 @@
 import math
+import re
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -52,6 +53,11 @@ def read_clock(device: torch.device) -> float:
 
 # Steps of 8-bit pixels, and parts of a step, so that budgets of tenths and quarters are written as such
 _STEPS, _PARTS = 255, 20
+
+
+def write_settings(value: object) -> str:
+    """Write an object, or a text of some, without addresses, which differ from run to run."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", value if isinstance(value, str) else repr(value))
 
 
 def write_share(share: float) -> str:

@@ -10,6 +10,7 @@ from lightning_robustness._measurement.meters import Meter
 from lightning_robustness._measurement.meters.attack import AttackMeter
 from lightning_robustness._measurement.meters.clever import CleverMeter
 from lightning_robustness._measurement.meters.fisher import FisherMeter
+from lightning_robustness._numbers import write_settings
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import CW, PGD, Attack, Budget, budget_of, get_attack
 from lightning_robustness.attacks.attack import Norm, check_budgets, check_size, most_passes
@@ -221,8 +222,9 @@ class Plan:
 
     def describe(self) -> dict[str, str]:
         """Describe the settings that values depend on besides the model and the data."""
+        attacks = [f"{name}: {write_settings(attack)}" for name, attack in self.attacks.items()]
         return {
-            "attacks": "; ".join(f"{name}: {attack!r}" for name, attack in self.attacks.items()) or "none",
+            "attacks": "; ".join(attacks) or "none",
             "attacked": f"at most {self.attack_samples} samples" if self.attacks else "none",
             **{meter.title: meter.describe() if meter.size else "none" for meter in self._all_meters()},
             "RDI and ROBY": f"all samples, storage {self.storage!r}"

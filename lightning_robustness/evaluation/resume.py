@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lightning_robustness._measurement.feature_pass import Features
 from lightning_robustness._measurement.rows import Rows
 from lightning_robustness._model.batch import Batch
+from lightning_robustness._numbers import write_settings
 from lightning_robustness._processes import UNFINISHED, Processes, rank_zero_warn, write_file
 
 _SIZE = 8  # bytes
@@ -325,4 +326,4 @@ def _check_whole(model: nn.Module) -> None:
 def _describe(value: Any) -> str:
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", value if isinstance(value, str) else repr(value))
+    return write_settings(value)

@@ -232,3 +232,4 @@ def test_everything_that_values_depend_on_is_described():
         "seed": "3",
     }
     assert make_plan().describe()["attacked"] == make_plan().describe()["attacks"] == "none"
+    assert "0x" not in make_plan({"own": lambda model, x, y: x}).describe()["attacks"]

@@ -15,7 +15,7 @@ from lightning_robustness._measurement.plan import AttackLike, list_attacks, nam
 from lightning_robustness._measurement.subject import Subject
 from lightning_robustness._model.access import check_finite
 from lightning_robustness._model.batch import Batch
-from lightning_robustness._numbers import read_clock
+from lightning_robustness._numbers import read_clock, write_settings
 from lightning_robustness._processes import rank_zero_warn
 from lightning_robustness.attacks import PGD, Attack, Budget, Cascade, budget_of
 from lightning_robustness.attacks._classifier import Classifier, open_classifier
@@ -101,7 +101,7 @@ def describe_sweep(
     low, high = ("none" if bound is None else f"{bound:g}" for bound in (input_space.low, input_space.high))
     mean, std = input_space.mean, input_space.std
     return {
-        **{f"{name} at eps = {budgets[0]:g}": repr(attack) for name, attack in plan[0].items()},
+        **{f"{name} at eps = {budgets[0]:g}": write_settings(attack) for name, attack in plan[0].items()},
         "attacked samples": str(len(y)),
         "input range": f"{low} to {high}",
         "normalisation": "none" if mean is None and std is None else f"mean {mean}, std {std}",
