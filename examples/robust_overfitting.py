@@ -89,9 +89,8 @@ def main() -> None:
     stopped, checkpoint = train(arguments.epochs, arguments.images, arguments.patience)
     kept = torch.load(checkpoint.best_model_path, weights_only=False)["epoch"]
 
-    best, last = whole.summary(), whole.history[-1]
-    print(f"\nTo the end: accuracy under PGD {best.accuracy:.3f} in epoch {best.epoch}, ", end="")
-    print("corrected for the choice; ", end="")
+    best, last = max(whole.history, key=lambda entry: entry["adv_acc/pgd"]), whole.history[-1]
+    print(f"\nTo the end: accuracy under PGD {best['adv_acc/pgd']:.3f} in epoch {best['epoch']}, ", end="")
     print(f"{last['adv_acc/pgd']:.3f} in epoch {last['epoch']}, the last; clean accuracy {last['acc']:.3f}.")
     end = stopped.history[-1]["epoch"]
     print(f"With RobustEarlyStopping: stopped after epoch {end}. RobustModelCheckpoint kept epoch {kept}: ", end="")
