@@ -143,7 +143,7 @@ def check_head(head: Any) -> None:
     if head is not None and (not isinstance(head, (str, nn.Module)) or head == ""):
         raise TypeError(
             f"Expected argument `head` to be the name of a submodule, such as 'model.fc', or the module itself but got "
-            f"{head!r}. Leave it out: the head is then found."
+            f"{head!r}. Omit it to detect the head automatically."
         )
 
 

@@ -23,7 +23,7 @@ OUTPUT_WARNINGS = {
     "logits. It is not comparable with networks that return logits: return the input of the softmax, or pass a "
     "`forward_fn=` that does.",
     CONSTANT: "the outputs are the same for all samples, so the network has collapsed. RDI and the Fisher information "
-    "are left out, since nothing has better ones than a network that always says the same.",
+    "are left out: by them, a constant network would be the most robust one.",
 }
 # Spread of logits, relative to the largest, below which they are constant
 _COLLAPSED = 1e-6
@@ -40,7 +40,8 @@ class Features(NamedTuple):
     """Results of a pass over all samples: values, mean distances within each class, and the margin of each sample.
 
     A margin is the probability of the true class less the largest other one; its rows also have the label, and whether
-    it is predicted. ``outputs`` is the kind of output that the network returns.
+    it is predicted. ``outputs`` is the kind of output that the network returns, ``predicted`` how often it predicts
+    each class.
     """
 
     values: dict[str, float]
@@ -76,8 +77,7 @@ class FeaturePass:
         self._device = device
         self._outputs: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._seconds = 0.0
-        self.is_half = False
-        """Whether some logits came in less than single precision."""
+        self.is_half = False  # whether some logits came in less than single precision
 
     def add(self, batch: Batch, call: HeadCall) -> None:
         """Add the features of a batch."""
@@ -148,7 +148,7 @@ class FeaturePass:
 
 
 def doubt_logits(features: Features) -> str | None:
-    """Say where predictions look like those of an embedding in the place of logits."""
+    """Return a warning if predictions look as if the outputs were an embedding instead of logits, otherwise None."""
     number, num_classes = len(features.margins), len(features.predicted)
     if not number or not num_classes:
         return None
@@ -157,7 +157,7 @@ def doubt_logits(features: Features) -> str | None:
     num_labels, foreign = int((labels > 0).sum()), int(predicted[labels == 0].sum())
     spread = (predicted.sum().square() / predicted.square().sum()).item()  # as many classes, if all were as frequent
     chance = (predicted @ labels).item() / number**2
-    # Untrained networks predict few classes: each may be any one, with all the samples that are alike
+    # An untrained network predicts a few arbitrary classes, so predictions say nothing unless they are spread
     is_foreign = spread > 2 and num_labels > 1 and number >= 10 * num_labels and 2 * num_labels * right < number
     is_wrong = spread > max(4, 0.85 * num_labels) and 5 * right < chance * number
     if is_foreign and binomial_tail(foreign, number, 0.5) < _LEVEL:

@@ -23,7 +23,7 @@ SHUFFLED = (
     "of the attacked samples, with a wider interval. Pass `shuffle=False`."
 )
 _ROUNDING = 1.0001
-# Nothing has better ones than a network that always says the same
+# By these, a constant network would be the most robust one
 _COLLAPSING = ("fim", "fim_geometric", "fim_inverse", "lipschitz")
 
 
